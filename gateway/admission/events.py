@@ -1,0 +1,174 @@
+"""What the admission core is told. Times are seconds on one monotonic clock; sizes are tokens unless named otherwise."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NewType
+
+RequestId = NewType("RequestId", int)
+EndpointId = NewType("EndpointId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one request asks of the KV cache: a group of sequences that share their prompts.
+
+    `prompts` holds the token count of each prompt (more than one for a list of prompts), `n` the sequences
+    sampled from each, `max_tokens` the most tokens each sequence may generate (always known: where the client
+    sets none, what the model's length leaves, or the API's own default).
+    """
+
+    prompts: tuple[int, ...]
+    max_tokens: int
+    n: int = 1
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As the engine's `usage.prompt_tokens` counts them: each prompt once, however many sequences it has."""
+        return sum(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A counted request asks to be dispatched. It is answered by exactly one `Dispatch` or `Reject`."""
+
+    request: RequestId
+    demand: Demand
+    band: int = 0
+    """Priority band: lower goes first, as in vLLM."""
+    flow: str = ""
+    body_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client of a request that still waits has left. Ignored when it was already answered."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch of what the relay saw since the last: `(request, tokens generated so far)`, summed over a group."""
+
+    generated: tuple[tuple[RequestId, int], ...]
+
+
+class Verdict(Enum):
+    """How a dispatched request ended on its endpoint."""
+
+    DONE = auto()
+    """Answered to the end, or refused by the endpoint with a 4xx: its blocks are free."""
+    ABORTED = auto()
+    """We closed the connection: its blocks are free only after the engine's next step."""
+    FAILED = auto()
+    """The endpoint failed and the request ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A dispatched request left its endpoint for good."""
+
+    request: RequestId
+    verdict: Verdict
+    completion_tokens: int | None = None
+    """From `usage` where the endpoint gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A dispatched request comes back unanswered, to be dispatched again.
+
+    `busy` says the endpoint refused it for lack of room (a saturation sample, no ill health); otherwise the
+    endpoint failed on it, and the core allows one more dispatch, elsewhere where there is an elsewhere.
+    Answered by exactly one `Dispatch` or `Reject`.
+    """
+
+    request: RequestId
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an endpoint has, read live from it (`/v1/models`, `vllm:cache_config_info`) or configured."""
+
+    max_model_len: int
+    kv_blocks: int | None
+    """Usable blocks: vLLM keeps one for itself (the null block). None where the engine does not say."""
+    block_size: int = 16
+    """Tokens of a block."""
+    max_num_seqs: int | None = None
+    """None where not configured: learned."""
+    shares_prefix: bool = True
+    """Whether sequences of one prompt share its full blocks (prefix caching on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointUp:
+    """An endpoint takes traffic: it is new, came back, was undrained, or its capacity changed."""
+
+    endpoint: EndpointId
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointDown:
+    """An endpoint takes no new traffic. What runs on it reports its own end."""
+
+    endpoint: EndpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointGone:
+    """An endpoint was removed."""
+
+    endpoint: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One scrape of an endpoint's `/metrics`. None: the engine does not export it, which is not zero."""
+
+    endpoint: EndpointId
+    sampled_at: float
+    """When the engine answered, seconds."""
+    kv_usage: float | None
+    running: int | None
+    waiting: int | None
+    """Requests waiting for capacity (not those deferred for other reasons)."""
+    generation_tokens: float | None
+    """The engine's counter of generated tokens."""
+    preemptions: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownStarted:
+    """The gateway takes no new work: whoever waits is refused, whoever runs finishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: the answer to a `WakeAt`."""
+
+
+Event = (
+    Arrived
+    | Cancelled
+    | Progress
+    | Finished
+    | Returned
+    | EndpointUp
+    | EndpointDown
+    | EndpointGone
+    | Observed
+    | ShutdownStarted
+    | Tick
+)

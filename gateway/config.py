@@ -1,0 +1,192 @@
+"""Every setting, with its type, default and meaning. `docs/configuration.md` is generated from here.
+
+Precedence: command-line flag, environment (`KVGATE_*`, `__` nests), configuration file, default.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ServerSettings(_Section):
+    """Where kvgate listens and what it takes from a client."""
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: Port = Field(8080, description="Port for clients; 0 takes a free one.")
+    admin_port: Port | None = Field(
+        None, description="A port of its own for `/metrics` and `/kvgate/*`, which then leave the main port."
+    )
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
+    max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
+    body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
+    shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
+    trusted_flow_header: str | None = Field(
+        None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."
+    )
+
+
+class TlsSettings(_Section):
+    """How to trust an endpoint's certificate."""
+
+    verify: bool = Field(True, description="False accepts any certificate.")
+    ca_file: Path | None = Field(None, description="CA bundle to trust instead of the system's.")
+    cert_file: Path | None = Field(None, description="Client certificate (PEM).")
+    key_file: Path | None = Field(None, description="Key of the client certificate (PEM).")
+
+
+class EndpointSettings(_Section):
+    """A vLLM server that already runs."""
+
+    url: HttpUrl = Field(description="Base URL, without `/v1`.")
+    api_key: SecretStr | None = Field(None, description="Sent to the endpoint as a bearer token.")
+    api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
+    max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
+    kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
+
+
+class EngineSettings(_Section):
+    """A vLLM that kvgate launches."""
+
+    model: str = Field(description="Model folder or hub id.")
+    replicas: int = Field(1, ge=1, le=64, description="How many processes.")
+    gpus: tuple[tuple[int, ...], ...] | None = Field(
+        None, description="NVML indices for each replica; one GPU each, in order, where not given."
+    )
+    args: tuple[str, ...] = Field((), description="Further arguments of vLLM's server, as on its command line.")
+    env: dict[str, str] = Field(default_factory=dict, description="Further environment of the process.")
+    python: Path | None = Field(None, description="Interpreter that has vllm; kvgate's own environment if not given.")
+    start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
+    stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
+    max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
+
+
+class ModelSettings(_Section):
+    """One model and where it runs: endpoints that run already, an engine to launch, or both."""
+
+    name: str | None = Field(None, description="Served name; what the endpoints report where not given.")
+    aliases: tuple[str, ...] = Field((), description="Further names clients may use; the body is sent as it came.")
+    tokenizer: str | None = Field(
+        None, description="Folder or hub id of the tokenizer; the endpoint's own `root` where not given."
+    )
+    trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
+    endpoints: tuple[EndpointSettings, ...] = Field((), description="vLLM servers that already run.")
+    engine: EngineSettings | None = Field(None, description="A vLLM to launch.")
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if not self.endpoints and self.engine is None:
+            raise ValueError("a model needs `endpoints`, an `engine`, or both")
+        return self
+
+
+class QueueSettings(_Section):
+    """Who may wait, and for how long."""
+
+    max_requests: int = Field(2048, ge=0, description="Most requests that wait, per model.")
+    max_bytes: int = Field(512 * 2**20, gt=0, description="Most bytes of bodies that wait, per model.")
+    ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
+    no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
+
+
+class AdmissionSettings(_Section):
+    """When a request may use an endpoint's KV cache."""
+
+    mode: Literal["enforce", "observe"] = Field(
+        "enforce", description="`observe` lets everything through and counts what would have waited or been refused."
+    )
+    kv_high: Share = Field(0.90, description="The gate closes above this share of the KV cache.")
+    kv_low: Share = Field(0.80, description="It opens again below this share.")
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.kv_low >= self.kv_high:
+            raise ValueError(f"kv_low ({self.kv_low}) must be below kv_high ({self.kv_high})")
+        return self
+
+
+class CountingSettings(_Section):
+    """The pool that renders and tokenizes."""
+
+    threads: int = Field(2, ge=1, le=64, description="Threads for ordinary bodies.")
+    processes: int = Field(1, ge=0, le=64, description="Processes for large bodies; 0 counts those in threads too.")
+    process_bytes: int = Field(64 * 2**10, gt=0, description="A body from this size on is counted in a process.")
+    max_pending_bytes: int = Field(256 * 2**20, gt=0, description="Most bytes that wait to be counted.")
+
+
+class HealthSettings(_Section):
+    """How an endpoint's health is watched."""
+
+    interval: Seconds = Field(1.0, description="Between two scrapes of `/metrics`, and two probes of `/health`.")
+    timeout: Seconds = Field(5.0, description="Longest answer to a probe.")
+    failures: int = Field(3, ge=1, description="Failed probes in a row that take a healthy endpoint out.")
+    hung_after: Seconds = Field(30.0, description="Least time without progress, with work in flight, that is a hang.")
+
+
+class UpstreamSettings(_Section):
+    """The connections to endpoints that carry requests."""
+
+    connect_timeout: Seconds = Field(5.0, description="Longest time to open a connection.")
+    first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first byte of an answer.")
+    idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
+    keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
+    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and the like) at once.")
+
+
+class ClientKey(_Section):
+    """A key that a client may present, and who it then is."""
+
+    name: str = Field(description="The flow: what logs and fairness call this client.")
+    key: SecretStr | None = Field(None, description="The key itself; better by environment or file.")
+    key_file: Path | None = Field(None, description="File that holds the key.")
+    priority: int = Field(0, ge=0, le=9, description="Most urgent band its requests may take; 0 is the most urgent.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if (self.key is None) == (self.key_file is None):
+            raise ValueError("give exactly one of `key` and `key_file`")
+        return self
+
+
+class AuthSettings(_Section):
+    """Who may call kvgate. Without client keys everybody may."""
+
+    keys: tuple[ClientKey, ...] = Field((), description="Keys for clients.")
+    admin_key: SecretStr | None = Field(None, description="Key for `/metrics` and `/kvgate/*`.")
+    admin_key_file: Path | None = Field(None, description="File that holds the admin key.")
+
+
+class LogSettings(_Section):
+    """What is logged, to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line shown.")
+    format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal, else JSON.")
+    access: bool = Field(True, description="One line for each request.")

@@ -1,0 +1,1 @@
+"""What bytes mean: the shapes of the APIs, SSE framing, error bodies. Pure: bytes in, values out."""
