@@ -1,0 +1,184 @@
+"""What is made once and kept, such as the engine's environment: locked, redone after a crash, shown while made."""
+
+import contextlib
+import fcntl
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+Progress = Callable[[str], None]
+"""Takes one line for a human about what is being done."""
+
+MARKER = ".kvgate-complete"
+"""The file, written last, that tells a finished folder from one whose making was interrupted."""
+
+HEARTBEAT = 5.0
+"""Seconds between two progress lines of one step."""
+
+
+class SetupError(Exception):
+    """Something that kvgate sets up by itself could not be made.
+
+    Attributes:
+        what: The thing, as a user would call it.
+        why: The first real error.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, what: str, why: str, remedy: str) -> None:
+        super().__init__(f"{what}: {why}\n{remedy}")
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+
+
+def to_stderr(line: str) -> None:
+    """Show progress on stderr, where it does not mix with a path printed for a script."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is its purpose
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where kvgate keeps what it made: `$KVGATE_CACHE`, else `$XDG_CACHE_HOME/kvgate`, else `~/.cache/kvgate`."""
+    if chosen := environ.get("KVGATE_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvgate"
+
+
+def made_once(folder: Path, make: Callable[[Path], None], *, what: str, progress: Progress) -> Path:
+    """Return `folder`, first making it with `make(folder)` unless a finished one is there.
+
+    A lock file beside the folder keeps two processes from making it at once: the second waits and then uses what
+    the first made. The kernel frees the lock when its holder dies, and a folder without the marker is made anew.
+
+    Raises:
+        SetupError: The cache cannot be written, or what `make` raises.
+    """
+    if (folder / MARKER).exists():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f".{folder.name}.lock"), what, progress):
+            if not (folder / MARKER).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                (folder / MARKER).touch()
+    except OSError as error:
+        raise SetupError(
+            what,
+            f"{folder} cannot be made ({error.strerror or error})",
+            "Set KVGATE_CACHE to a folder that can be written and has room.",
+        ) from error
+    return folder
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Refuse early what would fill the disk.
+
+    Raises:
+        SetupError: Fewer than `needed` bytes are free where `folder` is.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SetupError(
+            what,
+            f"needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free",
+            "Make room, or set KVGATE_CACHE to a folder on a larger disk.",
+        )
+
+
+class StepError(Exception):
+    """A command of a set-up failed.
+
+    Attributes:
+        output: All it printed.
+    """
+
+    def __init__(self, output: str) -> None:
+        super().__init__(output)
+        self.output = output
+
+    def reason(self) -> str:
+        """The line that says why: the first that begins with an error, else the last one."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("ERROR:", "error:"))]
+        return (errors or lines[-1:] or ["it printed nothing"])[0]
+
+
+def run_step(argv: Sequence[str | Path], *, what: str, progress: Progress, env: Mapping[str, str] | None = None) -> str:
+    """Run one command of a set-up, showing what it does and for how long, and return what it printed.
+
+    Args:
+        argv: The command.
+        what: The step, as a human would say it.
+        progress: Gets a line at the start, one every `HEARTBEAT` seconds, and one at the end.
+        env: The whole environment of the command; this process's own where not given.
+
+    Raises:
+        StepError: The command failed.
+    """
+    started = time.monotonic()
+    progress(f"{what} ...")
+    lines: list[str] = []
+    with subprocess.Popen(
+        [str(part) for part in argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(env) if env is not None else None,
+    ) as process:
+        try:
+            for _ in _beats(_stdout(process), lines):
+                last = lines[-1].strip()[:100] if lines else ""
+                progress(f"{what} ... {time.monotonic() - started:.0f} s  {last}".rstrip())
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise StepError("\n".join(lines))
+    progress(f"{what}: done in {time.monotonic() - started:.0f} s")
+    return "\n".join(lines)
+
+
+def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None  # noqa: S101 - it was opened with a pipe
+    return process.stdout
+
+
+def _beats(pipe: IO[bytes], lines: list[str]) -> Iterator[None]:
+    """Collect a pipe's lines until its end, yielding once for each heartbeat that passes meanwhile."""
+    due = time.monotonic() + HEARTBEAT
+    partial = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            if selector.select(max(0.0, due - time.monotonic())):
+                chunk = os.read(pipe.fileno(), 65536)
+                if not chunk:
+                    break
+                # A carriage return is how progress bars end a line.
+                *whole, partial = (partial + chunk).replace(b"\r", b"\n").split(b"\n")
+                lines.extend(line.decode(errors="replace") for line in whole if line.strip())
+            if time.monotonic() >= due:
+                due = time.monotonic() + HEARTBEAT
+                yield
+    if partial.strip():
+        lines.append(partial.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"{what}: another process is making it, waiting for that")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

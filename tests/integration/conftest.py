@@ -1,0 +1,150 @@
+"""Real vLLM servers for the tests, started once per session and shared.
+
+On a new machine the engine's environment and the models are set up first, by the product's own code, into its cache.
+`KVGATE_ENGINE_PYTHON` names an interpreter to use instead.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.demo_model import random_llama, smollm2
+from engine.environment import engine_python as ensure_engine_python
+
+START_TIMEOUT = 240.0
+"""Seconds; a start takes 22 to 42 s on two cores that do nothing else."""
+
+DEFAULT_ARGS = {
+    "--max-model-len": "2048",
+    "--block-size": "32",
+    "--num-gpu-blocks-override": "256",
+    "--dtype": "float32",
+}
+"""8,192 tokens of KV cache."""
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """A vLLM server that runs and is healthy."""
+
+    url: str
+    model: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self) -> None:
+        """Kill it and its children at once."""
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+VllmFactory = Callable[..., Vllm]
+
+
+@pytest.fixture(scope="session")
+def engine_python() -> Path:
+    """An interpreter that has vLLM."""
+    return ensure_engine_python()
+
+
+@pytest.fixture(scope="session")
+def demo_model(engine_python: Path) -> Path:
+    """Folder of the real chat model."""
+    return smollm2(engine_python)
+
+
+@pytest.fixture(scope="session")
+def random_model(engine_python: Path) -> Path:
+    """Folder of the fast model with random weights."""
+    return random_llama(engine_python)
+
+
+@pytest.fixture(scope="session")
+def vllm(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmFactory]:
+    """Call it to get a healthy vLLM; a call with the same arguments gets the same server, until that is stopped.
+
+    `vllm(model=FOLDER, served_name="...", args={"--flag": "value" or None}, env={...}, tag="a")`. `args` are laid over
+    `DEFAULT_ARGS`; a value of None is a flag without value, False takes a default out. `tag` tells servers apart that
+    are otherwise alike. A start costs half a minute and 3 GB: share, and `stop()` what no other test needs.
+    """
+    running: dict[object, Vllm] = {}
+    logs = tmp_path_factory.mktemp("vllm")
+
+    def start(
+        model: Path = random_model,
+        served_name: str = "random",
+        args: Mapping[str, str | bool | None] | None = None,
+        env: Mapping[str, str] | None = None,
+        tag: str = "",
+    ) -> Vllm:
+        flags: dict[str, str | bool | None] = {**DEFAULT_ARGS, **(args or {})}
+        key = (model, served_name, tuple(flags.items()), tuple((env or {}).items()), tag)
+        if key in running and running[key].process.poll() is None:
+            return running[key]
+        log = logs / f"{len(list(logs.iterdir()))}-{served_name}{tag}.log"
+        argv = [
+            str(engine_python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--enforce-eager",
+        ]
+        for flag, value in flags.items():
+            if value is not False:
+                argv += [flag] if value is None or value is True else [flag, value]
+        running[key] = _start(argv, served_name, env or {}, log)
+        return running[key]
+
+    yield start
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def random_vllm(vllm: VllmFactory) -> Vllm:
+    """The shared default server: random model, 8,192 tokens of KV cache, 2,048 positions."""
+    return vllm()
+
+
+def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path) -> Vllm:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [*argv, "--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", **env}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    server = Vllm(f"http://127.0.0.1:{port}", served_name, process, log)
+    try:
+        _await_healthy(server)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _await_healthy(server: Vllm) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            if server.process.poll() is not None:
+                pytest.fail(f"vLLM exited with {server.process.returncode}:\n{server.log.read_text()[-4000:]}")
+            try:
+                if client.get(f"{server.url}/health", timeout=5).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+    pytest.fail(f"vLLM was not healthy in {START_TIMEOUT:.0f} s:\n{server.log.read_text()[-4000:]}")
