@@ -1,30 +1,13 @@
 """Every setting, with its type, default and meaning. `docs/configuration.md` is generated from here.
 
-Precedence: command-line flag, environment (`KVGATE_*`, `__` nests), configuration file, default.
+`settings_sources.py` reads them from flags, environment and file.
 """
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    HttpUrl,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -81,7 +64,7 @@ class EngineSettings(_Section):
         None, description="NVML indices for each replica; one GPU each, in order, where not given."
     )
     args: tuple[str, ...] = Field((), description="Further arguments of vLLM's server, as on its command line.")
-    env: dict[str, str] = Field(default_factory=dict, description="Further environment of the process.")
+    env: dict[str, SecretStr] = Field(default_factory=dict, description="Further environment of the process.")
     python: Path | None = Field(None, description="Interpreter that has vllm; kvgate's own environment if not given.")
     start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
     stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
@@ -190,3 +173,32 @@ class LogSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line shown.")
     format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal, else JSON.")
     access: bool = Field(True, description="One line for each request.")
+
+
+class Settings(BaseSettings):
+    """All of it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVGATE_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    server: ServerSettings = Field(default_factory=ServerSettings, description="Listening.")
+    models: tuple[ModelSettings, ...] = Field((), description="Models and where they run.")
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings, description="Admission.")
+    counting: CountingSettings = Field(default_factory=CountingSettings, description="Counting of prompts.")
+    health: HealthSettings = Field(default_factory=HealthSettings, description="Health of endpoints.")
+    upstream: UpstreamSettings = Field(default_factory=UpstreamSettings, description="Connections to endpoints.")
+    auth: AuthSettings = Field(default_factory=AuthSettings, description="Keys.")
+    log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is handed in: `gateway.settings_sources` merges the sources, to name the one at fault."""
+        return (init_settings,)

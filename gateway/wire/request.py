@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+MAX_SEQUENCES = 16384
+"""vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES)."""
+
 
 class Api(StrEnum):
     """The four APIs whose requests are admitted."""
@@ -29,6 +32,10 @@ class InvalidRequestError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class ForbiddenFieldError(InvalidRequestError):
+    """The client set a field that is not a client's to set (`REFUSED_FIELDS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +63,129 @@ class GenerationRequest:
         Raises:
             InvalidRequestError: it is not valid JSON.
         """
-        raw = self.fields.get(name)
-        if raw is None:
-            return None
-        try:
-            return msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequestError(f"{name}: not valid JSON ({error})", name) from None
+        return _decode(self.fields, name)
 
 
-class _Number(msgspec.Struct):
-    """Only to give the lax integer decoder a name."""
-
-
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
+MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
     Api.COMPLETIONS: ("max_tokens",),
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
 }
+"""Where each API puts the output limit; the first that is set wins, as in vLLM."""
+
+REFUSED_FIELDS: dict[str, str] = {
+    "kv_transfer_params": "it would replace the prompt that was counted",
+    "chat_template": "the prompt is counted with the template the model is served with",
+}
+"""Fields only an operator may set, and why."""
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL = b"null"
+
+
+def parse(api: Api, body: bytes) -> GenerationRequest:
+    """Read a request's body.
+
+    Raises:
+        ForbiddenFieldError: it sets a field of `REFUSED_FIELDS`.
+        InvalidRequestError: it is not a JSON object, or a field that was read has the wrong type or range.
+    """
+    try:
+        fields = _FIELDS.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequestError("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.") from None
+    for name, reason in REFUSED_FIELDS.items():
+        if name in fields and bytes(fields[name]) != _NULL:
+            raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
+
+    stream = _boolean(fields, "stream")
+    options = _decode(fields, "stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidRequestError("`stream_options` must be an object.", "stream_options")
+    model = _decode(fields, "model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequestError("`model` must be a string.", "model")
+    return GenerationRequest(
+        api=api,
+        body=body,
+        fields=fields,
+        model=model,
+        stream=stream,
+        include_usage=bool(options and options.get("include_usage")),
+        n=_sequences(fields),
+        max_tokens=_max_tokens(api, fields),
+        priority=_integer(fields, "priority") or 0,
+    )
+
+
+def with_usage(request: GenerationRequest) -> bytes:
+    """The body with `stream_options.include_usage` set on the client's behalf; every other value keeps its bytes."""
+    fields = dict(request.fields)
+    options = request.field("stream_options") or {}
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
+    return msgspec.json.encode(fields)
+
+
+def _sequences(fields: Mapping[str, msgspec.Raw]) -> int:
+    n = _integer(fields, "n")
+    if n is None:
+        return 1
+    if not 1 <= n <= MAX_SEQUENCES:
+        raise InvalidRequestError(f"`n` must be between 1 and {MAX_SEQUENCES}, got {_shown(n)}.", "n")
+    return n
+
+
+def _max_tokens(api: Api, fields: Mapping[str, msgspec.Raw]) -> int | None:
+    for name in MAX_TOKENS_FIELDS[api]:
+        value = _integer(fields, name)
+        if value is not None:
+            if value < 1:
+                raise InvalidRequestError(f"`{name}` must be at least 1, got {_shown(value)}.", name)
+            return value
+    if api is Api.MESSAGES:
+        raise InvalidRequestError("`max_tokens` is required.", "max_tokens")
+    return None
+
+
+def _decode(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"`{name}` is not valid JSON: {error}.", name) from None
+
+
+def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    value = _decode(fields, name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"`{name}` must be true or false.", name)
+    return value
+
+
+def _integer(fields: Mapping[str, msgspec.Raw], name: str) -> int | None:
+    """As pydantic's lax mode, which vLLM uses, reads an integer: 5, 5.0, "5" and true are integers."""
+    value = _decode(fields, name)
+    if value is None or isinstance(value, int):
+        return None if value is None else int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        try:
+            return int(value)
+        except ValueError:  # more digits than Python converts
+            pass
+    raise InvalidRequestError(f"`{name}` must be an integer.", name)
+
+
+def _shown(value: int) -> str:
+    """A number for a message, however absurd."""
+    return str(value) if -(10**18) < value < 10**18 else "a number out of all range"

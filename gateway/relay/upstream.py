@@ -1,0 +1,66 @@
+"""What the relay needs of an HTTP client towards an endpoint, and how one fails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class UpstreamError(Exception):
+    """The endpoint did not answer to the end. The message names what happened, for the log and the client."""
+
+
+class ConnectFailedError(UpstreamError):
+    """No connection: the endpoint never saw the request."""
+
+
+class ConnectionLostError(UpstreamError):
+    """The connection ended before the answer did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an endpoint is and what it wants to see.
+
+    Attributes:
+        base_url: without a trailing slash.
+        api_key: sent as a bearer token, in place of the client's own.
+    """
+
+    base_url: str
+    api_key: str | None = None
+
+
+class Answer(Protocol):
+    """An answer whose head has arrived."""
+
+    status: int
+    headers: Headers
+
+    async def read_some(self) -> bytes:
+        """The next bytes as they arrive, empty at the end.
+
+        Raises:
+            ConnectionLostError: the body is torn.
+        """
+
+    def close(self) -> None:
+        """Release the connection: kept for reuse after a complete body, else closed at once."""
+
+
+class Upstream(Protocol):
+    """Sends requests to endpoints. Nothing it does is buffered, limited in number or retried, with one exception:
+    a request that dies on a pooled connection before any byte of an answer goes out again on a fresh one."""
+
+    async def send(self, target: Target, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+        """Send a request and wait for the head of its answer.
+
+        Cancelling closes the connection.
+
+        Raises:
+            ConnectFailedError, ConnectionLostError: as they say.
+        """
+
+    async def close(self) -> None:
+        """Close every connection."""

@@ -1,0 +1,323 @@
+"""Reading an answer as it passes: whole events forward, and what they say about its end.
+
+No event is decoded unless it carries one of its protocol's marks (a finish reason, usage, an error, the end):
+a few byte searches decide that, so that an ordinary token costs next to nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+
+from gateway.wire.request import Api
+
+MAX_EVENT_BYTES = 2**20
+"""An event is held until it is complete, up to this size; a larger one passes through in pieces, unread."""
+
+
+class FailureKind(Enum):
+    """What went wrong inside an answer that had the status 200."""
+
+    BUSY = auto()
+    """The engine has no room: 503 in an event instead of as a status."""
+    REFUSED = auto()
+    """The engine refuses the request: a 4xx in an event."""
+    ENGINE_ERROR = auto()
+    ABORTED = auto()
+    """The engine gave the request up, as it does when it shuts down: `finish_reason` "abort"."""
+    UNFINISHED = auto()
+    """The stream ended without a finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure that an answer carried.
+
+    Attributes:
+        status: the code that the engine gave with it.
+        message: for a person; the engine's own sentence where it gave one.
+        event: the engine's own event, None where there is none to pass on.
+    """
+
+    kind: FailureKind
+    status: int
+    message: str
+    event: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the engine counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _UsageFields(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def read(self) -> Usage:
+        return Usage(
+            self.prompt_tokens or self.input_tokens or 0,
+            self.completion_tokens or self.output_tokens or 0,
+        )
+
+
+class _Response(msgspec.Struct):
+    id: str | None = None
+    status: str | None = None
+    usage: _UsageFields | None = None
+
+
+class _Event(msgspec.Struct):
+    """Every field that is read, over the four protocols' events and bodies."""
+
+    type: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _UsageFields | None = None
+    error: msgspec.Raw | None = None
+    response: _Response | None = None
+    message: msgspec.Raw | None = None
+    code: int | str | None = None
+    status: str | None = None
+    id: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = "the engine gave no reason"
+    code: int | str | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+_ERROR = msgspec.json.Decoder(_Error)
+_BOUNDARY = re.compile(rb"\r?\n\r?\n")
+_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+_DONE = b"[DONE]"
+
+_MARKS: dict[Api, tuple[bytes, ...]] = {
+    Api.CHAT: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
+    Api.COMPLETIONS: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
+    Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
+    Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
+}
+"""An event without any of these is an ordinary one. vLLM writes its JSON without spaces."""
+
+_TOKEN_MARK: dict[Api, bytes] = {
+    Api.CHAT: b"\n\n",
+    Api.COMPLETIONS: b"\n\n",
+    Api.RESPONSES: b".delta\ndata",
+    Api.MESSAGES: b"event: content_block_delta",
+}
+"""What occurs once for each generated token, until the engine merges two of them into one event."""
+
+_FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
+_CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
+
+_BUSY_SENTENCES = ("currently busy", "backlog limit", "currently scaling")
+"""Of vLLM's 503s, those that mean "no room now"; any other means that the engine is not well."""
+
+
+def is_busy(status: int, message: str) -> bool:
+    """Whether an engine's error says that it has no room, and not that it is ill."""
+    return status == 503 and any(sentence in message for sentence in _BUSY_SENTENCES)  # noqa: PLR2004
+
+
+class StreamReader:
+    """Follows one SSE answer.
+
+    Args:
+        api: the protocol.
+        strip_usage: take out the one chunk that carries usage and nothing else: kvgate asked for it, not the client.
+
+    Attributes:
+        tokens: tokens seen so far, as far as events tell.
+        finished: whether a finish reason was seen.
+        closed: whether the protocol's last event was seen.
+        usage: the engine's count, once seen.
+        failure: set when the answer failed; nothing after it is forwarded.
+        response_id: of the Responses API.
+    """
+
+    __slots__ = (
+        "_marks",
+        "_passing",
+        "_strip_usage",
+        "_tail",
+        "_token_mark",
+        "api",
+        "closed",
+        "failure",
+        "finished",
+        "response_id",
+        "tokens",
+        "usage",
+    )
+
+    def __init__(self, api: Api, *, strip_usage: bool) -> None:
+        self.api = api
+        self.tokens = 0
+        self.finished = False
+        self.closed = False
+        self.usage: Usage | None = None
+        self.failure: Failure | None = None
+        self.response_id: str | None = None
+        self._strip_usage = strip_usage
+        self._marks = _MARKS[api]
+        self._token_mark = _TOKEN_MARK[api]
+        self._tail = b""
+        self._passing = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what arrived; return what may leave now: complete events only."""
+        if self._tail or self._passing or not data.endswith(b"\n\n"):
+            data = self._complete(data)
+        self.tokens += data.count(self._token_mark)
+        for mark in self._marks:
+            if mark in data:
+                return self._read(data)
+        return data
+
+    def end(self) -> bytes:
+        """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
+        rest, self._tail = self._tail, b""
+        if rest and self.failure is None:
+            rest = self._read(rest + b"\n\n")
+        if not self.finished and self.failure is None:
+            self.failure = Failure(FailureKind.UNFINISHED, 502, "the engine's stream ended without a finish reason")
+        return b"" if self.failure is not None else rest
+
+    def _complete(self, data: bytes) -> bytes:
+        """Hold back an incomplete last event."""
+        data = self._tail + data
+        if self._passing:
+            boundary = _BOUNDARY.search(data)
+            if boundary is None:
+                self._tail = b""
+                return data
+            self._passing = False
+            head, data = data[: boundary.end()], data[boundary.end() :]
+            self._tail = b""
+            return head + (self._complete(data) if data else b"")
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            end = data.rfind(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else 0
+        self._tail = data[end:]
+        if len(self._tail) > MAX_EVENT_BYTES:
+            self._passing, self._tail = True, b""
+            return data
+        return data[:end]
+
+    def _read(self, data: bytes) -> bytes:
+        """Read each event of a piece that carries a mark; drop the ones that are not for the client."""
+        forward = []
+        start = 0
+        for boundary in _BOUNDARY.finditer(data):
+            event = data[start : boundary.end()]
+            start = boundary.end()
+            keep = self._read_event(event)
+            if self.failure is not None:
+                break
+            if keep:
+                forward.append(event)
+        return b"".join(forward)
+
+    def _read_event(self, event: bytes) -> bool:
+        found = _DATA.search(event)
+        if found is None:
+            return True
+        payload = found.group(1).strip()
+        if payload == _DONE:
+            if not self.finished:
+                self.failure = Failure(
+                    FailureKind.UNFINISHED, 502, "the engine ended the stream without a finish reason"
+                )
+            self.closed = True
+            return True
+        try:
+            parsed = _EVENT.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return True  # not a shape we know: it is the client's
+        if parsed.error is not None or parsed.type == "error":
+            self.failure = _engine_failure(parsed, payload, event)
+            return False
+        return self._read_known(parsed, event)
+
+    def _read_known(self, parsed: _Event, event: bytes) -> bool:
+        response = parsed.response
+        usage = parsed.usage or (response.usage if response is not None else None)
+        if usage is not None:
+            self.usage = usage.read()
+        if response is not None and response.id is not None:
+            self.response_id = response.id
+        if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
+            self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the response up", event)
+            return False
+        if parsed.type in _FINISHING_EVENTS:
+            self.finished = True
+        if parsed.type in _CLOSING_EVENTS:
+            self.closed = True
+        for choice in parsed.choices or ():
+            if choice.finish_reason == "abort":
+                self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
+                return False
+            if choice.finish_reason is not None:
+                self.finished = True
+        return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFacts:
+    """What a complete, non-streaming answer says."""
+
+    usage: Usage | None
+    failure: Failure | None
+    response_id: str | None
+
+
+def read_body(body: bytes) -> BodyFacts:
+    """Read a complete 200 answer of any of the four APIs."""
+    try:
+        parsed = _EVENT.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return BodyFacts(None, None, None)
+    failure = None
+    if parsed.error is not None and bytes(parsed.error) != b"null":
+        failure = _engine_failure(parsed, body, None)
+    elif parsed.status == "cancelled" or any(choice.finish_reason == "abort" for choice in parsed.choices or ()):
+        failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
+    return BodyFacts(parsed.usage.read() if parsed.usage is not None else None, failure, parsed.id)
+
+
+def error_message(body: bytes) -> str:
+    """The sentence in an engine's error body, whichever of its shapes it has."""
+    try:
+        parsed = _EVENT.decode(body)
+        raw = bytes(parsed.error) if parsed.error is not None else body
+        if raw.startswith(b'"'):
+            return str(msgspec.json.decode(raw))
+        return _ERROR.decode(raw).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "the engine gave no reason"
+
+
+def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Failure:
+    message = error_message(payload)
+    code: int | str | None = parsed.code
+    if parsed.error is not None:
+        try:
+            code = _ERROR.decode(parsed.error).code
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            code = None
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500  # noqa: PLR2004
+    if is_busy(status, message):
+        return Failure(FailureKind.BUSY, status, message, event)
+    kind = FailureKind.REFUSED if status < 500 else FailureKind.ENGINE_ERROR  # noqa: PLR2004
+    return Failure(kind, status, message, event)
