@@ -1,0 +1,78 @@
+"""PURE. The labels of `vllm:cache_config_info` -> what the admission core may plan with.
+
+The labels are vLLM's CacheConfig, every value as a string, "None" among them. What they mean (vLLM 0.32):
+
+- `num_gpu_blocks` is the sum over data-parallel ranks; each rank keeps one block, the null block, for itself.
+- `kv_cache_size_tokens` is per rank: how many tokens fit in sequences of `max_model_len`. For a model whose layers
+  all attend to everything it says the same as the blocks do. For hybrids (sliding window, state layers) blocks times
+  block size is wrong, and this is the figure to go by.
+- `effective_attention_block_size` is the tokens of a block where that differs from `block_size` (context parallelism).
+"""
+
+import math
+from collections.abc import Mapping
+
+from gateway.admission.events import Capacity
+
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens of a block where the engine does not say: vLLM's own default."""
+
+
+def capacity(
+    labels: Mapping[str, str],
+    max_model_len: int,
+    *,
+    ranks: int = 1,
+    kv_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+) -> Capacity:
+    """What an endpoint has, over all its ranks.
+
+    Args:
+        labels: of `vllm:cache_config_info`; empty where the engine exports none.
+        max_model_len: tokens, from `/v1/models`.
+        ranks: data-parallel ranks behind the endpoint.
+        kv_tokens: the usable KV cache in tokens where it is configured; goes before what the engine says.
+        max_num_seqs: the sequence limit where it is configured.
+    """
+    block_size = (
+        _positive(labels, "effective_attention_block_size") or _positive(labels, "block_size") or DEFAULT_BLOCK_SIZE
+    )
+    blocks = _usable_blocks(labels, block_size, max_model_len, ranks) if kv_tokens is None else kv_tokens // block_size
+    return Capacity(
+        max_model_len=max_model_len,
+        kv_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        # Where it is not known to be on, each sequence is taken to hold its own prompt: never too little.
+        shares_prefix=labels.get("enable_prefix_caching") == "True",
+    )
+
+
+def _usable_blocks(labels: Mapping[str, str], block_size: int, max_model_len: int, ranks: int) -> int | None:
+    blocks = _positive(labels, "num_gpu_blocks")
+    tokens = _positive(labels, "kv_cache_size_tokens")
+    if blocks is None:
+        return None if tokens is None else max(tokens * ranks // block_size - ranks, 0)
+    usable = max(blocks - ranks, 0)
+    if tokens is None or _is_uniform(blocks / ranks, tokens, block_size, max_model_len):
+        return usable
+    return int(tokens * ranks * (usable / blocks)) // block_size
+
+
+def _is_uniform(blocks: float, tokens: int, block_size: int, max_model_len: int) -> bool:
+    """Whether a rank's tokens are what its blocks hold when every layer keeps every token.
+
+    The engine counts whole blocks for a sequence of `max_model_len` and rounds down once.
+    """
+    expected = blocks / math.ceil(max_model_len / block_size) * max_model_len
+    return math.isclose(tokens, expected, abs_tol=1.0, rel_tol=1e-6)
+
+
+def _positive(labels: Mapping[str, str], name: str) -> int | None:
+    """A label as a whole number; None where it is absent, "None", zero or no number."""
+    try:
+        value = int(labels.get(name, ""))
+    except ValueError:
+        return None
+    return value if value > 0 else None

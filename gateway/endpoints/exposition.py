@@ -1,0 +1,122 @@
+"""PURE. vLLM's `/metrics` text -> what kvgate watches of an engine.
+
+A real exposition is 50 KB and more of histograms; only a dozen lines matter here, so they are found by their names
+instead of parsing all of it. Names are those of vLLM 0.8.5 to 0.33. A sample that is absent or NaN is None, never zero.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+_KV_USAGE = "kv_cache_usage_perc"
+_KV_USAGE_BEFORE_0_9 = "gpu_cache_usage_perc"
+_RUNNING = "num_requests_running"
+_WAITING = "num_requests_waiting"
+_WAITING_BY_REASON = "num_requests_waiting_by_reason"
+_GENERATION_TOKENS = "generation_tokens_total"
+_PROMPT_TOKENS = "prompt_tokens_total"
+_PREEMPTIONS = "num_preemptions_total"
+_SLEEP_STATE = "engine_sleep_state"
+_CACHE_CONFIG = "cache_config_info"
+
+_NAMES = (
+    _KV_USAGE,
+    _KV_USAGE_BEFORE_0_9,
+    _RUNNING,
+    _WAITING,
+    _WAITING_BY_REASON,
+    _GENERATION_TOKENS,
+    _PROMPT_TOKENS,
+    _PREEMPTIONS,
+    _SLEEP_STATE,
+    _CACHE_CONFIG,
+)
+
+EXPECTED = (_KV_USAGE, _RUNNING, _WAITING, _GENERATION_TOKENS, _PROMPT_TOKENS, _PREEMPTIONS, _CACHE_CONFIG)
+"""What every version since 0.8.5 exports (the first under its older name), without the `vllm:` in front."""
+
+_QUOTED = rb'"(?:[^"\\\n]|\\.)*"'
+_SAMPLE = re.compile(
+    rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?:\{((?:[^\"}\n]|" + _QUOTED + rb")*)\})?[ \t]+([^\s]+)"
+)
+_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """One scrape. None means that the engine does not export it."""
+
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1, of the fullest data-parallel rank."""
+    running: int | None = None
+    """Requests in execution, over all ranks."""
+    waiting: int | None = None
+    """Requests that wait for capacity (since 0.20), before that all that wait; over all ranks."""
+    generation_tokens: float | None = None
+    prompt_tokens: float | None = None
+    preemptions: float | None = None
+    awake: bool | None = None
+    """False where any rank sleeps (since 0.11.2)."""
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+    """Labels of `vllm:cache_config_info` as they came, of the first rank; empty where there is none."""
+    ranks: int = 1
+    """Data-parallel ranks behind this server."""
+    missing: tuple[str, ...] = ()
+    """Metrics of `EXPECTED` that are not there, in full, for a warning."""
+
+
+def parse(text: bytes) -> EngineMetrics:
+    """Read one exposition; what is not vLLM's, unknown or malformed is passed over."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for name, labels, value in _samples(text):
+        found.setdefault(name, []).append((labels, value))
+
+    def total(name: str, **where: str) -> float | None:
+        values = [value for labels, value in found.get(name, ()) if where.items() <= labels.items()]
+        return sum(values) if values else None
+
+    usage = [value for name in (_KV_USAGE, _KV_USAGE_BEFORE_0_9) for _, value in found.get(name, ())]
+    awake = [value for labels, value in found.get(_SLEEP_STATE, ()) if labels.get("sleep_state") == "awake"]
+    waiting = total(_WAITING_BY_REASON, reason="capacity")
+    configs = found.get(_CACHE_CONFIG, ())
+    ranks = {labels["engine"] for labels, _ in found.get(_RUNNING, ()) if "engine" in labels}
+    return EngineMetrics(
+        kv_usage=max(usage, default=None),
+        running=_whole(total(_RUNNING)),
+        waiting=_whole(total(_WAITING) if waiting is None else waiting),
+        generation_tokens=total(_GENERATION_TOKENS),
+        prompt_tokens=total(_PROMPT_TOKENS),
+        preemptions=total(_PREEMPTIONS),
+        awake=min(awake) > 0 if awake else None,
+        cache_config=configs[0][0] if configs else {},
+        ranks=max(len(ranks), 1),
+        missing=tuple(f"vllm:{name}" for name in EXPECTED if name not in found and not (name == _KV_USAGE and usage)),
+    )
+
+
+def _samples(text: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
+    # The newline in front lets the expression begin with a literal, which the search then jumps to.
+    for match in _SAMPLE.finditer(b"\n" + text):
+        name, labels, number = match.groups()
+        try:
+            value = float(number)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            yield name.decode(), dict(_labels(labels or b"")), value
+
+
+def _labels(text: bytes) -> Iterator[tuple[str, str]]:
+    for name, value in _LABEL.findall(text):
+        plain = value.decode(errors="replace")
+        yield name.decode(), _ESCAPE.sub(_unescaped, plain) if "\\" in plain else plain
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,91 @@
+"""PURE. Who an endpoint is: `GET /v1/models` and `GET /version` -> served names, tokenizer, length, version."""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_CLAMPS_SINCE = (0, 32)
+
+
+class UnidentifiedError(Exception):
+    """The answer is not a model list of vLLM's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an endpoint says of itself."""
+
+    names: tuple[str, ...]
+    """Served names of the base model, as in `--served-model-name`; the first is the label of its metrics."""
+    loras: tuple[str, ...]
+    """Names of the LoRA adapters it serves now."""
+    root: str | None
+    """Folder or hub id the model was loaded from: where its tokenizer is."""
+    max_model_len: int
+    """Tokens."""
+    version: str | None
+    """Of vLLM, as it says it; None where `/version` is not answered."""
+
+    @property
+    def clamps_max_tokens(self) -> bool:
+        """Whether `prompt + max_tokens` over `max_model_len` is cut to what is left (0.32 and later) or refused.
+
+        An engine that does not tell its version is taken for one that refuses.
+        """
+        match = _VERSION.match(self.version or "")
+        return match is not None and (int(match[1]), int(match[2])) >= _CLAMPS_SINCE
+
+
+class _Card(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+_models = msgspec.json.Decoder(_Models)
+_version = msgspec.json.Decoder(_Version)
+
+
+def identify(models: bytes, version: bytes | None) -> Identity:
+    """Read the two answers; `version` is None where the endpoint did not give one.
+
+    A LoRA adapter names its base model as `parent`; a base model has none.
+
+    Raises:
+        UnidentifiedError: the model list is malformed, has no base model or tells no length.
+    """
+    try:
+        cards = _models.decode(models).data
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnidentifiedError(f"/v1/models answered no model list: {error}") from error
+    bases = [card for card in cards if card.parent is None]
+    if not bases:
+        raise UnidentifiedError("/v1/models lists no base model")
+    lengths = [card.max_model_len for card in bases if card.max_model_len is not None]
+    if not lengths or min(lengths) < 1:
+        raise UnidentifiedError("/v1/models tells no max_model_len")
+    return Identity(
+        names=tuple(card.id for card in bases),
+        loras=tuple(card.id for card in cards if card.parent is not None),
+        root=bases[0].root,
+        max_model_len=min(lengths),
+        version=_read_version(version),
+    )
+
+
+def _read_version(answer: bytes | None) -> str | None:
+    try:
+        return None if answer is None else _version.decode(answer).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,174 @@
+"""kvgate's own metrics. Times are seconds, sizes are tokens.
+
+Counters and histograms are fed where things happen, through children bound beforehand. What is a state (queue depth,
+usage, health) is read from one snapshot at the instant of a scrape and costs nothing in between.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from gateway.admission.outcomes import Outcome
+from gateway.ops.state import GatewayState
+
+CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
+
+UNKNOWN = "unknown"
+"""The `model` label of a request that named no model of ours: what clients write must not become label values."""
+
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
+_OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class ModelMetrics:
+    """The counters of one model, bound to its label."""
+
+    def __init__(self, metrics: "Metrics", model: str) -> None:
+        self._requests = {outcome: metrics.requests.labels(model=model, outcome=outcome.value) for outcome in Outcome}
+        self._would = metrics.would
+        self._model = model
+        self._prompt = metrics.tokens.labels(model=model, kind="prompt")
+        self._completion = metrics.tokens.labels(model=model, kind="completion")
+        self._drift = metrics.drift.labels(model=model)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A request ended; once for each."""
+        self._requests[outcome].inc()
+
+    def used(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Tokens an endpoint processed for a request."""
+        self._prompt.inc(prompt_tokens)
+        self._completion.inc(completion_tokens)
+
+    def drifted(self, tokens: int) -> None:
+        """Count it when our count of a prompt differs from the engine's `usage` by so many tokens, either way."""
+        self._drift.inc(abs(tokens))
+
+    def would(self, decision: str) -> None:
+        """In observe mode: what `enforce` would have done, "queued" or an outcome."""
+        self._would.labels(model=self._model, decision=decision).inc()
+
+
+class Metrics:
+    """Every metric family of kvgate, in a registry of its own.
+
+    Attributes:
+        queue_wait: from a request's arrival in the queue to its dispatch; `.observe(seconds)`.
+        ttft: from the first byte of a request to the first event of its answer handed to the client.
+        overhead: what kvgate itself added to a request: not the queue, not the endpoint.
+    """
+
+    def __init__(self, version: str, models: Iterable[str] = ()) -> None:
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        self.requests = Counter(
+            "kvgate_requests", "Requests, by how they ended.", ("model", "outcome"), registry=registry
+        )
+        self.tokens = Counter("kvgate_tokens", "Tokens the endpoints processed.", ("model", "kind"), registry=registry)
+        self.drift = Counter(
+            "kvgate_prompt_token_drift",
+            "Tokens by which kvgate's count of prompts and the engine's usage differed.",
+            ("model",),
+            registry=registry,
+        )
+        self.would = Counter(
+            "kvgate_would",
+            "What enforce would have done to requests that observe let through.",
+            ("model", "decision"),
+            registry=registry,
+        )
+        self.queue_wait = Histogram(
+            "kvgate_queue_wait_seconds",
+            "From arrival in the queue to dispatch.",
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "kvgate_ttft_seconds",
+            "From the request to the first event of its answer, queue included.",
+            buckets=_TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.overhead = Histogram(
+            "kvgate_overhead_seconds",
+            "What kvgate added to a request, the queue not counted.",
+            buckets=_OVERHEAD_BUCKETS,
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
+        registry.register(_Build(version))
+        self._unknown = ModelMetrics(self, UNKNOWN)
+        self._models: dict[str, ModelMetrics] = {}
+        for model in models:
+            self.know(model)
+
+    def know(self, model: str) -> None:
+        """Let a model have a label of its own; it is one of ours."""
+        self._models.setdefault(model, ModelMetrics(self, model))
+
+    def model(self, name: str | None) -> ModelMetrics:
+        """The counters of a model; those of `unknown` where it is none of ours."""
+        return self._unknown if name is None else self._models.get(name, self._unknown)
+
+    def watch(self, state: Callable[[], GatewayState]) -> None:
+        """Read the gauges from this snapshot at every scrape."""
+        self.registry.register(_State(state))
+
+    def exposition(self) -> bytes:
+        """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`."""
+        text: bytes = generate_latest(self.registry)
+        return text
+
+
+class _Build:
+    """`kvgate_build_info`, constant."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("kvgate_build_info", "The version that runs; always 1.", labels=["version"])
+        family.add_metric([self._version], 1)
+        yield family
+
+
+class _State:
+    """The gauges. What is not known has no sample: absent is not zero."""
+
+    def __init__(self, state: Callable[[], GatewayState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        state = self._state()
+        depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
+        for queue in state.queues:
+            depth.add_metric([queue.model], queue.depth)
+        yield depth
+        yield from _endpoint_gauges(state)
+
+
+def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
+    in_flight = _gauge("kvgate_in_flight", "Requests on the endpoint.", "endpoint")
+    usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
+    gate = _gauge("kvgate_gate_open", "1 while the endpoint's gate lets requests through.", "endpoint")
+    healthy = _gauge("kvgate_endpoint_healthy", "1 while the endpoint takes traffic.", "endpoint")
+    age = _gauge("kvgate_scrape_age_seconds", "Since the last scrape of the endpoint's metrics.", "endpoint")
+    for endpoint in state.endpoints:
+        in_flight.add_metric([endpoint.id], endpoint.in_flight)
+        healthy.add_metric([endpoint.id], endpoint.healthy)
+        if endpoint.gate is not None:
+            gate.add_metric([endpoint.id], endpoint.gate.open)
+        if endpoint.scrape_age_seconds is not None:
+            age.add_metric([endpoint.id], endpoint.scrape_age_seconds)
+        if endpoint.kv is not None:
+            usage.add_metric([endpoint.id, "ledger"], endpoint.kv.ledger)
+            usage.add_metric([endpoint.id, "effective"], endpoint.kv.effective)
+            if endpoint.kv.observed is not None:
+                usage.add_metric([endpoint.id, "observed"], endpoint.kv.observed)
+    return iter((in_flight, usage, gate, healthy, age))
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=list(labels))

@@ -1,0 +1,104 @@
+"""What `/kvgate/state` shows and the gauges of `/metrics` are read from: the gateway at one instant."""
+
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GateState(_Shown):
+    """Whether an endpoint's gate lets requests through."""
+
+    open: bool
+    reason: str | None = Field(None, description="Why it is closed; null while it is open.")
+
+
+class KvState(_Shown):
+    """An endpoint's KV cache, as shares of its usable blocks, 0 to 1."""
+
+    ledger: float = Field(description="By kvgate's own account, token by token.")
+    observed: float | None = Field(None, description="By the engine's gauge; null where it has none.")
+    effective: float = Field(description="The ledger, corrected by what is observed: what the gate goes by.")
+    blocks: int | None = Field(None, description="Usable blocks; null where the engine does not say.")
+    block_size: int = Field(description="Tokens of a block.")
+
+
+class EndpointState(_Shown):
+    """One vLLM server."""
+
+    id: str
+    url: str
+    healthy: bool = Field(description="Whether it takes traffic now.")
+    state: str = Field(description="starting, up, trial, down, hung, refusing, asleep or draining.")
+    reason: str = Field(description="Why it is in that state.")
+    since_seconds: float = Field(ge=0, description="How long it has been.")
+    gate: GateState | None = Field(None, description="Null until it was healthy once.")
+    kv: KvState | None = Field(None, description="Null until it was healthy once.")
+    in_flight: int = Field(0, ge=0, description="Requests on it.")
+    sequences: int = Field(0, ge=0, description="Sequences on it; a request may have several.")
+    max_num_seqs: int | None = Field(None, description="Its sequence limit, configured or learned.")
+    max_model_len: int | None = Field(None, description="Tokens; null until it was healthy once.")
+    version: str | None = Field(None, description="Of its vLLM.")
+    models: tuple[str, ...] = Field((), description="Names it serves, LoRA adapters included.")
+    missing_metrics: tuple[str, ...] = Field((), description="Metrics kvgate looks for that it does not export.")
+    scrape_age_seconds: float | None = Field(None, description="Age of the last scrape; null: there was none.")
+
+
+class QueueState(_Shown):
+    """Who waits for one model."""
+
+    model: str
+    depth: int = Field(ge=0, description="Requests.")
+    bytes: int = Field(0, ge=0, description="Bytes of their bodies.")
+    oldest_seconds: float | None = Field(None, description="How long the oldest has waited; null: nobody waits.")
+
+
+class CountingState(_Shown):
+    """How the prompts of one model are counted."""
+
+    model: str
+    mode: str = Field(description="Who counts: kvgate itself, or the engine.")
+    reason: str | None = Field(None, description="Why the engine counts.")
+
+
+class GatewayState(_Shown):
+    """All of it."""
+
+    version: str = Field(description="Of kvgate.")
+    mode: Literal["enforce", "observe"]
+    draining: bool = Field(description="Shutting down: no new work is taken.")
+    ready: bool = Field(description="An endpoint has been healthy since start, and the gateway is not draining.")
+    endpoints: tuple[EndpointState, ...] = ()
+    queues: tuple[QueueState, ...] = ()
+    counting: tuple[CountingState, ...] = ()
+
+
+class UnknownEndpointError(LookupError):
+    """No endpoint has this id."""
+
+
+class StateSource(Protocol):
+    """What the admin routes read and change; the composition root implements it."""
+
+    def state(self) -> GatewayState:
+        """The gateway now."""
+        ...
+
+    def drain(self, endpoint_id: str) -> None:
+        """Send no new requests to an endpoint; those on it finish.
+
+        Raises:
+            UnknownEndpointError: there is none of this id.
+        """
+        ...
+
+    def undrain(self, endpoint_id: str) -> None:
+        """Take a drained endpoint back as soon as a probe finds it healthy.
+
+        Raises:
+            UnknownEndpointError: there is none of this id.
+        """
+        ...
