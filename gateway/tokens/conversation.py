@@ -1,0 +1,149 @@
+"""Shapes messages for a chat template: what each message offers it, in the order of keys the engine uses.
+
+A template that prints a message, or a tool call, as JSON shows that order, so it counts.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from gateway.tokens.messages import Json, NeedsEngineError
+
+
+class ContentFormat(StrEnum):
+    """What a template expects `content` to be."""
+
+    STRING = "string"
+    """One text, its parts joined by a line break."""
+    PARTS = "parts"
+    """A list of parts, even for a single text (vLLM calls it "openai")."""
+
+
+_BILLING_HEADER = "x-anthropic-billing-header"
+
+# Keys of any content part vLLM knows (vllm 0.32, renderers/chat_utils.py); every other key of a text part reaches
+# the template, such as `cache_control`.
+_KNOWN_PART_KEYS = frozenset(
+    {
+        "audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
+        "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
+    }
+)  # fmt: skip
+
+_TEXT_KEYS = {"thinking": "thinking", "refusal": "refusal", "tool_reference": "name"}
+
+
+def conversation(messages: Iterable[Json], content_format: ContentFormat) -> list[Json]:
+    """Well-formed messages as the template gets them.
+
+    Raises:
+        NeedsEngineError: a tool call's arguments are nested too deeply to read.
+    """
+    return [_shape(message, content_format) for message in messages]
+
+
+def fold_developer(messages: Sequence[Json]) -> list[Json]:
+    """For a template that does not know the role `developer`: such messages become system messages.
+
+    All system messages are then merged into one, in front, where there are several or one comes late.
+    """
+    renamed = [
+        {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+    systems = [index for index, message in enumerate(renamed) if message["role"] == "system"]
+    if systems in ([], [0]):
+        return renamed
+    texts = [_joined(renamed[index]["content"]) for index in systems]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+def _shape(message: Json, content_format: ContentFormat) -> Json:
+    role = message["role"]
+    parts = _parts(message.get("content"))
+    if role == "system":
+        parts = _without_billing_header(parts)
+    shaped: Json = {"role": role, "content": _content(role, parts, content_format)}
+    if role == "assistant":
+        if message.get("tool_calls"):
+            shaped["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+        if message.get("reasoning") is not None:
+            shaped["reasoning"] = message["reasoning"]
+            shaped["reasoning_content"] = message["reasoning"]
+    elif role == "tool" and "tool_call_id" in message:
+        shaped["tool_call_id"] = message["tool_call_id"]
+    for key in ("name", "task"):
+        if key in message:
+            shaped[key] = message[key]
+    if role == "developer":
+        shaped["tools"] = None
+    return shaped
+
+
+def _parts(content: str | list[Json] | None) -> list[Json]:
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _without_billing_header(parts: Iterable[Json]) -> list[Json]:
+    kept = []
+    for part in parts:
+        text = part.get("text")
+        if isinstance(text, str) and text.startswith(_BILLING_HEADER):
+            rest = text.partition("\n")[2]
+            if not rest:
+                continue
+            part = part | {"text": rest}  # noqa: PLW2901
+        kept.append(part)
+    return kept
+
+
+def _content(role: str, parts: Sequence[Json], content_format: ContentFormat) -> str | list[Json]:
+    if content_format is ContentFormat.STRING:
+        return "\n".join(text for part in parts if (text := _text(part)))
+    shaped = [_part(part) for part in parts]
+    if role == "tool" and all(part["type"] == "text" for part in shaped):
+        return "\n".join(part["text"] for part in shaped)
+    return shaped
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    text: str = part[_TEXT_KEYS.get(part["type"], "text")]
+    return text
+
+
+def _part(part: Mapping[str, Any]) -> Json:
+    if part["type"] == "tool_reference":
+        return {"type": "tool_reference", "name": part["name"]}
+    extra = {key: value for key, value in part.items() if key not in _KNOWN_PART_KEYS}
+    return {"type": "text", "text": _text(part)} | extra
+
+
+def _tool_call(call: Mapping[str, Any]) -> Json:
+    function = call["function"]
+    ordered = {"arguments": _arguments(function["arguments"]), "name": function["name"]}
+    ordered |= {key: value for key, value in function.items() if key not in ordered}
+    shaped: Json = {"id": call["id"], "function": ordered, "type": call["type"]}
+    return shaped | {key: value for key, value in call.items() if key not in shaped}
+
+
+def _arguments(arguments: str) -> Json:
+    """Arguments as an object; what is no JSON object counts as an empty one, as it does for the engine."""
+    try:
+        parsed = json.loads(arguments) if arguments else {}
+    except json.JSONDecodeError:
+        return {}
+    except RecursionError:
+        raise NeedsEngineError("a tool call's arguments are nested too deeply") from None
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _joined(content: str | list[Json]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)

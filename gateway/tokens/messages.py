@@ -1,0 +1,101 @@
+"""What a well-formed chat message is: the messages that vLLM 0.32 and 0.33 take, as far as we know what they become."""
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class NeedsEngineError(Exception):
+    """Only the engine can count this request; the message says why, without any prompt text."""
+
+
+class NotCountableError(Exception):
+    """Neither we nor a counting route of the engine can count this request exactly; the message says why."""
+
+
+def well_formed(message: Any) -> Json:
+    """A chat message as vLLM's request model passes it on, `reasoning_content` renamed to `reasoning`.
+
+    Raises:
+        NeedsEngineError: it has parts that are not text, or a shape that OpenAI's API does not define.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "author" in message:
+        raise NeedsEngineError("a message is not an object with a role")
+    _check_keys(message)
+    _check_content(message["role"], message)
+    for call in message.get("tool_calls") or ():
+        _check_tool_call(call)
+    if "reasoning_content" not in message:
+        return message
+    renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if renamed.get("reasoning") is None and message["reasoning_content"] is not None:
+        renamed["reasoning"] = message["reasoning_content"]
+    return renamed
+
+
+def _check_keys(message: Json) -> None:
+    for key, kind in _OPTIONAL_TYPES.items():
+        if not isinstance(message.get(key), kind | None):
+            raise NeedsEngineError(f"a message's {key} is of an unexpected type")
+    for key in ("name", "tool_call_id", "task"):
+        if key in message and message[key] is None:
+            raise NeedsEngineError(f"a message's {key} is null")
+    for key in ("audio", "function_call", "tools"):
+        if message.get(key) is not None:
+            raise NeedsEngineError(f"a message brings {key}")
+
+
+_OPTIONAL_TYPES: dict[str, type] = {
+    "name": str,
+    "tool_call_id": str,
+    "task": str,
+    "refusal": str,
+    "reasoning": str,
+    "reasoning_content": str,
+    "tool_calls": list,
+}
+
+# Text, by the type of the part; the key that holds it has the part's own name, except for a tool reference.
+_PARTS_OF_ANY_ROLE = {"text": "text"}
+_PARTS: dict[str, dict[str, str]] = {
+    "user": {"text": "text", "refusal": "refusal"},
+    "assistant": {"text": "text", "refusal": "refusal", "thinking": "thinking"},
+    "tool": {"text": "text", "tool_reference": "name"},
+}
+
+
+def _check_content(role: str, message: Json) -> None:
+    if "content" not in message:
+        return
+    content = message["content"]
+    if content is None:
+        # An assistant that only calls tools says null; for others, and with null tool calls too, vLLM answers 400.
+        if role != "assistant" or ("tool_calls" in message and message["tool_calls"] is None):
+            raise NeedsEngineError("a message's content is null")
+        return
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise NeedsEngineError("a message's content is neither text nor parts")
+    parts = _PARTS.get(role, _PARTS_OF_ANY_ROLE)
+    for part in content:
+        if not isinstance(part, dict) or part.get("uuid") is not None:
+            raise NeedsEngineError("a content part is not a plain object")
+        kind = part.get("type")
+        key = parts.get(kind) if isinstance(kind, str) else None
+        if key is None:
+            raise NeedsEngineError("a content part is not text")
+        if not isinstance(part.get(key), str):
+            raise NeedsEngineError("a content part has no text")
+
+
+def _check_tool_call(call: Any) -> None:
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(function, dict)
+        or call.get("type") != "function"
+        or not isinstance(call.get("id"), str)
+        or not isinstance(function.get("name"), str)
+        or not isinstance(function.get("arguments"), str)
+    ):
+        raise NeedsEngineError("a tool call is not a well-formed function call")

@@ -1,0 +1,251 @@
+"""From a chat or completions request to what the engine gives its template and its tokenizer.
+
+Mirrors vLLM 0.32 and 0.33 for everything a well-formed request can say. What is not well formed, or means something
+only the engine can know, raises `NeedsEngineError`: the engine then counts that request, or refuses it in its own
+words. Older engines differ in places; the probes of `gateway.tokens.probes` find that out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError, well_formed
+from gateway.wire.request import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How the engine encodes a text."""
+
+    add_special_tokens: bool
+    truncate: int | None = None
+    """`truncate_prompt_tokens`: most tokens to keep, -1 for as many as the model takes, None for no truncation."""
+    output_budget: bool = False
+    """Whether the request names its `max_tokens`: truncation to the model's length then leaves room for one token."""
+
+    def most_tokens(self, max_model_len: int) -> int | None:
+        """The length that truncation cuts a prompt to, None where nothing is cut."""
+        if self.truncate is None:
+            return None
+        if self.truncate >= 0:
+            return self.truncate
+        return max(0, max_model_len - 1) if self.output_budget else max_model_len
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation before it is shaped for a template."""
+
+    messages: Sequence[Json]
+    """Well-formed messages, `reasoning_content` already renamed to `reasoning`."""
+    tools: list[Json] | None
+    """As vLLM's own models write them out again."""
+    template_kwargs: Json
+    encoding: Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The prompts of a completions request: texts, and the lengths of those that came as token ids."""
+
+    prompts: tuple[str | int, ...]
+    encoding: Encoding = field(default_factory=lambda: Encoding(add_special_tokens=True))
+
+
+_EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+
+# Arguments of `apply_chat_template` itself: as template kwargs they would steer the renderer, not the template.
+_RENDERER_ARGUMENTS = frozenset(
+    {
+        "self", "conversation", "messages", "tools", "chat_template", "tokenize", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+
+
+def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
+    """What `/v1/chat/completions` makes of its decoded body.
+
+    Raises:
+        NeedsEngineError: the engine has to count it.
+        InvalidRequestError: it has no messages.
+    """
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        raise InvalidRequestError("messages: expected a list", "messages")
+    if fields.get("chat_template") is not None:
+        raise NeedsEngineError("the request brings a chat template")
+    documents = fields.get("documents")
+    if documents is not None and not _is_documents(documents):
+        raise NeedsEngineError("documents are not plain strings by name")
+    output = fields.get("max_completion_tokens")
+    if output is None:
+        output = fields.get("max_tokens")
+    return ChatPrompt(
+        messages=[well_formed(message) for message in messages],
+        tools=tool_definitions(fields.get("tools")),
+        template_kwargs=template_kwargs(
+            fields.get("chat_template_kwargs"),
+            add_generation_prompt=flag(fields, "add_generation_prompt", default=True),
+            continue_final_message=flag(fields, "continue_final_message", default=False),
+            reasoning_effort=fields.get("reasoning_effort"),
+            documents=documents,
+        ),
+        encoding=Encoding(
+            add_special_tokens=flag(fields, "add_special_tokens", default=False),
+            truncate=_truncation(fields),
+            output_budget=bool(output),
+        ),
+    )
+
+
+def text_prompt(fields: Mapping[str, Any]) -> TextPrompt:
+    """What `/v1/completions` makes of its decoded body.
+
+    Raises:
+        NotCountableError: it brings embeddings or a suffix.
+        InvalidRequestError: it has no prompt, or one that is neither text nor token ids.
+    """
+    if fields.get("prompt_embeds") is not None:
+        raise NotCountableError("the prompt comes as embeddings")
+    if fields.get("suffix") is not None:
+        raise NotCountableError("a suffix is rendered by the model's own rules")
+    max_tokens = fields.get("max_tokens", 16)
+    return TextPrompt(
+        prompts=_prompts(fields.get("prompt")),
+        encoding=Encoding(
+            add_special_tokens=flag(fields, "add_special_tokens", default=True),
+            truncate=_truncation(fields),
+            output_budget=bool(max_tokens),
+        ),
+    )
+
+
+def template_kwargs(
+    given: Any,
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    reasoning_effort: Any,
+    documents: Any = None,
+) -> Json:
+    """The variables a template may see: the request's own, under those its other fields set.
+
+    Raises:
+        NeedsEngineError: a variable would steer the renderer, or is of an unexpected type.
+    """
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise NeedsEngineError("chat_template_kwargs is not an object")
+    if steering := _RENDERER_ARGUMENTS & given.keys():
+        raise NeedsEngineError(f"chat_template_kwargs sets {min(steering)}")
+    kwargs = given | {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+    if documents is not None:
+        kwargs["documents"] = documents
+    if reasoning_effort is not None:
+        if reasoning_effort not in _EFFORTS:
+            raise NeedsEngineError("reasoning_effort is not one of OpenAI's")
+        kwargs["reasoning_effort"] = reasoning_effort
+        if "enable_thinking" not in given:
+            kwargs["enable_thinking"] = reasoning_effort != "none"
+    # vLLM takes None and "auto" for "not set" wherever it merges settings.
+    return {name: value for name, value in kwargs.items() if value is not None and value != "auto"}
+
+
+def tool_definitions(tools: Any) -> list[Json] | None:
+    """Tools as vLLM's models write them: its order of keys, nulls spelled out, unknown keys gone.
+
+    Raises:
+        NeedsEngineError: a tool is not a well-formed function.
+    """
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not tools:
+        raise NeedsEngineError("tools is not a filled list")
+    return [_tool_definition(tool) for tool in tools]
+
+
+def function_definition(function: Any, *, defer_loading: bool | None = None) -> Json:
+    """One function of a tool, as vLLM's model writes it.
+
+    Args:
+        function: what the client sent.
+        defer_loading: what the tool around it says, where the function itself says nothing.
+
+    Raises:
+        NeedsEngineError: it is not well formed.
+    """
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise NeedsEngineError("a tool has no function with a name")
+    for key, kind in (("description", str), ("parameters", dict), ("strict", bool), ("defer_loading", bool)):
+        if not isinstance(function.get(key), kind | None):
+            raise NeedsEngineError(f"a tool's {key} is of an unexpected type")
+    definition = {key: function.get(key) for key in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        definition["strict"] = function["strict"]
+    own = function.get("defer_loading")
+    if (own if own is not None else defer_loading) is not None:
+        definition["defer_loading"] = own if own is not None else defer_loading
+    return definition
+
+
+def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """A boolean field.
+
+    Raises:
+        NeedsEngineError: it is anything else; vLLM reads some of that, and refuses the rest.
+    """
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise NeedsEngineError(f"{name} is not a boolean")
+    return value
+
+
+def _tool_definition(tool: Any) -> Json:
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        raise NeedsEngineError("a tool is not a function")
+    defer_loading = tool.get("defer_loading")
+    if not isinstance(defer_loading, bool | None):
+        raise NeedsEngineError("a tool's defer_loading is of an unexpected type")
+    definition: Json = {
+        "type": "function",
+        "function": function_definition(tool.get("function"), defer_loading=defer_loading),
+    }
+    if defer_loading is not None:
+        definition["defer_loading"] = defer_loading
+    return definition
+
+
+def _is_documents(documents: Any) -> bool:
+    return isinstance(documents, list) and all(
+        isinstance(document, dict) and all(isinstance(value, str) for value in document.values())
+        for document in documents
+    )
+
+
+def _truncation(fields: Mapping[str, Any]) -> int | None:
+    value = fields.get("truncate_prompt_tokens")
+    if value is not None and (type(value) is not int or value < -1):
+        raise NeedsEngineError("truncate_prompt_tokens is not a whole number from -1")
+    return value
+
+
+def _prompts(prompt: Any) -> tuple[str | int, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(item, str) for item in prompt):
+            return tuple(prompt)
+        if _is_ids(prompt):
+            return (len(prompt),)
+        if all(isinstance(item, list) and item and _is_ids(item) for item in prompt):
+            return tuple(len(item) for item in prompt)
+    raise InvalidRequestError("prompt: expected text, token ids, or a list of either", "prompt")
+
+
+def _is_ids(items: list[Any]) -> bool:
+    return all(isinstance(item, int | float) for item in items)

@@ -1,0 +1,215 @@
+"""Renders and encodes as the engine does, with the tokenizer and the template of the same model."""
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.utils import cached_file
+
+from gateway.tokens.conversation import conversation, fold_developer
+from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.messages import Json, NeedsEngineError
+from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
+from gateway.tokens.template import ChatTemplate
+from gateway.wire.request import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where a tokenizer comes from; equal sources share one tokenizer in each process."""
+
+    name: str
+    """Folder or hub id."""
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    """A template to use instead of the tokenizer's own, as `--chat-template` makes the engine do."""
+
+
+class TokenizerUnavailableError(Exception):
+    """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why."""
+
+
+# Models whose prompts the engine builds without a chat template (vllm 0.32, config/model.py and renderers/registry.py),
+# or whose tokenizer it loads as another class than their repository names (tokenizers/registry.py).
+_ENCODERS_OF_THEIR_OWN = frozenset(
+    {
+        "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM",
+        "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM",
+        "InklingForCausalLM", "InklingForConditionalGeneration",
+    }
+)  # fmt: skip
+_TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"})
+
+# Twice what a token of ordinary text has: a prefix this long tells whether such a text can fit.
+_PREFIX_CHARS_PER_TOKEN = 8
+
+
+class Renderer:
+    """The tokenizer and templates of one model."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._encode = _encoder(tokenizer)
+        self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()))
+        """No token stands for more characters than this."""
+        self._plain = _template(tokenizer, chat_template, tools=None)
+        self._with_tools = _template(tokenizer, chat_template, tools=[])
+
+    def count_chat(self, prompt: ChatPrompt, max_model_len: int) -> int:
+        """Tokens of a conversation.
+
+        Raises:
+            NeedsEngineError: there is no template, or it fails in a way the engine should word.
+            InvalidRequestError: the template refuses the conversation.
+            PromptTooLongError: it cannot fit.
+        """
+        return self._count(self.render(prompt), prompt.encoding, max_model_len)
+
+    def count_texts(self, prompt: TextPrompt, max_model_len: int) -> tuple[int, ...]:
+        """Tokens of each prompt of a completions request.
+
+        Raises:
+            PromptTooLongError: one of them cannot fit.
+        """
+        return tuple(
+            cut(item, prompt.encoding, max_model_len)
+            if isinstance(item, int)
+            else self._count(item, prompt.encoding, max_model_len)
+            for item in prompt.prompts
+        )
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return self._encode(text, True)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text that is encoded. Raises as `count_chat`."""
+        template = self._plain if prompt.tools is None else self._with_tools
+        if template is None:
+            raise NeedsEngineError("the tokenizer has no chat template")
+        messages = conversation(prompt.messages, template.content_format)
+        if not template.knows_developer and any(message["role"] == "developer" for message in messages):
+            messages = fold_developer(messages)
+        # `documents` and the two flags are arguments of the renderer itself: they pass whatever the template reads.
+        passed = template.variables | {"documents", "add_generation_prompt", "continue_final_message"}
+        kwargs = {name: value for name, value in prompt.template_kwargs.items() if name in passed}
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tools=prompt.tools, chat_template=template.source, tokenize=False, **kwargs
+                )
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError(str(error)) from None
+        except Exception as error:  # noqa: BLE001
+            # Whatever a template does to odd input, it does in the engine too, which then says so in its own words.
+            raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
+
+    def _count(self, text: str, encoding: Encoding, max_model_len: int) -> int:
+        if encoding.truncate is None:
+            self._check_length(text, encoding, max_model_len)
+        return cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
+
+    def _check_length(self, text: str, encoding: Encoding, max_model_len: int) -> None:
+        if len(text) > max_model_len * self.max_chars_per_token:
+            raise PromptTooLongError(math.ceil(len(text) / self.max_chars_per_token))
+        prefix = _PREFIX_CHARS_PER_TOKEN * (max_model_len + 1)
+        if len(text) > 2 * prefix:
+            # Only the end of a prefix may be encoded otherwise than in the whole text: the margin is for that.
+            tokens = self._encode(text[:prefix], encoding.add_special_tokens) - self.max_chars_per_token
+            if tokens > max_model_len:
+                raise PromptTooLongError(tokens)
+
+
+def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
+    """What truncation leaves of a prompt."""
+    most = encoding.most_tokens(max_model_len)
+    return tokens if most is None else min(tokens, most)
+
+
+@functools.lru_cache(maxsize=16)
+def renderer(source: TokenizerSource) -> Renderer:
+    """Load a tokenizer, once in each process; takes seconds, and the network for a hub id that is not cached.
+
+    Raises:
+        TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts by code of its own.
+    """
+    _check_engine_uses_template(source)
+    try:
+        # The engine truncates generation from the left, and so loads the tokenizer.
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.name, trust_remote_code=source.trust_remote_code, truncation_side="left"
+        )
+        return Renderer(tokenizer, source.chat_template)
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise TokenizerUnavailableError(
+            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _check_engine_uses_template(source: TokenizerSource) -> None:
+    if _file(source, "tekken.json") is not None and _file(source, "params.json") is not None:
+        raise TokenizerUnavailableError("Mistral's own tokenizer encodes this model's prompts")
+    path = _file(source, "config.json")
+    if path is None:
+        return
+    try:
+        config: Json = json.loads(path.read_bytes())
+    except ValueError:
+        return
+    own = {*(config.get("architectures") or ())} & _ENCODERS_OF_THEIR_OWN
+    own |= {config.get("model_type")} & _TYPES_OF_THEIR_OWN
+    if own:
+        raise TokenizerUnavailableError(f"the engine builds prompts for {own.pop()} by code of its own")
+
+
+def _file(source: TokenizerSource, name: str) -> Path | None:
+    try:
+        found = cached_file(
+            source.name,
+            name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, given: str | None, tools: list[Any] | None) -> ChatTemplate | None:
+    """The template for requests with or without tools: a tokenizer may have one of each.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is not a template.
+    """
+    try:
+        source = tokenizer.get_chat_template(given, tools)
+    except ValueError:
+        return None
+    return ChatTemplate(source)
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str, bool], int]:
+    """How many tokens a text has, given whether special tokens are added."""
+    kind = type(tokenizer)
+    plain = (
+        isinstance(tokenizer, TokenizersBackend)
+        and kind.__call__ is TokenizersBackend.__call__
+        and kind._encode_plus is TokenizersBackend._encode_plus  # noqa: SLF001  # only to see that it is not overridden
+    )
+    if not plain:
+        return lambda text, special: len(tokenizer(text, add_special_tokens=special)["input_ids"])
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    # Without offsets, which nobody reads here: a third faster than the tokenizer's own call.
+    return lambda text, special: len(backend.encode_batch_fast([text], add_special_tokens=special)[0])

@@ -1,0 +1,145 @@
+"""What a chat template tells about itself: the variables it reads, the shape of content it expects."""
+
+from collections.abc import Callable, Iterator
+
+import jinja2.ext
+import jinja2.meta
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from gateway.tokens.conversation import ContentFormat
+
+
+class _Generation(jinja2.ext.Extension):
+    """Reads `{% generation %}`, the tag of transformers that marks what an assistant said."""
+
+    tags = {"generation"}  # noqa: RUF012  # the attribute's declared type is a plain set
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+)
+
+
+class ChatTemplate:
+    """One chat template, parsed once.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is not a template.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        tree = _ENVIRONMENT.parse(source)
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        """What it reads from outside; the engine passes no other variable on."""
+        self.content_format = _content_format(tree)
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+
+
+def _content_format(tree: nodes.Template) -> ContentFormat:
+    """Parts where the template loops over a message's content, else a string.
+
+    The same reading of the syntax tree as vLLM's, with its limits: scopes are not told apart, and a loop or an
+    assignment over messages into anything but a plain name makes it a string.
+    """
+    try:
+        loop = next(_content_loops(tree), None)
+        if loop is None:
+            return ContentFormat.STRING
+        _name(loop.target)
+    except _UnclearError:
+        return ContentFormat.STRING
+    return ContentFormat.PARTS
+
+
+class _UnclearError(Exception):
+    """The template binds messages in a way the reading does not follow."""
+
+
+def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
+    messages = _names_bound_to(tree, "messages")
+    message_names = [
+        _name(loop.target) for loop in tree.find_all(nodes.For) if any(_reads(loop.iter, name) for name in messages)
+    ]
+
+    def is_content(node: nodes.Node) -> bool:
+        return any(_reads(node, name, "content") for name in message_names)
+
+    in_macros, parameters = _macro_loops(tree, is_content)
+    for loop in tree.find_all(nodes.For):
+        if is_content(loop.iter):
+            yield loop
+        elif isinstance(loop.iter, nodes.Name):
+            name = loop.iter.name
+            if name in parameters.get(id(loop), ()) or (name == "content" and id(loop) not in in_macros):
+                yield loop
+
+
+def _macro_loops(
+    tree: nodes.Template, is_content: Callable[[nodes.Node], bool]
+) -> tuple[set[int], dict[int, set[str]]]:
+    """The loops inside macros, and for each the macro's parameters that some call gives a message's content."""
+    inside: set[int] = set()
+    parameters: dict[int, set[str]] = {}
+    for macro in tree.find_all(nodes.Macro):
+        names = [argument.name for argument in macro.args]
+        given: set[str] = set()
+        for call in tree.find_all(nodes.Call):
+            if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
+                continue
+            given |= {name for name, value in zip(names, call.args, strict=False) if is_content(value)}
+            given |= {
+                keyword.key
+                for keyword in call.kwargs
+                if isinstance(keyword, nodes.Keyword) and keyword.key in names and is_content(keyword.value)
+            }
+        for loop in macro.find_all(nodes.For):
+            inside.add(id(loop))
+            if given:
+                parameters[id(loop)] = given
+    return inside, parameters
+
+
+def _names_bound_to(tree: nodes.Template, name: str) -> set[str]:
+    """`name`, and every name that an assignment somewhere gives its value or a part of it."""
+    bound: set[str] = set()
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        bound.add(current)
+        pending += [
+            target
+            for assignment in tree.find_all(nodes.Assign)
+            if _reads(assignment.node, current) and (target := _name(assignment.target)) not in bound
+        ]
+    return bound
+
+
+def _name(target: nodes.Node) -> str:
+    if not isinstance(target, nodes.Name):
+        raise _UnclearError
+    return target.name
+
+
+def _reads(node: nodes.Node | None, name: str, attribute: str | None = None) -> bool:
+    """Whether an expression is the variable (or its attribute), perhaps filtered, tested or sliced."""
+    if isinstance(node, nodes.Filter | nodes.Test):
+        return _reads(node.node, name, attribute)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return _reads(node.node, name, attribute)
+    if attribute is None:
+        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == attribute and _reads_name(node.node, name)
+    return isinstance(node, nodes.Getattr) and node.attr == attribute and _reads_name(node.node, name)
+
+
+def _reads_name(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
