@@ -75,7 +75,6 @@ class ModelSettings(_Section):
     """One model and where it runs: endpoints that run already, an engine to launch, or both."""
 
     name: str | None = Field(None, description="Served name; what the endpoints report where not given.")
-    aliases: tuple[str, ...] = Field((), description="Further names clients may use; the body is sent as it came.")
     tokenizer: str | None = Field(
         None, description="Folder or hub id of the tokenizer; the endpoint's own `root` where not given."
     )

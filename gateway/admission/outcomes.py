@@ -35,3 +35,8 @@ class Outcome(StrEnum):
     UPSTREAM_ERROR = "upstream_error"
     """The endpoint failed: before the first byte on every try allowed, or in the middle of its answer."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
+
+    RESPONSE_NOT_FOUND = "response_not_found"
+    """No endpoint is known to have made the stored response that was asked for."""
+    INTERNAL_ERROR = "internal_error"
+    """A defect of kvgate's own."""

@@ -3,16 +3,19 @@
 import io
 import ssl
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 from yarl import URL
 
-from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers, Target
+from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
 
 _DIRECT_BODY_BYTES = 512 * 2**10
 """A larger body is written in pieces, so that one write does not hold the event loop."""
 _READ_BUFFER_BYTES = 32 * 2**10
 """Twice this is the most that one stream holds for a slow reader."""
+_KEPT_URLS = 1024
+"""Parsing one costs more than keeping it, but paths with ids and queries are without number."""
 _SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add to the client's own."""
 
@@ -67,52 +70,35 @@ class AiohttpUpstream:
         self._fresh = session(aiohttp.TCPConnector(limit=0, force_close=True))
         self._urls: dict[tuple[str, str], URL] = {}
 
-    async def send(self, target: Target, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
         """See `Upstream.send`."""
-        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        if target.api_key is not None:
-            sent.append(("Authorization", f"Bearer {target.api_key}"))
         used = SimpleNamespace(reused=False)
+        options: dict[str, Any] = {
+            "method": method,
+            "url": self._url(base_url, path),
+            "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+            "allow_redirects": False,
+            "ssl": self._tls.get(base_url, True),
+            "trace_request_ctx": used,
+        }
         try:
-            return await self._send(self._pooled, target, method, path, sent, body, used)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not used.reused or isinstance(error, aiohttp.ClientConnectorError):
-                raise _failure(error) from error
+            return await _request(self._pooled, options, body)
         except (aiohttp.ClientError, OSError) as error:
-            raise _failure(error) from error
+            stale = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError)) and used.reused
+            if not stale or isinstance(error, aiohttp.ClientConnectorError):
+                raise _failure(error) from error
         # The engine closed an idle connection just as it was used: nothing of an answer was seen.
         try:
-            return await self._send(self._fresh, target, method, path, sent, body, used)
+            return await _request(self._fresh, options, body)
         except (aiohttp.ClientError, OSError) as error:
             raise _failure(error) from error
-
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        target: Target,
-        method: str,
-        path: str,
-        headers: list[tuple[str, str]],
-        body: bytes,
-        used: SimpleNamespace,
-    ) -> Answer:
-        response = await session.request(
-            method,
-            self._url(target.base_url, path),
-            headers=headers,
-            data=io.BytesIO(body) if len(body) > _DIRECT_BODY_BYTES else body or None,
-            allow_redirects=False,
-            ssl=self._tls.get(target.base_url, True),
-            trace_request_ctx=used,
-        )
-        return _AiohttpAnswer(response)
 
     def _url(self, base_url: str, path: str) -> URL:
         key = (base_url, path)
         url = self._urls.get(key)
         if url is None:
             url = URL(base_url + path, encoded=True)
-            if len(self._urls) < 1024:  # paths with ids and queries are without number
+            if len(self._urls) < _KEPT_URLS:
                 self._urls[key] = url
         return url
 
@@ -120,6 +106,11 @@ class AiohttpUpstream:
         """Close every connection."""
         await self._pooled.close()
         await self._fresh.close()
+
+
+async def _request(session: aiohttp.ClientSession, options: dict[str, Any], body: bytes) -> _AiohttpAnswer:
+    data = io.BytesIO(body) if len(body) > _DIRECT_BODY_BYTES else body or None
+    return _AiohttpAnswer(await session.request(data=data, **options))
 
 
 async def _mark_reused(

@@ -1,7 +1,6 @@
 """What the relay needs of an HTTP client towards an endpoint, and how one fails."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -17,19 +16,6 @@ class ConnectFailedError(UpstreamError):
 
 class ConnectionLostError(UpstreamError):
     """The connection ended before the answer did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where an endpoint is and what it wants to see.
-
-    Attributes:
-        base_url: without a trailing slash.
-        api_key: sent as a bearer token, in place of the client's own.
-    """
-
-    base_url: str
-    api_key: str | None = None
 
 
 class Answer(Protocol):
@@ -50,11 +36,14 @@ class Answer(Protocol):
 
 
 class Upstream(Protocol):
-    """Sends requests to endpoints. Nothing it does is buffered, limited in number or retried, with one exception:
-    a request that dies on a pooled connection before any byte of an answer goes out again on a fresh one."""
+    """Sends requests to endpoints, unbuffered and unlimited in number.
 
-    async def send(self, target: Target, method: str, path: str, headers: Headers, body: bytes) -> Answer:
-        """Send a request and wait for the head of its answer.
+    The one retry it makes: a request that dies on a pooled connection before any byte of an answer goes out again
+    on a fresh one.
+    """
+
+    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+        """Send a request to `base_url + path` and wait for the head of its answer.
 
         Cancelling closes the connection.
 

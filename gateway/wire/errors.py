@@ -55,6 +55,10 @@ REFUSALS: dict[Outcome, Refusal] = {
     Outcome.DRAINING: Refusal(503, "server_error", "draining", retry=True, anthropic_type="overloaded_error"),
     Outcome.UPSTREAM_ERROR: Refusal(502, "server_error", "upstream_error", retry=True, anthropic_type="api_error"),
     Outcome.UPSTREAM_TIMEOUT: Refusal(504, "server_error", "upstream_timeout", retry=True, anthropic_type="api_error"),
+    Outcome.RESPONSE_NOT_FOUND: Refusal(
+        404, "invalid_request_error", "response_not_found", retry=False, anthropic_type="not_found_error"
+    ),
+    Outcome.INTERNAL_ERROR: Refusal(500, "server_error", "internal_error", retry=True, anthropic_type="api_error"),
     # Nobody reads this one: it is the status that the access line shows.
     Outcome.CLIENT_CLOSED: Refusal(
         499, "invalid_request_error", "client_closed", retry=False, anthropic_type="invalid_request_error"

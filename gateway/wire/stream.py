@@ -101,6 +101,7 @@ _ERROR = msgspec.json.Decoder(_Error)
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _DONE = b"[DONE]"
+_QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
 _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.CHAT: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
@@ -118,6 +119,8 @@ _TOKEN_MARK: dict[Api, bytes] = {
 }
 """What occurs once for each generated token, until the engine merges two of them into one event."""
 
+_PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress")
+"""The Responses API sends these at once, before the engine has even taken the request: they promise nothing."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -273,6 +276,11 @@ class StreamReader:
         return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
 
 
+def is_preliminary(data: bytes) -> bool:
+    """Whether these events say nothing yet about whether the engine will answer."""
+    return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
+
+
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
     """What a complete, non-streaming answer says."""
@@ -316,7 +324,12 @@ def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Fail
             code = _ERROR.decode(parsed.error).code
         except (msgspec.DecodeError, UnicodeDecodeError):
             code = None
+    quoted = _QUOTED_CODE.search(message)
+    if quoted is not None:  # /v1/messages wraps the engine's error into a sentence about it
+        code = int(quoted.group(1))
     status = code if isinstance(code, int) and 400 <= code <= 599 else 500  # noqa: PLR2004
+    if quoted is not None and status == 503:  # noqa: PLR2004
+        return Failure(FailureKind.BUSY, status, "the engine has no room", event)
     if is_busy(status, message):
         return Failure(FailureKind.BUSY, status, message, event)
     kind = FailureKind.REFUSED if status < 500 else FailureKind.ENGINE_ERROR  # noqa: PLR2004

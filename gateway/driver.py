@@ -1,0 +1,149 @@
+"""Asyncio around the admission core: events in with the time they happened at, commands out to whoever waits."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection
+
+from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Demand,
+    Event,
+    Finished,
+    Progress,
+    RequestId,
+    Returned,
+    Tick,
+    Verdict,
+)
+
+PROGRESS_INTERVAL = 0.025
+"""Seconds between two batches of progress: often against a decode step, seldom against an event."""
+
+_ids = itertools.count(1)
+
+
+class RejectedError(Exception):
+    """The core refused the request. `command` says how it ended and when to come back."""
+
+    def __init__(self, command: Reject) -> None:
+        super().__init__(command.outcome)
+        self.command = command
+
+
+class Driver:
+    """Runs one controller: the only one to call it, always on the event loop's thread.
+
+    Args:
+        controller: the core of one model.
+        clock: monotonic seconds.
+        progressed: told which requests moved, with each batch.
+    """
+
+    def __init__(
+        self,
+        controller: AdmissionController,
+        clock: Callable[[], float],
+        progressed: Callable[[Collection[RequestId]], None],
+    ) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._progressed = progressed
+        self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
+        self._generated: dict[RequestId, int] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def controller(self) -> AdmissionController:
+        """For snapshots."""
+        return self._controller
+
+    def handle(self, event: Event) -> None:
+        """Tell the core something and carry out what it asks for."""
+        for command in self._controller.handle(event, self._clock()):
+            self._carry_out(command)
+
+    async def admit(self, demand: Demand, *, band: int, flow: str, body_bytes: int) -> tuple[RequestId, Dispatch]:
+        """Wait until the request may go to an endpoint.
+
+        Cancelling gives up its place. After a return the caller owes the core one `finish` or `readmit`.
+
+        Raises:
+            RejectedError: it may not.
+        """
+        request = RequestId(next(_ids))
+        return request, await self._ask(request, Arrived(request, demand, band, flow, body_bytes))
+
+    async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
+        """Give a dispatched request back, unanswered, and wait for another dispatch.
+
+        Raises:
+            RejectedError: there is none. The request has ended.
+        """
+        self._generated.pop(request, None)
+        return await self._ask(request, Returned(request, busy))
+
+    def progress(self, request: RequestId, generated: int) -> None:
+        """Note how many tokens a request has generated; the core hears of it in the next batch."""
+        self._generated[request] = generated
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._flush)
+
+    def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
+        """A dispatched request has left its endpoint."""
+        generated = self._generated.pop(request, None)
+        if generated is not None:
+            self.handle(Progress(((request, generated),)))
+        self.handle(Finished(request, verdict, completion_tokens))
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in (self._flush_timer, self._wake_timer):
+            if timer is not None:
+                timer.cancel()
+
+    async def _ask(self, request: RequestId, event: Arrived | Returned) -> Dispatch:
+        answer = self._waiting[request] = asyncio.get_running_loop().create_future()
+        self.handle(event)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                # Dispatched, but the client left before this line ran: no engine sees the request.
+                self.handle(Finished(request, Verdict.DONE, 0))
+            else:
+                self._waiting.pop(request, None)
+                self.handle(Cancelled(request))
+            raise
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Dispatch():
+                answer = self._waiting.pop(command.request, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(command)
+                else:  # the client left in this very turn of the loop: no engine sees the request
+                    self.handle(Finished(command.request, Verdict.DONE, 0))
+            case Reject():
+                answer = self._waiting.pop(command.request, None)
+                if answer is not None and not answer.done():
+                    answer.set_exception(RejectedError(command))
+            case WakeAt():
+                if self._wake_timer is not None:
+                    self._wake_timer.cancel()
+                delay = max(0.0, command.at - self._clock())
+                self._wake_timer = asyncio.get_running_loop().call_later(delay, self._wake)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        batch, self._generated = self._generated, {}
+        if batch:
+            self.handle(Progress(tuple(batch.items())))
+            self._progressed(batch.keys())
+
+    def _wake(self) -> None:
+        self._wake_timer = None
+        self.handle(Tick())

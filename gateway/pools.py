@@ -1,0 +1,196 @@
+"""Which endpoints serve which model: one pool, one admission core, one counter for each model."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.admission.events import Capacity, EndpointDown, EndpointGone, EndpointId, EndpointUp, Observed
+from gateway.config import ModelSettings
+from gateway.driver import Driver
+from gateway.endpoints.identity import Identity
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.tokens.counter import ModelCounter
+
+_REMEMBERED_RESPONSES = 10_000
+
+_log = structlog.get_logger("kvgate.pools")
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One vLLM server.
+
+    Attributes:
+        id: host and port; the `endpoint` label of metrics.
+        base_url: without a trailing slash.
+        api_key: sent in place of the client's own, None passes the client's on.
+        settings: the model it was configured under.
+        identity: what it last said of itself, None until it was first reached.
+        healthy: whether it takes traffic now.
+    """
+
+    id: EndpointId
+    base_url: str
+    api_key: str | None
+    settings: ModelSettings
+    monitor: EndpointMonitor | None = None
+    identity: Identity | None = None
+    healthy: bool = False
+    pool: "Pool | None" = None
+
+
+class Pool:
+    """The endpoints of one model, and the one driver and counter they share."""
+
+    def __init__(self, name: str, driver: Driver, counter: ModelCounter) -> None:
+        self.name = name
+        self.driver = driver
+        self.counter = counter
+        self.endpoints: dict[EndpointId, Endpoint] = {}
+        self._turn = 0
+
+    @property
+    def identities(self) -> list[Identity]:
+        """What its endpoints last said of themselves; never empty: an endpoint joins by saying so."""
+        return [endpoint.identity for endpoint in self.endpoints.values() if endpoint.identity is not None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a client may use, its own first."""
+        names = dict.fromkeys([self.name])
+        for identity in self.identities:
+            names.update(dict.fromkeys((*identity.names, *identity.loras)))
+        return tuple(names)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens: the longest any of its endpoints takes."""
+        return max((identity.max_model_len for identity in self.identities), default=0)
+
+    def takes(self, total: int) -> bool:
+        """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
+        return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
+
+    def healthy(self) -> list[Endpoint]:
+        """The endpoints that take traffic now, each time starting with another one."""
+        healthy = [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+        self._turn += 1
+        start = self._turn % len(healthy) if healthy else 0
+        return healthy[start:] + healthy[:start]
+
+
+class Directory:
+    """Finds the pool of a model; grows as endpoints say who they are.
+
+    It is the listener of every monitor, and passes what they find to the core of the right model.
+
+    Args:
+        endpoints: all that are configured.
+        make_pool: builds a pool for an endpoint whose model was not known before.
+    """
+
+    def __init__(self, endpoints: Iterable[Endpoint], make_pool: Callable[[Endpoint, str], Pool]) -> None:
+        self.endpoints = {endpoint.id: endpoint for endpoint in endpoints}
+        self.pools: dict[str, Pool] = {}
+        self.ever_healthy = False
+        self._make_pool = make_pool
+        self._by_name: dict[str, Pool] = {}
+        self._changed = asyncio.Event()
+        self._responses: OrderedDict[str, EndpointId] = OrderedDict()
+
+    async def find(self, model: str | None, timeout: float) -> Pool | None:
+        """The pool that serves a name; the only pool where no name is given.
+
+        While endpoints have not said yet what they serve, waits for them, up to `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (pool := self.lookup(model)) is None and self.undiscovered():
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return pool
+
+    def lookup(self, model: str | None) -> Pool | None:
+        """The pool of a name that is known now."""
+        if model is None:
+            return next(iter(self.pools.values())) if len(self.pools) == 1 else None
+        return self._by_name.get(model)
+
+    def undiscovered(self) -> bool:
+        """Whether an endpoint has not yet said what it serves."""
+        return any(endpoint.identity is None for endpoint in self.endpoints.values())
+
+    async def wait_for_endpoint(self, pool: Pool, timeout: float) -> bool:
+        """Wait until an endpoint of the pool is healthy; False when `timeout` seconds pass first."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not pool.healthy():
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
+        """Note which endpoint made a stored response."""
+        self._responses[response_id] = endpoint
+        if len(self._responses) > _REMEMBERED_RESPONSES:
+            self._responses.popitem(last=False)
+
+    def made_response(self, response_id: str) -> Endpoint | None:
+        """The endpoint that made a response."""
+        endpoint = self._responses.get(response_id)
+        return self.endpoints.get(endpoint) if endpoint is not None else None
+
+    # What monitors tell.
+
+    def up(self, endpoint_id: EndpointId, identity: Identity, capacity: Capacity) -> None:
+        """An endpoint takes traffic, or changed."""
+        endpoint = self.endpoints[endpoint_id]
+        name = endpoint.settings.name or identity.names[0]
+        if endpoint.pool is None or endpoint.pool.name != name:
+            self._move(endpoint, name)
+        assert endpoint.pool is not None  # noqa: S101  # just moved there
+        endpoint.identity = identity
+        endpoint.healthy = True
+        self.ever_healthy = True
+        self._index(endpoint.pool)
+        endpoint.pool.driver.handle(EndpointUp(endpoint_id, capacity))
+        endpoint.pool.counter.endpoint_came_up()
+        self._announce()
+
+    def down(self, endpoint_id: EndpointId, reason: str) -> None:
+        """An endpoint takes no traffic."""
+        endpoint = self.endpoints[endpoint_id]
+        endpoint.healthy = False
+        if endpoint.pool is not None:
+            endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
+
+    def observed(self, sample: Observed) -> None:
+        """A scrape of an endpoint's metrics."""
+        pool = self.endpoints[sample.endpoint].pool
+        if pool is not None:
+            pool.driver.handle(sample)
+
+    def _move(self, endpoint: Endpoint, name: str) -> None:
+        if endpoint.pool is not None:
+            endpoint.pool.endpoints.pop(endpoint.id)
+            endpoint.pool.driver.handle(EndpointGone(endpoint.id))
+            _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = self._make_pool(endpoint, name)
+        pool.endpoints[endpoint.id] = endpoint
+        endpoint.pool = pool
+
+    def _index(self, pool: Pool) -> None:
+        self._by_name = {name: known for name, known in self._by_name.items() if known is not pool}
+        for name in pool.names:
+            self._by_name.setdefault(name, pool)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed.clear()

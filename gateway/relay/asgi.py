@@ -1,0 +1,103 @@
+"""The few ASGI moves the relay makes itself: read a body within limits, send an answer, notice a client leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gateway.wire.errors import ErrorAnswer
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+class BodyTooLargeError(Exception):
+    """The body is over the limit. `size` is what the client announced, or what had arrived, in bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class BodyTimeoutError(Exception):
+    """The client stopped sending in the middle of its body."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def path(scope: Scope) -> str:
+    """The path and query as the client sent them."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return (raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float) -> bytes:
+    """Read the whole body.
+
+    Args:
+        scope: of the request.
+        receive: of the request.
+        limit: most bytes.
+        timeout: longest silence, seconds.
+
+    Raises:
+        BodyTooLargeError, BodyTimeoutError, ClientGoneError: as they say.
+    """
+    announced = header(scope, b"content-length")
+    if announced is not None and int(announced) > limit:
+        raise BodyTooLargeError(int(announced))
+    message = await _next(receive, timeout)
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(first) > limit:
+            raise BodyTooLargeError(len(first))
+        return first
+    pieces, size = [first], len(first)
+    while message.get("more_body", False):
+        message = await _next(receive, timeout)
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise BodyTooLargeError(size)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _next(receive: Receive, timeout: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout):
+            message = await receive()
+    except TimeoutError:
+        raise BodyTimeoutError from None
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    return message
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has left. Await only after the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_answer(
+    send: Send, answer: ErrorAnswer, extra: tuple[tuple[bytes, bytes], ...] = (), *, close: bool = False
+) -> None:
+    """Send a complete answer; `close` ends the connection after it."""
+    headers = [*answer.headers, *extra]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

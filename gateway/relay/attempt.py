@@ -1,0 +1,238 @@
+"""One try of a request at one endpoint: sent, its answer classified, then streamed through."""
+
+import asyncio
+from dataclasses import dataclass
+
+from gateway.admission.events import RequestId, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.driver import Driver
+from gateway.pools import Endpoint
+from gateway.relay.exchange import Exchange
+from gateway.relay.flights import Flight, Flights, Interruption
+from gateway.relay.headers import towards_client
+from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream, UpstreamError
+from gateway.wire.errors import stream_error
+from gateway.wire.request import Api
+from gateway.wire.stream import (
+    Failure,
+    FailureKind,
+    StreamReader,
+    error_message,
+    is_busy,
+    is_preliminary,
+    read_body,
+)
+
+_OK = 200
+_UNAUTHORIZED = 401
+_SERVER_ERRORS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The client has its answer, or as much of it as there will be."""
+
+    outcome: Outcome
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Nothing has reached the client: the request may go to an endpoint again.
+
+    Attributes:
+        busy: the endpoint has no room or was not there, which is no failure of the request's own.
+        reason: for the client, should this have been the last try.
+        overdue: the endpoint did not answer in time.
+    """
+
+    busy: bool
+    reason: str
+    overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What an endpoint is sent. `strip_usage`: kvgate asked for usage in the stream, the client did not."""
+
+    request: RequestId
+    path: str
+    body: bytes
+    prompt_tokens: int
+    strip_usage: bool
+
+
+class Attempt:
+    """Sends one request to one endpoint and relays the answer.
+
+    Nothing is sent to the client before the first event of the answer is known to be good, so that any failure until
+    then can be tried again elsewhere.
+    """
+
+    def __init__(
+        self, exchange: Exchange, driver: Driver, flights: Flights, upstream: Upstream, endpoint: Endpoint
+    ) -> None:
+        self._exchange = exchange
+        self._driver = driver
+        self._flights = flights
+        self._upstream = upstream
+        self._endpoint = endpoint
+        self.reader: StreamReader | None = None
+        """Of a stream: what it has told so far."""
+        self.response_id: str | None = None
+
+    async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
+        """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
+        flight = self._flights.open(outgoing.request, self._endpoint, outgoing.prompt_tokens)
+        try:
+            return await self._exchanged(flight, outgoing, headers)
+        except asyncio.CancelledError:
+            if flight.interruption is None:
+                raise
+            flight.task.uncancel()
+            return await self._interrupted(flight.interruption)
+        finally:
+            self._flights.close(flight)
+
+    async def _exchanged(self, flight: Flight, outgoing: Outgoing, headers: Headers) -> Settled | Again:
+        try:
+            answer = await self._upstream.send(self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.body)
+        except UpstreamError as error:
+            self._endpoint.monitor.failed(str(error))
+            return Again(isinstance(error, ConnectFailedError), f"The endpoint did not answer: {error}.")
+        try:
+            if answer.status != _OK:
+                return await self._not_ok(answer)
+            if _is_stream(answer.headers):
+                return await self._stream(flight, answer, outgoing)
+            return await self._whole(flight, answer)
+        except UpstreamError as error:
+            self._endpoint.monitor.failed(str(error))
+            return await self._broken(f"The endpoint failed: {error}.")
+        finally:
+            answer.close()
+
+    async def _not_ok(self, answer: Answer) -> Settled | Again:
+        body = await _read_all(answer)
+        message = error_message(body)
+        if is_busy(answer.status, message):
+            return Again(busy=True, reason=message)
+        if answer.status >= _SERVER_ERRORS:
+            self._endpoint.monitor.failed(f"it answered {answer.status}")
+            return Again(busy=False, reason=f"The endpoint answered {answer.status}: {message}")
+        if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
+            outcome = await self._exchange.refuse(
+                Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
+            )
+            return Settled(outcome, Verdict.DONE)
+        await self._send_whole(answer, body)
+        return Settled(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
+
+    async def _whole(self, flight: Flight, answer: Answer) -> Settled | Again:
+        body = await _read_all(answer)
+        facts = read_body(body)
+        if facts.failure is not None:
+            return await self._failed_unseen(facts.failure)
+        flight.answering = True
+        self._exchange.usage = facts.usage
+        self.response_id = facts.response_id
+        self._exchange.first_event = self._exchange.clock()
+        await self._send_whole(answer, body)
+        return Settled(Outcome.COMPLETED, Verdict.DONE)
+
+    async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
+        exchange, send = self._exchange, self._exchange.send
+        reader = self.reader = StreamReader(exchange.api or Api.CHAT, strip_usage=outgoing.strip_usage)
+        read, feed, progress, request = answer.read_some, reader.feed, self._driver.progress, outgoing.request
+        held = b""
+        while data := await read():
+            ready = feed(data)
+            if not exchange.committed:
+                held += ready
+                if reader.failure is not None:
+                    return await self._failed_unseen(reader.failure)
+                if not held or (reader.api is Api.RESPONSES and is_preliminary(held)):
+                    continue
+                flight.answering = True
+                await self._start(answer)
+                ready, held = held, b""
+            if ready:
+                await send({"type": "http.response.body", "body": ready, "more_body": True})
+            if reader.failure is not None:
+                return await self._failed_midway(reader.failure)
+            progress(request, reader.tokens)
+        rest = held + reader.end()
+        exchange.usage = reader.usage
+        self.response_id = reader.response_id
+        if reader.failure is not None:
+            if not exchange.committed:
+                return await self._failed_unseen(reader.failure)
+            return await self._failed_midway(reader.failure)
+        if not exchange.committed:
+            await self._start(answer)
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+        return Settled(Outcome.COMPLETED, Verdict.DONE)
+
+    async def _start(self, answer: Answer, length: int | None = None) -> None:
+        exchange = self._exchange
+        if exchange.first_event is None:
+            exchange.first_event = exchange.clock()
+        exchange.status = answer.status
+        exchange.committed = True
+        headers = towards_client(answer.headers, exchange.identifier, length=length)
+        await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def _send_whole(self, answer: Answer, body: bytes) -> None:
+        await self._start(answer, len(body))
+        await self._exchange.send({"type": "http.response.body", "body": body})
+
+    async def _failed_unseen(self, failure: Failure) -> Settled | Again:
+        """The answer had the status 200, but its first event is a failure; the client has seen nothing."""
+        if failure.kind is FailureKind.BUSY:
+            return Again(busy=True, reason=failure.message)
+        if failure.kind is FailureKind.REFUSED:
+            outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
+            return Settled(outcome, Verdict.DONE)
+        self._endpoint.monitor.failed(failure.message)
+        return Again(busy=False, reason=f"The endpoint failed: {failure.message}.")
+
+    async def _failed_midway(self, failure: Failure) -> Settled:
+        self._endpoint.monitor.failed(failure.message)
+        return await self._end_with(failure.event or self._error_event(f"The endpoint failed: {failure.message}."))
+
+    async def _broken(self, message: str) -> Settled | Again:
+        """The connection was lost: again from the start, unless the client has seen a part."""
+        if not self._exchange.committed:
+            return Again(busy=False, reason=message)
+        if self.reader is None:  # a body that is not a stream cannot carry an error: its length will be wrong
+            return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+        return await self._end_with(self._error_event(message))
+
+    async def _interrupted(self, why: Interruption) -> Settled | Again:
+        overdue = why is Interruption.OVERDUE
+        message = "The endpoint did not go on in time." if overdue else "The endpoint hangs."
+        if not self._exchange.committed:
+            return Again(busy=False, reason=message, overdue=overdue)
+        await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
+        return Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
+
+    def _error_event(self, message: str, outcome: Outcome = Outcome.UPSTREAM_ERROR) -> bytes:
+        return stream_error(self._exchange.api or Api.CHAT, outcome, message)
+
+    async def _end_with(self, event: bytes) -> Settled:
+        """A clean end of the HTTP body, with the error as its last event and without `[DONE]`."""
+        if self.reader is not None:
+            self._exchange.usage = self.reader.usage
+        await self._exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+        return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+
+
+def _is_stream(headers: Headers) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+async def _read_all(answer: Answer) -> bytes:
+    pieces = []
+    while piece := await answer.read_some():
+        pieces.append(piece)
+    return b"".join(pieces)

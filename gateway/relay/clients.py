@@ -1,0 +1,62 @@
+"""Who is calling: a verified key, else a trusted proxy's word, else the peer's address."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.relay.asgi import Scope, header
+from gateway.relay.headers import bearer
+
+
+class UnknownKeyError(Exception):
+    """Keys are configured, and the client presented none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A caller: `flow` names it in logs and in the queue, `band` is the most urgent it may ask for."""
+
+    flow: str
+    band: int = 0
+
+
+class Clients:
+    """Tells who a request comes from.
+
+    Args:
+        keys: clients by their key; empty lets everybody in.
+        trusted_header: header in which a trusted proxy names the flow.
+    """
+
+    def __init__(self, keys: Mapping[str, Client], trusted_header: str | None) -> None:
+        # Looked up by digest, so that the time of a comparison tells nothing about a key.
+        self._by_digest = {_digest(key): client for key, client in keys.items()}
+        self._trusted = trusted_header.lower().encode() if trusted_header is not None else None
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self._by_digest)
+
+    def identify(self, scope: Scope) -> Client:
+        """Who sends this request. An unverified key is nobody's.
+
+        Raises:
+            UnknownKeyError: keys are configured and it has none of them.
+        """
+        if self._by_digest:
+            key = bearer(scope)
+            client = self._by_digest.get(_digest(key)) if key is not None else None
+            if client is None:
+                raise UnknownKeyError
+            return client
+        if self._trusted is not None:
+            named = header(scope, self._trusted)
+            if named:
+                return Client(named.decode("latin-1")[:128])
+        peer = scope.get("client")
+        return Client(peer[0] if peer else "local")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,124 @@
+"""One request as it passes through, and the one report made of its end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.admission.outcomes import Outcome
+from gateway.ops.logs import AccessLog
+from gateway.ops.metrics import Metrics
+from gateway.relay.asgi import Scope, Send, send_answer
+from gateway.relay.headers import request_id
+from gateway.wire.errors import REFUSALS, error_answer
+from gateway.wire.request import Api
+from gateway.wire.stream import Usage
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What is known of a request so far. Times are monotonic seconds.
+
+    Attributes:
+        started: when its head had arrived.
+        received: when its body was complete.
+        waited: seconds spent in the queue, all of its turns.
+        overhead: seconds from `received` until it first went to an endpoint, less the queue.
+        first_event: when the first event of its answer was ready to leave.
+        committed: whether the head of an answer has left: from here on an error can only be told in the stream.
+    """
+
+    path: str
+    send: Send
+    clock: Callable[[], float]
+    identifier: bytes
+    started: float
+    received: float
+    api: Api | None = None
+    flow: str = ""
+    model: str | None = None
+    stream: bool = False
+    endpoint: str | None = None
+    prompt_tokens: int | None = None
+    usage: Usage | None = None
+    waited: float = 0.0
+    overhead: float | None = None
+    first_event: float | None = None
+    status: int | None = None
+    committed: bool = False
+    ended: bool = field(default=False, repr=False)
+
+    @classmethod
+    def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
+        """An exchange for a request whose head has just arrived."""
+        now = clock()
+        return cls(scope["path"], send, clock, request_id(scope), now, now, api)
+
+    def sent(self) -> None:
+        """It goes to an endpoint now."""
+        if self.overhead is None:
+            self.overhead = max(0.0, self.clock() - self.received - self.waited)
+
+    async def refuse(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        close: bool = False,
+    ) -> Outcome:
+        """Answer with an error, in the shape of the request's API; returns how the request ended."""
+        answer = error_answer(outcome, message, api=self.api, param=param, retry_after=retry_after)
+        self.status = answer.status
+        self.committed = True
+        await send_answer(self.send, answer, ((b"x-request-id", self.identifier),), close=close)
+        return outcome
+
+
+class Reporter:
+    """Counts and logs each exchange once, when it has ended."""
+
+    def __init__(self, metrics: Metrics, access: AccessLog | None) -> None:
+        self._metrics = metrics
+        self._access = access
+
+    def ended(self, exchange: Exchange, outcome: Outcome) -> None:
+        """The exchange is over; a second report of it is ignored."""
+        if exchange.ended:
+            return
+        exchange.ended = True
+        now = exchange.clock()
+        metrics = self._metrics.model(exchange.model)
+        metrics.ended(outcome)
+        if exchange.overhead is not None:
+            self._metrics.overhead.observe(exchange.overhead)
+            self._metrics.queue_wait.observe(exchange.waited)
+        ttft = None
+        if exchange.first_event is not None:
+            ttft = exchange.first_event - exchange.started
+            self._metrics.ttft.observe(ttft)
+        usage = exchange.usage
+        if usage is not None:
+            metrics.used(usage.prompt_tokens, usage.completion_tokens)
+        if self._access is None:
+            return
+        status = REFUSALS[outcome].status if outcome is Outcome.CLIENT_CLOSED else exchange.status
+        self._access(
+            request_id=exchange.identifier.decode("ascii"),
+            path=exchange.path,
+            model=exchange.model,
+            flow=exchange.flow,
+            status=status,
+            outcome=outcome.value,
+            endpoint=exchange.endpoint,
+            stream=exchange.stream,
+            prompt_tokens=usage.prompt_tokens if usage is not None else exchange.prompt_tokens,
+            completion_tokens=usage.completion_tokens if usage is not None else None,
+            queue_ms=_milliseconds(exchange.waited),
+            ttft_ms=_milliseconds(ttft),
+            overhead_ms=_milliseconds(exchange.overhead),
+            duration_ms=_milliseconds(now - exchange.started),
+        )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)

@@ -1,0 +1,106 @@
+"""The requests that are on an endpoint now: who moves, who is overdue, who must be taken off."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+
+from gateway.admission.events import EndpointId, RequestId
+from gateway.pools import Endpoint
+
+SWEEP_INTERVAL = 1.0
+"""Seconds between two looks for overdue requests: one timer for all of them, none for each."""
+
+
+class Interruption(Enum):
+    """Why a flight's task was cancelled, when it was us who did it."""
+
+    OVERDUE = auto()
+    """Nothing came for longer than the timeouts allow."""
+    EVACUATED = auto()
+    """Its endpoint hangs, and nothing of an answer had come."""
+
+
+class Flight:
+    """One request on one endpoint."""
+
+    __slots__ = ("answering", "endpoint", "interruption", "moved_at", "request", "task")
+
+    def __init__(self, request: RequestId, endpoint: Endpoint, task: "asyncio.Task[object]", now: float) -> None:
+        self.request = request
+        self.endpoint = endpoint
+        self.task = task
+        self.moved_at = now
+        self.answering = False
+        """Whether a first event has come."""
+        self.interruption: Interruption | None = None
+
+    def interrupt(self, why: Interruption) -> None:
+        """Cancel the request's task, which finds the reason here."""
+        if self.interruption is None:
+            self.interruption = why
+            self.task.cancel()
+
+
+class Flights:
+    """Every flight, watched by one timer.
+
+    Args:
+        clock: monotonic seconds.
+        first_byte_timeout: seconds to the first event of an answer.
+        idle_timeout: seconds of silence inside an answer.
+    """
+
+    def __init__(self, clock: Callable[[], float], first_byte_timeout: float, idle_timeout: float) -> None:
+        self._clock = clock
+        self._first_byte_timeout = first_byte_timeout
+        self._idle_timeout = idle_timeout
+        self._flights: dict[RequestId, Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def open(self, request: RequestId, endpoint: Endpoint, prompt_tokens: int) -> Flight:
+        """The current task sends a request to an endpoint."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in a coroutine
+        flight = self._flights[request] = Flight(request, endpoint, task, self._clock())
+        endpoint.monitor.dispatched(request, prompt_tokens)
+        return flight
+
+    def close(self, flight: Flight) -> None:
+        """The request has left its endpoint."""
+        if self._flights.get(flight.request) is flight:
+            del self._flights[flight.request]
+        flight.endpoint.monitor.finished(flight.request)
+
+    def progressed(self, requests: Collection[RequestId]) -> None:
+        """These requests had tokens since the last batch."""
+        now = self._clock()
+        moved = {}
+        for request in requests:
+            flight = self._flights.get(request)
+            if flight is not None:
+                flight.moved_at = now
+                moved[flight.endpoint.id] = flight.endpoint
+        for endpoint in moved.values():
+            endpoint.monitor.progressed()
+
+    def evacuate(self, endpoint: EndpointId) -> None:
+        """Take off a hung endpoint what has not been answered yet: it may go elsewhere."""
+        for flight in list(self._flights.values()):
+            if flight.endpoint.id == endpoint and not flight.answering:
+                flight.interrupt(Interruption.EVACUATED)
+
+    def sweep(self) -> None:
+        """Interrupt what is overdue."""
+        now = self._clock()
+        for flight in list(self._flights.values()):
+            limit = self._idle_timeout if flight.answering else self._first_byte_timeout
+            if now - flight.moved_at > limit:
+                flight.interrupt(Interruption.OVERDUE)
+
+    async def watch(self) -> None:
+        """Sweep for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL)
+            self.sweep()

@@ -1,0 +1,123 @@
+"""The raw ASGI application that every request meets first."""
+
+import asyncio
+
+import structlog
+
+from gateway.admission.outcomes import Outcome
+from gateway.relay.asgi import ClientGoneError, Receive, Scope, Send, disconnected, send_answer
+from gateway.relay.clients import Client, UnknownKeyError
+from gateway.relay.exchange import Exchange, Reporter
+from gateway.relay.generate import generate
+from gateway.relay.intake import read_request
+from gateway.relay.models import list_models
+from gateway.relay.passthrough import follow, relay
+from gateway.relay.plane import Plane
+from gateway.relay.routes import Action, Route, find, methods
+from gateway.wire.errors import ErrorAnswer, openai_error
+
+_log = structlog.get_logger("kvgate.relay")
+
+
+class Gateway:
+    """Routes a request: to the data plane by the route table, to the admin application by its paths, or to a 404.
+
+    Args:
+        plane: what the data plane works with.
+        reporter: told of every exchange's end.
+        admin: answers the paths of `admin_paths`.
+        admin_paths: first segments of the paths that are the admin application's.
+    """
+
+    def __init__(self, plane: Plane, reporter: Reporter, admin: object, admin_paths: frozenset[str]) -> None:
+        self._plane = plane
+        self._reporter = reporter
+        self._admin = admin
+        self._admin_paths = admin_paths
+        self.draining = False
+        self.active = 0
+        """Requests that are being served."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        route = find(scope["method"], path)
+        if route is not None:
+            self.active += 1
+            try:
+                await self._serve(route, scope, receive, send)
+            finally:
+                self.active -= 1
+        elif path.split("/", 2)[1] in self._admin_paths:
+            await self._admin(scope, receive, send)  # type: ignore[operator]  # an ASGI application
+        else:
+            await send_answer(send, _no_route(scope["method"], path))
+
+    async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        plane = self._plane
+        exchange = Exchange.begin(scope, send, plane.clock, route.api)
+        watch: asyncio.Task[None] | None = None
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in a coroutine
+        outcome = Outcome.INTERNAL_ERROR
+        try:
+            client = plane.clients.identify(scope)
+            exchange.flow = client.flow
+            if self.draining:
+                message = "This gateway is shutting down."
+                outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, close=True)
+                return
+            body = await read_request(plane.settings.server, scope, receive, exchange)
+            if isinstance(body, Outcome):
+                outcome = body
+                return
+            exchange.received = plane.clock()
+            watch = asyncio.create_task(disconnected(receive))
+            watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+            outcome = await self._act(route, scope, exchange, client, body)
+        except UnknownKeyError:
+            message = "The API key is missing or not known here. Send it as `Authorization: Bearer KEY`."
+            outcome = await exchange.refuse(Outcome.UNAUTHORIZED, message)
+        except ClientGoneError:
+            outcome = Outcome.CLIENT_CLOSED
+        except asyncio.CancelledError:
+            outcome = Outcome.CLIENT_CLOSED
+            if watch is None or not watch.done():
+                raise
+            task.uncancel()
+        except Exception as error:  # noqa: BLE001  # a defect of ours must not leave the client without an answer
+            _log.exception("defect", request_id=exchange.identifier.decode("ascii"), error=type(error).__name__)
+            if not exchange.committed:
+                await exchange.refuse(Outcome.INTERNAL_ERROR, "kvgate failed on this request; its log says why.")
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self._reporter.ended(exchange, outcome)
+
+    async def _act(self, route: Route, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
+        match route.action:
+            case Action.ADMIT:
+                return await generate(self._plane, scope, exchange, client, body)
+            case Action.RELAY:
+                return await relay(self._plane, scope, exchange, body)
+            case Action.FOLLOW:
+                return await follow(self._plane, scope, exchange, body)
+            case Action.ANSWER:
+                return await list_models(self._plane, scope, exchange)
+
+
+def _no_route(method: str, path: str) -> ErrorAnswer:
+    allowed = methods(path)
+    headers = [(b"content-type", b"application/json"), (b"x-should-retry", b"false")]
+    if allowed:
+        status, code = 405, "method_not_allowed"
+        message = f"{method} is not a method of this path; it takes {', '.join(allowed)}."
+        headers.append((b"allow", ", ".join(allowed).encode()))
+    else:
+        status, code = 404, "not_found"
+        message = f"There is no {method} {path[:200]} here."
+    body = openai_error(message, "invalid_request_error", code)
+    headers.append((b"content-length", b"%d" % len(body)))
+    return ErrorAnswer(status, tuple(headers), body)

@@ -1,0 +1,234 @@
+"""A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import Demand, RequestId, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.driver import Driver, RejectedError
+from gateway.pools import Pool
+from gateway.relay.asgi import Scope, path
+from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
+from gateway.relay.clients import Client
+from gateway.relay.exchange import Exchange
+from gateway.relay.headers import towards_endpoint
+from gateway.relay.length import TooLongError, demand, untokenized
+from gateway.relay.plane import Plane
+from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
+from gateway.tokens.pool import CountingOverloadedError
+from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, InvalidRequestError, parse, with_usage
+
+_BYTES_PER_TOKEN = 4
+"""Only to give a size to a request that observe mode lets through uncounted."""
+
+
+class _RefusedError(Exception):
+    """The request ends with this answer."""
+
+    def __init__(
+        self, outcome: Outcome, message: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class _Reservation:
+    """A place in the core that is given back exactly once, whatever happens."""
+
+    def __init__(self, driver: Driver, request: RequestId) -> None:
+        self.request = request
+        self._driver = driver
+        self._held = True
+
+    async def again(self, *, busy: bool) -> Dispatch:
+        """Give it back unanswered and wait for another one."""
+        self._held = False
+        dispatch = await self._driver.readmit(self.request, busy=busy)
+        self._held = True
+        return dispatch
+
+    def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
+        """Give it back for good; ignored when it is not held."""
+        if self._held:
+            self._held = False
+            self._driver.finish(self.request, verdict, completion_tokens)
+
+
+async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
+    """Serve one request of the four generation APIs; returns how it ended.
+
+    Raises:
+        asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
+    """
+    try:
+        request = _parsed(exchange.api or Api.CHAT, body)
+        exchange.stream = request.stream
+        pool = await _pool(plane, request)
+        exchange.model = pool.name
+        count = await _counted(plane, pool, request, client)
+        exchange.prompt_tokens = sum(count.prompts)
+        asked = _demanded(plane, pool, request, count)
+        return await _admitted(plane, scope, exchange, client, pool, request, count, asked)
+    except _RefusedError as refused:
+        return await exchange.refuse(
+            refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
+        )
+
+
+def _parsed(api: Api, body: bytes) -> GenerationRequest:
+    try:
+        return parse(api, body)
+    except ForbiddenFieldError as error:
+        raise _RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
+    except InvalidRequestError as error:
+        raise _RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+
+
+async def _pool(plane: Plane, request: GenerationRequest) -> Pool:
+    directory = plane.directory
+    pool = directory.lookup(request.model)
+    if pool is None:
+        pool = await directory.find(request.model, plane.settings.admission.queue.no_endpoint_ttl)
+    if pool is not None:
+        return pool
+    if directory.undiscovered():
+        raise _RefusedError(
+            Outcome.NO_ENDPOINT, "No endpoint that may serve this model could be reached yet.", retry_after=10.0
+        )
+    if request.model is None:
+        raise _RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
+    raise _RefusedError(
+        Outcome.MODEL_NOT_FOUND,
+        f"The model `{request.model[:200]}` does not exist here. `/v1/models` lists those that do.",
+        "model",
+    )
+
+
+async def _counted(plane: Plane, pool: Pool, request: GenerationRequest, client: Client) -> PromptCount:
+    longest = pool.max_model_len
+    try:
+        try:
+            return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
+        except CountUnavailableError:
+            # The engine had to count and none is there: wait for one as the queue would.
+            await plane.directory.wait_for_endpoint(pool, plane.settings.admission.queue.no_endpoint_ttl)
+            return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
+    except PromptTooLongError as error:
+        if not plane.observes:
+            refusal = untokenized(error.at_least, longest, request.api)
+            raise _RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, refusal.message, refusal.param) from None
+        plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
+    except InvalidRequestError as error:
+        if not plane.observes:
+            raise _RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+        plane.metrics.model(pool.name).would(Outcome.INVALID_REQUEST)
+    except CountingOverloadedError:
+        if not plane.observes:
+            message = "Too many prompts wait to be counted. Please retry."
+            raise _RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
+        plane.metrics.model(pool.name).would(Outcome.QUEUE_FULL)
+    except CountUnavailableError as error:
+        if not plane.observes:
+            message = f"The prompt could not be counted: {error}."
+            raise _RefusedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
+        plane.metrics.model(pool.name).would(Outcome.NO_ENDPOINT)
+    return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE)
+
+
+def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
+    try:
+        return demand(request, count, pool.max_model_len, pool.takes)
+    except TooLongError as error:
+        if not plane.observes:
+            raise _RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None
+        plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
+        return demand(request, PromptCount(count.prompts, Source.ESTIMATE), pool.max_model_len, pool.takes)
+
+
+async def _admitted(
+    plane: Plane,
+    scope: Scope,
+    exchange: Exchange,
+    client: Client,
+    pool: Pool,
+    request: GenerationRequest,
+    count: PromptCount,
+    asked: Demand,
+) -> Outcome:
+    band = max(client.band, request.priority)
+    queued = plane.clock()
+    try:
+        identifier, dispatch = await pool.driver.admit(asked, band=band, flow=client.flow, body_bytes=len(request.body))
+    except RejectedError as error:
+        raise _refusal(error.command, "") from None
+    finally:
+        exchange.waited += plane.clock() - queued
+    if dispatch.would is not None:
+        plane.metrics.model(pool.name).would(dispatch.would)
+
+    ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+    outgoing = Outgoing(
+        request=identifier,
+        path=path(scope),
+        body=with_usage(request) if ask_usage else request.body,
+        prompt_tokens=asked.prompt_tokens,
+        strip_usage=ask_usage,
+    )
+    reservation = _Reservation(pool.driver, identifier)
+    try:
+        while True:
+            endpoint = pool.endpoints[dispatch.endpoint]
+            exchange.endpoint = endpoint.id
+            headers = towards_endpoint(
+                scope,
+                exchange.identifier,
+                api_key=endpoint.api_key,
+                keep_credentials=plane.keeps_credentials,
+                priority=band,
+            )
+            exchange.sent()
+            attempt = Attempt(exchange, pool.driver, plane.flights, plane.upstream, endpoint)
+            result = await attempt.run(outgoing, headers)
+            if isinstance(result, Settled):
+                usage = exchange.usage
+                reservation.release(result.verdict, usage.completion_tokens if usage is not None else None)
+                if usage is not None:
+                    pool.counter.settle(count, usage.prompt_tokens)
+                if attempt.response_id is not None and request.api is Api.RESPONSES:
+                    plane.directory.remember_response(attempt.response_id, endpoint.id)
+                return result.outcome
+            dispatch = await _another(plane, exchange, reservation, result)
+    finally:
+        reservation.release(Verdict.ABORTED)
+
+
+async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, result: Again) -> Dispatch:
+    returned = plane.clock()
+    try:
+        return await reservation.again(busy=result.busy)
+    except RejectedError as error:
+        command = error.command
+        if command.outcome is Outcome.UPSTREAM_ERROR and result.overdue:
+            command = Reject(command.request, Outcome.UPSTREAM_TIMEOUT, command.retry_after)
+        raise _refusal(command, result.reason) from None
+    finally:
+        exchange.waited += plane.clock() - returned
+
+
+_SENTENCES: dict[Outcome, str] = {
+    Outcome.QUEUE_FULL: "The queue is full.",
+    Outcome.QUEUE_TIMEOUT: "No room became free in time.",
+    Outcome.NO_ENDPOINT: "No endpoint is ready to serve this model.",
+    Outcome.DRAINING: "This gateway is shutting down.",
+    Outcome.CONTEXT_LENGTH_EXCEEDED: "No endpoint has a KV cache that the prompt fits.",
+    Outcome.UPSTREAM_ERROR: "",
+    Outcome.UPSTREAM_TIMEOUT: "",
+}
+
+
+def _refusal(command: Reject, reason: str) -> _RefusedError:
+    sentence = f"{_SENTENCES[command.outcome]} {reason}".strip()
+    if command.retry_after is not None:
+        sentence += f" Please retry in {command.retry_after:.0f} s."
+    return _RefusedError(command.outcome, sentence, retry_after=command.retry_after)

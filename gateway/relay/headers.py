@@ -1,0 +1,95 @@
+"""Which headers cross the gateway, in both directions."""
+
+import re
+import uuid
+
+from gateway.relay.asgi import Scope, header
+from gateway.relay.upstream import Headers
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""RFC 9110, 7.6.1: they mean one connection, not the message."""
+
+_NOT_SENT = _HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"accept-encoding",  # an encoded answer could not be read
+    b"x-request-id",
+    b"x-data-parallel-rank",  # the picker's to decide
+    b"x-vllm-priority",
+}
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_NOT_RETURNED = _HOP_BY_HOP | {b"x-request-id", b"x-accel-buffering"}
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+def request_id(scope: Scope) -> bytes:
+    """The client's `x-request-id` where it is printable and short, else a new one."""
+    given = header(scope, b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return uuid.uuid4().hex.encode()
+
+
+def bearer(scope: Scope) -> str | None:
+    """The key a client presents: as OpenAI's SDKs send it, or as Anthropic's do."""
+    authorization = header(scope, b"authorization")
+    if authorization is not None and authorization[:7].lower() == b"bearer ":
+        return authorization[7:].strip().decode("latin-1")
+    key = header(scope, b"x-api-key")
+    return key.decode("latin-1") if key is not None else None
+
+
+def towards_endpoint(
+    scope: Scope, identifier: bytes, *, api_key: str | None, keep_credentials: bool, priority: int = 0
+) -> Headers:
+    """The headers an endpoint gets.
+
+    Args:
+        scope: the client's request.
+        identifier: the request id.
+        api_key: the endpoint's own key, in place of what the client sent.
+        keep_credentials: pass the client's key on where the endpoint has none of its own.
+        priority: the priority band, for engines that schedule by it.
+    """
+    drop_credentials = api_key is not None or not keep_credentials
+    headers = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in _NOT_SENT
+        and not (drop_credentials and name in _CREDENTIALS)
+        and not name.startswith(b"x-kvgate-")
+    ]
+    headers.append((b"x-request-id", identifier))
+    headers.append((b"accept-encoding", b"identity"))
+    if api_key is not None:
+        headers.append((b"authorization", b"Bearer " + api_key.encode()))
+    if priority:
+        headers.append((b"x-vllm-priority", b"%d" % priority))
+    return headers
+
+
+def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -> list[tuple[bytes, bytes]]:
+    """The headers a client gets; `length` is the body's where it is known."""
+    kept = [
+        (lowered, value)
+        for name, value in headers
+        if (lowered := name.lower()) not in _NOT_RETURNED and lowered != b"content-length"
+    ]
+    if length is not None:
+        kept.append((b"content-length", b"%d" % length))
+    kept.append((b"x-request-id", identifier))
+    kept.append((b"x-accel-buffering", b"no"))
+    return kept

@@ -1,0 +1,66 @@
+"""Whether a request fits its model, and what it then asks of the KV cache."""
+
+from collections.abc import Callable
+
+from gateway.admission.events import Demand
+from gateway.tokens.count import PromptCount, Source
+from gateway.wire.request import MAX_TOKENS_FIELDS, Api, GenerationRequest
+
+COMPLETIONS_MAX_TOKENS = 16
+"""What `/v1/completions` generates where the client sets no limit, as OpenAI's does."""
+
+_PROMPT_PARAM = {Api.CHAT: "messages", Api.COMPLETIONS: "prompt", Api.RESPONSES: "input", Api.MESSAGES: "messages"}
+
+
+class TooLongError(Exception):
+    """The request cannot fit. `message` has both numbers, `param` is the field to shorten or lower."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+def untokenized(at_least: int, max_model_len: int, api: Api) -> TooLongError:
+    """The refusal of a prompt that is too long by its characters alone."""
+    return _too_long(f"at least {at_least}", max_model_len, api)
+
+
+def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int], bool]) -> Demand:
+    """What the request asks for, in tokens.
+
+    Args:
+        request: what the client asked.
+        count: the tokens of its prompts.
+        max_model_len: of the largest endpoint.
+        takes: whether some endpoint takes `prompt + max_tokens` of this sum (0.32 clamps, older engines refuse).
+
+    Raises:
+        TooLongError: no endpoint could take it. Never for an estimate: there the engine decides.
+    """
+    longest = max(count.prompts)
+    asked = request.max_tokens
+    if count.source is not Source.ESTIMATE:
+        if longest >= max_model_len:
+            raise _too_long(str(longest), max_model_len, request.api)
+        if asked is not None and (asked > max_model_len or not takes(longest + asked)):
+            field = next(name for name in MAX_TOKENS_FIELDS[request.api] if request.field(name) is not None)
+            raise TooLongError(
+                f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} "
+                f"output tokens and your prompt has {longest} tokens, {longest + asked} in all. "
+                f"Please lower `{field}` or shorten the prompt.",
+                field,
+            )
+    prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
+    room = max_model_len - max(prompts)
+    if asked is None:
+        asked = COMPLETIONS_MAX_TOKENS if request.api is Api.COMPLETIONS else room
+    return Demand(prompts, min(asked, room), request.n)
+
+
+def _too_long(tokens: str, max_model_len: int, api: Api) -> TooLongError:
+    return TooLongError(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {tokens} tokens, "
+        "which leaves no room for an answer. Please shorten the prompt.",
+        _PROMPT_PARAM[api],
+    )

@@ -1,0 +1,99 @@
+"""Requests that are passed to an endpoint without being admitted: they cost it little of its KV cache."""
+
+import re
+
+import msgspec
+
+from gateway.admission.outcomes import Outcome
+from gateway.pools import Endpoint
+from gateway.relay.asgi import Scope, header, path
+from gateway.relay.exchange import Exchange
+from gateway.relay.headers import towards_client, towards_endpoint
+from gateway.relay.plane import Plane
+from gateway.relay.upstream import Answer, UpstreamError
+
+_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_TRIES = 2
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+    """Pass a request to a healthy endpoint of the model it names, when one of the places for such is free."""
+    try:
+        name = _model(scope, body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"The request body is not a JSON object with a `model`: {error}."
+        return await exchange.refuse(Outcome.INVALID_REQUEST, message)
+    queue = plane.settings.admission.queue
+    pool = await plane.directory.find(name, queue.no_endpoint_ttl)
+    if pool is None:
+        if plane.directory.undiscovered():
+            return await exchange.refuse(Outcome.NO_ENDPOINT, "No endpoint could be reached yet.", retry_after=10.0)
+        message = f"The model `{(name or '')[:200]}` does not exist here. `/v1/models` lists those that do."
+        return await exchange.refuse(Outcome.MODEL_NOT_FOUND, message, param="model")
+    exchange.model = pool.name
+    async with plane.relay_places:
+        if not await plane.directory.wait_for_endpoint(pool, queue.no_endpoint_ttl):
+            message = "No endpoint is ready to serve this model."
+            return await exchange.refuse(Outcome.NO_ENDPOINT, message, retry_after=10.0)
+        return await _pass(plane, scope, exchange, body, pool.healthy()[:_TRIES])
+
+
+async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+    """Pass a request about a stored response to the endpoint that made it."""
+    response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
+    endpoint = plane.directory.made_response(response_id)
+    if endpoint is None:
+        message = "This response is not known here: it was not made through this gateway, or long ago."
+        return await exchange.refuse(Outcome.RESPONSE_NOT_FOUND, message, param="response_id")
+    async with plane.relay_places:
+        return await _pass(plane, scope, exchange, body, [endpoint])
+
+
+async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:
+    reason = "no endpoint is ready"
+    for endpoint in endpoints:
+        exchange.endpoint = endpoint.id
+        exchange.sent()
+        headers = towards_endpoint(
+            scope, exchange.identifier, api_key=endpoint.api_key, keep_credentials=plane.keeps_credentials
+        )
+        try:
+            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+        except UpstreamError as error:
+            endpoint.monitor.failed(str(error))
+            reason = str(error)
+            continue
+        try:
+            return await _through(exchange, answer)
+        finally:
+            answer.close()
+    return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
+
+
+async def _through(exchange: Exchange, answer: Answer) -> Outcome:
+    length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
+    headers = towards_client(answer.headers, exchange.identifier, length=length)
+    exchange.status = answer.status
+    exchange.committed = True
+    await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    try:
+        while piece := await answer.read_some():
+            await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
+    except UpstreamError:
+        return Outcome.UPSTREAM_ERROR  # the body stays unended, so the client sees that it is torn
+    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+    return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004
+
+
+def _model(scope: Scope, body: bytes) -> str | None:
+    if (header(scope, b"content-type") or b"").startswith(b"multipart/form-data"):
+        named = _FORM_MODEL.search(body)
+        return named.group(1).decode("utf-8", "replace") if named is not None else None
+    return _NAMED.decode(body).model

@@ -1,0 +1,67 @@
+"""Every path a client may call, and what becomes of it. What is not here is answered with 404."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gateway.wire.request import Api
+
+
+class Action(Enum):
+    """What kvgate does with a request."""
+
+    ADMIT = auto()
+    """Count it, admit it, stream the answer."""
+    RELAY = auto()
+    """Pass it to a healthy endpoint of its model, under a concurrency cap: it uses little of the KV cache."""
+    FOLLOW = auto()
+    """Pass it to the endpoint that made the response it names."""
+    ANSWER = auto()
+    """Answer it here: the list of models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One line of the table. `path` may end in `*`, which stands for the rest."""
+
+    method: str
+    path: str
+    action: Action
+    api: Api | None = None
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/chat/completions", Action.ADMIT, Api.CHAT),
+    Route("POST", "/v1/completions", Action.ADMIT, Api.COMPLETIONS),
+    Route("POST", "/v1/responses", Action.ADMIT, Api.RESPONSES),
+    Route("POST", "/v1/messages", Action.ADMIT, Api.MESSAGES),
+    Route("POST", "/tokenize", Action.RELAY),
+    Route("POST", "/detokenize", Action.RELAY),
+    Route("POST", "/v1/embeddings", Action.RELAY),
+    Route("POST", "/v1/rerank", Action.RELAY),
+    Route("POST", "/v1/score", Action.RELAY),
+    Route("POST", "/v1/messages/count_tokens", Action.RELAY, Api.MESSAGES),
+    Route("POST", "/v1/audio/*", Action.RELAY),
+    Route("GET", "/v1/responses/*", Action.FOLLOW, Api.RESPONSES),
+    Route("POST", "/v1/responses/*", Action.FOLLOW, Api.RESPONSES),
+    Route("GET", "/v1/models", Action.ANSWER),
+    Route("GET", "/v1/models/*", Action.ANSWER),
+)
+
+_EXACT = {(route.method, route.path): route for route in ROUTES if not route.path.endswith("*")}
+_PREFIXED = tuple((route.method, route.path[:-1], route) for route in ROUTES if route.path.endswith("*"))
+
+
+def find(method: str, path: str) -> Route | None:
+    """The route of a request, None where there is none."""
+    route = _EXACT.get((method, path))
+    if route is not None:
+        return route
+    for prefixed_method, prefix, prefixed in _PREFIXED:
+        if method == prefixed_method and path.startswith(prefix) and len(path) > len(prefix):
+            return prefixed
+    return None
+
+
+def methods(path: str) -> tuple[str, ...]:
+    """The methods that a path takes, empty where it is unknown."""
+    return tuple(method for method in ("GET", "POST") if find(method, path) is not None)
