@@ -33,8 +33,11 @@ _NAMES = (
     _CACHE_CONFIG,
 )
 
-EXPECTED = (_KV_USAGE, _RUNNING, _WAITING, _GENERATION_TOKENS, _PROMPT_TOKENS, _PREEMPTIONS, _CACHE_CONFIG)
-"""What every version since 0.8.5 exports (the first under its older name), without the `vllm:` in front."""
+EXPECTED = tuple(
+    f"vllm:{name}"
+    for name in (_KV_USAGE, _RUNNING, _WAITING, _GENERATION_TOKENS, _PROMPT_TOKENS, _PREEMPTIONS, _CACHE_CONFIG)
+)
+"""What every version since 0.8.5 exports, the first under its older name."""
 
 _QUOTED = rb'"(?:[^"\\\n]|\\.)*"'
 _SAMPLE = re.compile(
@@ -82,6 +85,7 @@ def parse(text: bytes) -> EngineMetrics:
     waiting = total(_WAITING_BY_REASON, reason="capacity")
     configs = found.get(_CACHE_CONFIG, ())
     ranks = {labels["engine"] for labels, _ in found.get(_RUNNING, ()) if "engine" in labels}
+    renamed = {_KV_USAGE} if usage else set()
     return EngineMetrics(
         kv_usage=max(usage, default=None),
         running=_whole(total(_RUNNING)),
@@ -92,7 +96,7 @@ def parse(text: bytes) -> EngineMetrics:
         awake=min(awake) > 0 if awake else None,
         cache_config=configs[0][0] if configs else {},
         ranks=max(len(ranks), 1),
-        missing=tuple(f"vllm:{name}" for name in EXPECTED if name not in found and not (name == _KV_USAGE and usage)),
+        missing=tuple(name for name in EXPECTED if name.removeprefix("vllm:") not in {*found, *renamed}),
     )
 
 

@@ -73,15 +73,15 @@ def test_one_rank_asleep_is_an_engine_asleep():
 
 def test_an_engine_without_stats_is_unknown_not_idle():
     metrics = parse(b'# TYPE python_info gauge\npython_info{version="3.12"} 1.0\n')
-    assert metrics == EngineMetrics(missing=tuple(f"vllm:{name}" for name in EXPECTED))
+    assert metrics == EngineMetrics(missing=EXPECTED)
     assert (metrics.kv_usage, metrics.running, metrics.waiting, metrics.generation_tokens) == (None,) * 4
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_each_metric_that_is_missing_is_named(name):
     lines = (CAPTURED / "vllm-0.32-idle.prom").read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith((f"vllm:{name}{{").encode())]
-    assert parse(b"".join(kept)).missing == (f"vllm:{name}",)
+    kept = [line for line in lines if not line.startswith(f"{name}{{".encode())]
+    assert parse(b"".join(kept)).missing == (name,)
 
 
 def test_nan_is_no_value():

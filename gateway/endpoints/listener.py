@@ -1,0 +1,46 @@
+"""What a monitor tells: changes to its listener, and its view of the endpoint to whoever asks."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.admission.events import Capacity, EndpointId, Observed
+from gateway.endpoints.health import State
+from gateway.endpoints.identity import Identity
+
+
+class Listener(Protocol):
+    """Who is told. Called on the event loop; must not block."""
+
+    def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
+        """The endpoint takes traffic from now on; or it does already, and its identity or capacity changed."""
+        ...
+
+    def down(self, endpoint: EndpointId, reason: str) -> None:
+        """The endpoint takes no new requests. Begins with its state: "hung: no progress for 31 s ..."."""
+        ...
+
+    def observed(self, sample: Observed) -> None:
+        """Its metrics were scraped; only after it was up once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """What is known of an endpoint now, for people."""
+
+    id: EndpointId
+    url: str
+    state: State
+    reason: str
+    since: float
+    """On the monitor's clock."""
+    healthy: bool
+    """Whether it takes traffic now."""
+    was_healthy: bool
+    """Whether it ever did."""
+    identity: Identity | None
+    capacity: Capacity | None
+    in_flight: int
+    missing_metrics: tuple[str, ...]
+    scraped_at: float | None
+    """Of the last scrape, on the monitor's clock."""

@@ -1,0 +1,287 @@
+"""Watches one endpoint: probes it, reads its metrics, hears what requests report, and says when it takes traffic."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import httpx
+import structlog
+
+from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
+from gateway.config import EndpointSettings, HealthSettings
+from gateway.endpoints.capacity import capacity
+from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
+from gateway.endpoints.health import (
+    Aborted,
+    Answered,
+    Drain,
+    Effect,
+    Event,
+    Health,
+    Missed,
+    Progressed,
+    Stalled,
+    State,
+    Undrain,
+)
+from gateway.endpoints.identity import Identity, UnidentifiedError, identify
+from gateway.endpoints.listener import EndpointStatus, Listener
+from gateway.endpoints.probe import NoReply, Prober, Reply
+from gateway.endpoints.progress import Progress
+
+IDENTITY_INTERVAL = 30.0
+"""Seconds between two readings of the names, adapters and length of an endpoint that takes traffic."""
+
+HURRY_GAP = 0.05
+"""Least seconds between two probes, however many requests fail."""
+
+_log = structlog.get_logger("kvgate.endpoints")
+
+
+class EndpointMonitor:
+    """One endpoint's watch.
+
+    Args:
+        endpoint_id: the endpoint's name in logs, metrics and events.
+        settings: where it is, and what of it is configured.
+        health: how often, and how patiently.
+        client: for its probes; the caller closes it.
+        listener: is told.
+        clock: monotonic seconds, the same one the admission core is given.
+    """
+
+    def __init__(
+        self,
+        endpoint_id: EndpointId,
+        settings: EndpointSettings,
+        health: HealthSettings,
+        *,
+        client: httpx.AsyncClient,
+        listener: Listener,
+        clock: Callable[[], float],
+    ) -> None:
+        self._id = endpoint_id
+        self._settings = settings
+        self._interval = health.interval
+        self._prober = Prober(client, health.timeout, clock)
+        self._listener = listener
+        self._clock = clock
+        self._health = Health(clock(), health.failures)
+        self._progress = Progress(health.hung_after)
+        self._hurry = asyncio.Event()
+        self._identity: Identity | None = None
+        self._identified_at = float("-inf")
+        self._metrics: EngineMetrics | None = None
+        self._scraped_at: float | None = None
+        self._missing: tuple[str, ...] = ()
+        self._can_sleep = False
+        self._told: tuple[Identity, Capacity] | None = None
+
+    @property
+    def status(self) -> EndpointStatus:
+        """What is known now."""
+        return EndpointStatus(
+            id=self._id,
+            url=str(self._settings.url),
+            state=self._health.state,
+            reason=self._health.reason,
+            since=self._health.since,
+            healthy=self._health.serving,
+            was_healthy=self._health.was_healthy,
+            identity=self._identity,
+            capacity=self._capacity(),
+            in_flight=self._progress.in_flight,
+            missing_metrics=self._missing,
+            scraped_at=self._scraped_at,
+        )
+
+    async def run(self) -> None:
+        """Probe for ever: every interval, on a grid, and at once when a request reports trouble."""
+        due = self._clock()
+        while True:
+            self._hurry.clear()
+            try:
+                await self.probe()
+            except Exception:  # noqa: BLE001  # an endpoint that nobody watches any more would stay as it is for ever
+                _log.exception("probe failed", endpoint=self._id)
+            now = self._clock()
+            due += self._interval * max(1, -((due - now) // self._interval))
+            try:
+                async with asyncio.timeout(due - now):
+                    await asyncio.sleep(min(HURRY_GAP, self._interval))
+                    await self._hurry.wait()
+            except TimeoutError:
+                continue
+            due = self._clock()
+
+    async def probe(self) -> None:
+        """One round: health, metrics and, when due, identity; then what they come to."""
+        health, metrics, asleep = await asyncio.gather(
+            self._prober.get("/health"), self._prober.get("/metrics"), self._asleep()
+        )
+        if isinstance(metrics, Reply) and metrics.ok:
+            self._take_metrics(metrics)
+        missed = _missed(health) or await self._identify()
+        if missed is not None:
+            self._handle(missed)
+        else:
+            gauge = self._metrics.awake if self._metrics is not None else None
+            self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
+        if (stalled := self._progress.stalled(self._clock())) is not None:
+            self._handle(Stalled(stalled))
+        if self._health.serving:
+            self._tell()
+
+    # What requests report.
+
+    def dispatched(self, request: RequestId, prompt_tokens: int, *, streams: bool = True) -> None:
+        """A request was sent to the endpoint."""
+        self._progress.dispatched(request, prompt_tokens, self._clock(), streams=streams)
+
+    def progressed(self, requests: Collection[RequestId]) -> None:
+        """Tokens of these requests were seen since the last call."""
+        self._progress.progressed(requests, self._clock())
+        self._moved()
+
+    def finished(self, request: RequestId) -> None:
+        """A request has left the endpoint, however it ended."""
+        self._progress.finished(request, self._clock())
+
+    def failed(self, reason: str, *, aborted: bool = False) -> None:
+        """A request failed on the endpoint: it is probed at once.
+
+        `aborted`: the engine gave the request up (`finish_reason` "abort"), as it does when it shuts down or is
+        paused while `/health` still answers 200.
+        """
+        _log.debug("request failed on endpoint", endpoint=self._id, reason=reason)
+        if aborted:
+            self._handle(Aborted())
+        self._hurry.set()
+
+    # What the operator asks for.
+
+    def drain(self) -> None:
+        """Send it no new requests until `undrain`."""
+        self._handle(Drain())
+
+    def undrain(self) -> None:
+        """Let it back as soon as a probe finds it healthy; it is probed at once."""
+        self._handle(Undrain())
+        self._hurry.set()
+
+    # How it is put together.
+
+    async def _asleep(self) -> bool | None:
+        return await self._prober.asleep() if self._can_sleep else None
+
+    def _take_metrics(self, reply: Reply) -> None:
+        metrics = parse(reply.body)
+        if self._health.serving and self._metrics is not None and not metrics.cache_config:
+            # It does not lose its cache while it runs: this is a broken answer.
+            metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
+        self._metrics, self._scraped_at = metrics, reply.answered_at
+        if self._progress.scraped(metrics, reply.answered_at):
+            self._moved()
+        if self._told is not None:
+            self._listener.observed(
+                Observed(
+                    endpoint=self._id,
+                    sampled_at=reply.answered_at,
+                    kv_usage=metrics.kv_usage,
+                    running=metrics.running,
+                    waiting=metrics.waiting,
+                    generation_tokens=metrics.generation_tokens,
+                    preemptions=metrics.preemptions,
+                )
+            )
+
+    async def _identify(self) -> Missed | None:
+        """Ask who it is, when that is due. Fails only an endpoint that takes no traffic yet."""
+        now = self._clock()
+        if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
+            return None
+        models, version, asleep = await asyncio.gather(
+            self._prober.get("/v1/models"), self._prober.get("/version"), self._prober.asleep()
+        )
+        try:
+            self._identity = _identity(models, version)
+        except UnidentifiedError as error:
+            return None if self._health.serving else Missed(str(error), certain=False)
+        self._identified_at = now
+        self._can_sleep = asleep is not None
+        self._warn_of_missing()
+        return None
+
+    def _warn_of_missing(self) -> None:
+        missing = (self._metrics or EngineMetrics(missing=EXPECTED)).missing
+        if missing and missing != self._missing:
+            _log.warning(
+                "the endpoint does not export all the metrics kvgate looks for; it does without them",
+                endpoint=self._id,
+                missing=missing,
+                version=self._identity.version if self._identity is not None else None,
+            )
+        self._missing = missing
+
+    def _capacity(self) -> Capacity | None:
+        if self._identity is None:
+            return None
+        metrics = self._metrics or EngineMetrics()
+        return capacity(
+            metrics.cache_config,
+            self._identity.max_model_len,
+            ranks=metrics.ranks,
+            kv_tokens=self._settings.kv_tokens,
+            max_num_seqs=self._settings.max_num_seqs,
+        )
+
+    def _moved(self) -> None:
+        if self._health.state in (State.HUNG, State.TRIAL):
+            self._handle(Progressed())
+
+    def _handle(self, event: Event) -> None:
+        before = self._health.state
+        effects = self._health.handle(event, self._clock())
+        state, reason = self._health.state, self._health.reason
+        if state is not before:
+            log = _log.info if self._health.serving else _log.warning
+            log("endpoint changed", endpoint=self._id, was=before.value, state=state.value, reason=reason)
+        for effect in effects:
+            match effect:
+                case Effect.TAKE_IN:
+                    self._progress.restart(self._clock())
+                    self._told = None
+                    self._tell()
+                case Effect.TAKE_OUT:
+                    self._listener.down(self._id, f"{state.value}: {reason}")
+
+    def _tell(self) -> None:
+        """Say that it takes traffic, and with what, unless that was said already."""
+        has = self._capacity()
+        if self._identity is None or has is None:
+            return
+        if self._health.state is State.TRIAL:
+            has = replace(has, max_num_seqs=1)
+        if self._told != (self._identity, has):
+            self._told = (self._identity, has)
+            self._listener.up(self._id, self._identity, has)
+
+
+def _identity(models: Reply | NoReply, version: Reply | NoReply) -> Identity:
+    if isinstance(models, NoReply):
+        raise UnidentifiedError(models.reason)
+    if not models.ok:
+        raise UnidentifiedError(f"GET /v1/models answered {models.status}")
+    return identify(models.body, version.body if isinstance(version, Reply) and version.ok else None)
+
+
+def _missed(health: Reply | NoReply) -> Missed | None:
+    match health:
+        case NoReply(reason=reason, unreachable=unreachable):
+            return Missed(reason, certain=unreachable)
+        case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
+            return Missed("GET /health answered 503: the engine is dead", certain=True)
+        case Reply(ok=False, status=status):
+            return Missed(f"GET /health answered {status}", certain=False)
+        case _:
+            return None

@@ -1,0 +1,106 @@
+"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint answers."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from gateway.config import EndpointSettings
+from gateway.endpoints.tls import ssl_context
+
+MAX_ANSWER = 16 * 2**20
+"""Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
+
+_KEEPALIVE = 2.0
+"""Seconds; vLLM closes idle connections after 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, whatever its status."""
+
+    status: int
+    body: bytes
+    answered_at: float
+    """When its head arrived."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether its status is 200."""
+        return self.status == httpx.codes.OK
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """No answer came."""
+
+    reason: str
+    unreachable: bool
+    """No connection could be made, as opposed to one that broke or stayed silent."""
+
+
+def probe_client(settings: EndpointSettings, api_key: str | None) -> httpx.AsyncClient:
+    """A client for the questions to one endpoint; requests that carry traffic have a client of their own.
+
+    Raises:
+        ValueError: a TLS file cannot be used.
+    """
+    secure = settings.url.scheme == "https"
+    return httpx.AsyncClient(
+        base_url=str(settings.url),
+        headers={"authorization": f"Bearer {api_key}"} if api_key is not None else {},
+        verify=ssl_context(settings.tls) if secure else False,
+        limits=httpx.Limits(max_connections=8, keepalive_expiry=_KEEPALIVE),
+        # An engine is reached directly: a proxy of the environment is for the way out.
+        trust_env=False,
+    )
+
+
+class Prober:
+    """Asks one endpoint."""
+
+    def __init__(self, client: httpx.AsyncClient, timeout: float, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._clock = clock
+
+    async def get(self, path: str) -> Reply | NoReply:
+        """`GET path`, whole, within the timeout."""
+        try:
+            async with asyncio.timeout(self._timeout), self._client.stream("GET", path, timeout=None) as response:
+                answered_at = self._clock()
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > MAX_ANSWER:
+                        return NoReply(f"GET {path}: more than {MAX_ANSWER >> 20} MiB of answer", unreachable=False)
+                return Reply(response.status_code, bytes(body), answered_at)
+        except TimeoutError:
+            return NoReply(f"GET {path}: no answer within {self._timeout:g} s", unreachable=False)
+        except httpx.ConnectError as error:
+            return NoReply(f"cannot connect: {error}", unreachable=True)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            return NoReply(f"GET {path}: {str(error) or type(error).__name__}", unreachable=False)
+
+    async def asleep(self) -> bool | None:
+        """What `/is_sleeping` says: also true of a paused engine. None where the route is not served.
+
+        It is served only where sleep and pause are, with `VLLM_SERVER_DEV_MODE=1`.
+        """
+        match await self.get("/is_sleeping"):
+            case Reply(status=httpx.codes.OK, body=body):
+                try:
+                    return _asleep.decode(body).is_sleeping
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    return None
+            case _:
+                return None
+
+
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+_asleep = msgspec.json.Decoder(_Sleeping)
