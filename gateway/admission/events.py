@@ -1,4 +1,7 @@
-"""What the admission core is told. Times are seconds on one monotonic clock; sizes are tokens unless named otherwise."""
+"""What the admission core is told.
+
+Times are seconds on one monotonic clock; sizes are tokens unless named otherwise.
+"""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -23,10 +26,12 @@ class Demand:
 
     @property
     def sequences(self) -> int:
+        """How many it generates: each takes a place of the engine's sequence limit."""
         return len(self.prompts) * self.n
 
     @property
     def longest_prompt(self) -> int:
+        """Tokens of the longest of its prompts: it decides which endpoints can serve the request."""
         return max(self.prompts)
 
     @property
@@ -45,6 +50,8 @@ class Arrived:
     """Priority band: lower goes first, as in vLLM."""
     flow: str = ""
     body_bytes: int = 0
+    streamed: bool = True
+    """Whether its tokens can be counted as they go by. Where not, the endpoint's decode rate stands in for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,363 @@
+"""The one writer: every decision about who may use an endpoint's KV cache is made here, by `handle`.
+
+A request arrives and waits; whenever something changed, the heads of the queue are offered to the endpoints that can
+take them (`Endpoint.takes`), the most urgent band first. An endpoint that a head competes for and does not get is
+kept for it: nobody behind may have it.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
+
+from gateway.admission import picker
+from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
+from gateway.admission.drain_rate import DrainRate
+from gateway.admission.endpoint import UNBOUNDED, Endpoint
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Event,
+    Finished,
+    Observed,
+    Progress,
+    RequestId,
+    Returned,
+    ShutdownStarted,
+    Tick,
+    Verdict,
+)
+from gateway.admission.ledger import Reservation
+from gateway.admission.lifecycle import State, Trigger
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Mode, Policy
+from gateway.admission.queue import LaneKey, Queue
+from gateway.admission.request import Request
+from gateway.admission.state import PoolState
+from gateway.admission.view import endpoint_state, queue_state
+
+MAX_FAILURES = 2
+"""Endpoints that may fail on a request before it ends: a poisonous one must not walk through all of them."""
+WITH_RETRY_AFTER = frozenset({Outcome.QUEUE_FULL, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING})
+
+
+class Flight(NamedTuple):
+    """Where a request in flight is, and what it holds there."""
+
+    endpoint: Endpoint
+    reservation: Reservation
+
+
+class AdmissionController:
+    """Admission to the endpoints of one model.
+
+    Deadlines: a request waits at most `ttl` while an endpoint is live, and `no_endpoint_ttl` while none is, each
+    counted from its arrival or, if that was later, from the moment the pool came into that state; in all never more
+    than both together. Which of the two passed says the outcome.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._requests: dict[RequestId, Request] = {}
+        self._flights: dict[RequestId, Flight] = {}
+        """One for each request in flight. Whoever takes it out releases its reservation."""
+        self._endpoints: dict[EndpointId, Endpoint] = {}
+        self._live: list[Endpoint] = []
+        self._reaches: list[int] = []
+        """The `longest_prompt` of every known endpoint, sorted."""
+        self._state_since = -inf
+        """When the pool last went from live to not, or back."""
+        self._queue = Queue()
+        self._drain_rate = DrainRate()
+        self._draining = False
+        self._wake_at = inf
+        self._commands: list[Command] = []
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            Arrived: self._arrived,
+            Cancelled: self._cancelled,
+            Progress: self._progress,
+            Finished: self._finished,
+            Returned: self._returned,
+            EndpointUp: self._endpoint_up,
+            EndpointDown: self._endpoint_down,
+            EndpointGone: self._endpoint_gone,
+            Observed: self._observed,
+            ShutdownStarted: self._shutdown_started,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event that happened at `now` (seconds, never before the last), and say what to do.
+
+        Events about requests or endpoints that are unknown, over, or not in a state for them change nothing.
+        """
+        commands = self._commands = []
+        self._handlers[type(event)](event, now)
+        if self._queue.depth:
+            self._expire(now)
+            self._dispatch_waiting(now)
+        if type(event) is Arrived:
+            self._enforce_caps(event, now)
+        self._announce_wake(now)
+        return commands
+
+    def snapshot(self, now: float) -> PoolState:
+        """The state of the pool, for people and metrics. Changes nothing."""
+        return PoolState(
+            endpoints=tuple(endpoint_state(self._endpoints[key], now) for key in sorted(self._endpoints)),
+            queue=queue_state(self._queue, now),
+            drain_rate=self._drain_rate.rate(now),
+            draining=self._draining,
+        )
+
+    # Requests
+
+    def _arrived(self, event: Arrived, now: float) -> None:
+        if event.request in self._requests:
+            return
+        request = self._requests[event.request] = Request(event, now)
+        request.take(Trigger.ARRIVED)
+        self._wait(request, now)
+
+    def _wait(self, request: Request, now: float) -> None:
+        """Enter a request in state `WAITING` into the queue, unless it can be refused at once."""
+        if self._draining:
+            self._reject(request, Outcome.DRAINING, now)
+        elif (lane := self._lane(request)) is None:
+            self._reject(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
+        else:
+            self._queue.push(request, lane)
+
+    def _lane(self, request: Request) -> LaneKey | None:
+        """Where it stands in the queue; None when it fits no endpoint that is known, up or down."""
+        longest = request.arrival.demand.longest_prompt
+        reach = next((reach for reach in self._reaches if reach >= longest), None)
+        if reach is None and self._reaches and self._policy.mode is Mode.ENFORCE:
+            return None
+        return (UNBOUNDED if reach is None else reach), request.avoid
+
+    def _cancelled(self, event: Cancelled, _now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is not None and request.take(Trigger.CANCELLED):
+            self._queue.remove(request)
+            del self._requests[event.request]
+
+    def _progress(self, event: Progress, now: float) -> None:
+        touched: dict[EndpointId, Endpoint] = {}
+        flights = self._flights
+        for key, generated in event.generated:
+            flight = flights.get(key)
+            if flight is not None:
+                endpoint, reservation = flight
+                endpoint.ledger.progress(reservation, generated, now)
+                touched[endpoint.id] = endpoint
+        for endpoint in touched.values():
+            self._settle(endpoint, now)
+
+    def _finished(self, event: Finished, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or not request.take(Trigger.FINISHED):
+            return
+        del self._requests[event.request]
+        endpoint, reservation = self._flights.pop(event.request)
+        if event.verdict is Verdict.ABORTED:
+            endpoint.abort(reservation, now)
+        else:
+            endpoint.release(reservation, event.completion_tokens, now)
+        self._drain_rate.left(now, completed=event.verdict is not Verdict.FAILED)
+        self._settle(endpoint, now)
+
+    def _returned(self, event: Returned, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or not request.take(Trigger.RETURNED):
+            return
+        endpoint, reservation = self._flights.pop(event.request)
+        endpoint.release(reservation, None, now)
+        self._drain_rate.left(now, completed=False)
+        if event.busy:
+            endpoint.hold(now)
+        else:
+            request.failures += 1
+            request.avoid = endpoint.id
+        self._settle(endpoint, now)
+        if request.failures >= MAX_FAILURES:
+            self._reject(request, Outcome.UPSTREAM_ERROR, now)
+        else:
+            self._wait(request, now)
+
+    def _reject(self, request: Request, outcome: Outcome, now: float) -> None:
+        """Refuse a request in state `WAITING` that is not in the queue."""
+        request.take(Trigger.REJECTED)
+        key = request.arrival.request
+        del self._requests[key]
+        retry_after = None
+        if outcome in WITH_RETRY_AFTER:
+            ahead = 0 if self._draining else self._queue.ahead(request.arrival.band)
+            retry_after = self._drain_rate.retry_after(ahead, now)
+        self._commands.append(Reject(key, outcome, retry_after))
+
+    def _evict(self, request: Request, outcome: Outcome, now: float) -> None:
+        """Refuse a request that is in the queue."""
+        self._queue.remove(request)
+        self._reject(request, outcome, now)
+
+    def _enforce_caps(self, event: Arrived, now: float) -> None:
+        """Refuse a newcomer that found no place at an endpoint, nor in the queue."""
+        request = self._requests.get(event.request)
+        if request is None or request.arrival is not event or request.state is not State.WAITING:
+            return
+        queue, policy = self._queue, self._policy
+        if queue.depth > policy.max_requests or queue.bytes > policy.max_bytes:
+            self._evict(request, Outcome.QUEUE_FULL, now)
+
+    # Endpoints
+
+    def _endpoint_up(self, event: EndpointUp, now: float) -> None:
+        endpoint = self._endpoints.get(event.endpoint)
+        if endpoint is None:
+            self._endpoints[event.endpoint] = Endpoint(event.endpoint, event.capacity, self._policy)
+        else:
+            endpoint.came_up(event.capacity)
+            endpoint.settle(now)
+        self._pool_changed(now)
+
+    def _endpoint_down(self, event: EndpointDown, now: float) -> None:
+        endpoint = self._endpoints.get(event.endpoint)
+        if endpoint is not None:
+            endpoint.went_down(event.reason)
+            self._pool_changed(now)
+
+    def _endpoint_gone(self, event: EndpointGone, now: float) -> None:
+        endpoint = self._endpoints.get(event.endpoint)
+        if endpoint is not None:
+            endpoint.went_down("removed")
+            endpoint.gone = True
+            self._settle(endpoint, now)
+            self._pool_changed(now)
+
+    def _pool_changed(self, now: float) -> None:
+        was_live = bool(self._live)
+        self._live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
+        if was_live != bool(self._live):
+            self._state_since = now
+        reaches = sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone})
+        if reaches == self._reaches:
+            return
+        self._reaches = reaches
+        for request in [request for request in self._queue if self._lane(request) is None]:
+            self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
+        self._queue.relane(lambda request: self._lane(request) or request.lane)
+
+    def _observed(self, event: Observed, now: float) -> None:
+        endpoint = self._endpoints.get(event.endpoint)
+        if endpoint is not None:
+            endpoint.observe(event, now)
+
+    def _settle(self, endpoint: Endpoint, now: float) -> None:
+        endpoint.settle(now)
+        if endpoint.gone and endpoint.idle:
+            self._endpoints.pop(endpoint.id, None)
+
+    # Time and the queue
+
+    def _shutdown_started(self, _event: ShutdownStarted, now: float) -> None:
+        self._draining = True
+        for request in list(self._queue):
+            self._evict(request, Outcome.DRAINING, now)
+
+    def _tick(self, _event: Tick, now: float) -> None:
+        for endpoint in list(self._endpoints.values()):
+            self._settle(endpoint, now)
+
+    def _deadline(self, request: Request) -> float:
+        policy = self._policy
+        ttl = policy.ttl if self._live else policy.no_endpoint_ttl
+        return min(
+            max(request.arrived_at, self._state_since) + ttl,
+            request.arrived_at + policy.ttl + policy.no_endpoint_ttl,
+        )
+
+    def _expire(self, now: float) -> None:
+        outcome = Outcome.QUEUE_TIMEOUT if self._live else Outcome.NO_ENDPOINT
+        while (oldest := self._queue.oldest()) is not None and self._deadline(oldest) <= now:
+            self._evict(oldest, outcome, now)
+
+    def _dispatch_waiting(self, now: float) -> None:
+        free = set(self._live)
+        for endpoint in self._live:
+            endpoint.settle(now)
+
+        def accept(request: Request) -> bool:
+            candidates = self._eligible(request)
+            takers = [e for e in candidates if e in free and e.takes(request, now)]
+            chosen = picker.pick(takers, now)
+            if chosen is not None:
+                self._dispatch(request, chosen, None, now)
+                return True
+            free.difference_update(candidates)
+            return False
+
+        offer = accept if self._policy.mode is Mode.ENFORCE else self._observe_only(now)
+        for band in self._queue.bands:
+            if not free:
+                break
+            self._queue.offer(band, offer)
+
+    def _observe_only(self, now: float) -> Callable[[Request], bool]:
+        """How a mode that lets everything through takes a request: at once, noting what `enforce` would have done.
+
+        Only an endpoint that has just said it is busy is left alone in this mode too.
+        """
+
+        def accept(request: Request) -> bool:
+            fitting = self._eligible(request)
+            chosen = picker.pick([e for e in fitting if e.takes(request, now)], now)
+            would = None
+            if chosen is None:
+                would = self._would(request)
+                free = [e for e in self._live if not e.held(now)]
+                chosen = picker.pick([e for e in fitting if e in free] or free, now)
+            if chosen is None:
+                return False
+            self._dispatch(request, chosen, would, now)
+            return True
+
+        return accept
+
+    def _would(self, request: Request) -> str:
+        if request.arrival.demand.longest_prompt > self._reaches[-1]:
+            return Outcome.CONTEXT_LENGTH_EXCEEDED
+        if not self._policy.max_requests or request.arrival.body_bytes > self._policy.max_bytes:
+            return Outcome.QUEUE_FULL
+        return "queued"
+
+    def _eligible(self, request: Request) -> list[Endpoint]:
+        """Live endpoints that can serve it; the one that failed on it only where it is the only one."""
+        longest = request.arrival.demand.longest_prompt
+        fitting = [e for e in self._live if e.longest_prompt >= longest]
+        if request.avoid is not None and len(fitting) > 1:
+            return [e for e in fitting if e.id != request.avoid]
+        return fitting
+
+    def _dispatch(self, request: Request, endpoint: Endpoint, would: str | None, now: float) -> None:
+        request.take(Trigger.DISPATCHED)
+        self._queue.remove(request)
+        self._flights[request.arrival.request] = Flight(endpoint, endpoint.reserve(request, now))
+        self._drain_rate.dispatched(now)
+        self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
+
+    def _announce_wake(self, now: float) -> None:
+        """Ask for a `Tick` when time alone will change something, unless one comes by then anyway."""
+        if now >= self._wake_at:
+            self._wake_at = inf
+        due = min((endpoint.next_change for endpoint in self._endpoints.values()), default=inf)
+        oldest = self._queue.oldest()
+        if oldest is not None:
+            # A stale sample fades and opens a gate: while somebody waits, every poll interval is looked at again.
+            due = min(due, self._deadline(oldest), now + self._policy.poll_interval)
+        if due < self._wake_at:
+            self._wake_at = due
+            self._commands.append(WakeAt(due))

@@ -1,0 +1,193 @@
+"""One endpoint as the core sees it: its ledger, what scrapes say of it, and whether it can take a request."""
+
+from math import inf
+
+from gateway.admission.correction import Correction, History
+from gateway.admission.decode_clock import DecodeClock
+from gateway.admission.events import Capacity, EndpointId, Observed
+from gateway.admission.gate import Closed, Gate
+from gateway.admission.ledger import Ledger, Reservation
+from gateway.admission.policy import FRESH_POLLS, Policy
+from gateway.admission.request import Request
+from gateway.admission.sequence_limit import SequenceLimit
+
+GAUGE_LAG = 0.25
+"""Seconds by which a gauge may trail the engine: it is set at the end of a step."""
+UNBOUNDED = 2**63
+
+
+class Endpoint:
+    """Everything admission knows of one endpoint."""
+
+    def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy) -> None:
+        self.id = endpoint
+        self.capacity = capacity
+        self.up = True
+        self.gone = False
+        self.reason: str | None = None
+        """Why it is down."""
+        self._policy = policy
+        self._clock = DecodeClock(policy.poll_interval)
+        self.ledger = Ledger(self._clock)
+        self._was_busy = False
+        self._settled_at = -inf
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forget what was observed: a process that came up anew shares nothing with the one before."""
+        policy = self._policy
+        self._history = History(2 * FRESH_POLLS * policy.poll_interval)
+        self._history.record(0.0, self.ledger.confirmed, self.ledger.held, self.ledger.unconfirmed_sequences)
+        self._correction = Correction(policy.poll_interval)
+        self._gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
+        self.limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
+        self.observed: Observed | None = None
+
+    def came_up(self, capacity: Capacity) -> None:
+        """It takes traffic, with this capacity."""
+        if not self.up or capacity != self.capacity:
+            self.capacity = capacity
+            self.ledger.rebase(capacity)
+            self._restart()
+        self.up, self.gone, self.reason = True, False, None
+
+    def went_down(self, reason: str) -> None:
+        """It takes no new traffic; what runs on it reports its own end."""
+        self.up, self.reason = False, reason
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of one running sequence; 0 until measured."""
+        return self._clock.rate
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most prompt tokens it can serve: one more has to fit its length, and its blocks."""
+        capacity = self.capacity
+        blocks = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
+        return min(capacity.max_model_len, blocks) - 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of ours is on it."""
+        return not len(self.ledger)
+
+    def effective_blocks(self, now: float) -> float:
+        """Blocks in use: by the ledger, corrected by what the gauge says."""
+        return max(0.0, self.ledger.held + self._correction.read(now))
+
+    def usage(self, now: float) -> float | None:
+        """Effective usage of its KV cache. Where its size is unknown, the gauge while fresh; else None."""
+        if self.capacity.kv_blocks is not None:
+            return self.effective_blocks(now) / self.capacity.kv_blocks
+        observed = self.observed
+        if observed is None or now - observed.sampled_at > FRESH_POLLS * self._policy.poll_interval:
+            return None
+        return observed.kv_usage
+
+    def takes(self, request: Request, now: float) -> bool:
+        """Whether the request, whose prompts fit it, may be dispatched to it now."""
+        if self.held(now):
+            return False
+        if self.idle:  # whatever fits, also what exceeds a limit: else it would wait for ever
+            return True
+        if self._gate.reasons(now):
+            return False
+        limit = self.limit.value
+        if limit is not None and self.ledger.sequences + request.arrival.demand.sequences > limit:
+            return False
+        capacity = self.capacity
+        if capacity.kv_blocks is None:
+            return True
+        first = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
+        return self.effective_blocks(now) + first <= self._policy.kv_high * capacity.kv_blocks
+
+    def reserve(self, request: Request, now: float) -> Reservation:
+        """Enter a request that is being dispatched here."""
+        footprint = request.footprint(self.capacity.block_size, shares_prefix=self.capacity.shares_prefix)
+        arrival = request.arrival
+        reservation = self.ledger.reserve(arrival.demand, footprint, now, streamed=arrival.streamed)
+        self.settle(now)
+        return reservation
+
+    def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
+        """Take out a request that ended."""
+        self.ledger.release(reservation, completion_tokens, now)
+        self.settle(now)
+
+    def abort(self, reservation: Reservation, now: float) -> None:
+        """Mark a request whose connection was closed."""
+        self.ledger.abort(reservation, now)
+        self.settle(now)
+
+    def hold(self, now: float) -> None:
+        """It refused a request for lack of room."""
+        self._gate.hold(now)
+
+    def held(self, now: float) -> bool:
+        """Whether it is left alone after such a refusal."""
+        return now < self._gate.busy_until
+
+    @property
+    def next_change(self) -> float:
+        """When time alone may next free something here: an aborted request's blocks, or the endpoint itself."""
+        busy_until = self._gate.busy_until
+        return min(self.ledger.next_abort_expiry, inf if busy_until <= self._settled_at else busy_until)
+
+    def settle(self, now: float) -> None:
+        """Bring the account up to this time, and the gate after it. Due after every change, and before asking."""
+        ledger = self.ledger
+        self._settled_at = now
+        ledger.expire_aborted(now)
+        ledger.catch_up(now)
+        if self.idle and self._was_busy:
+            self._correction.reset()
+        self._was_busy = not self.idle
+        self._history.record(now, ledger.confirmed, ledger.held, ledger.unconfirmed_sequences)
+        self._gate.update(self.usage(now))
+
+    def observe(self, sample: Observed, now: float) -> None:
+        """Take a scrape. One that is equal in everything to the last tells nothing: its gauges are frozen.
+
+        While nothing of ours is there, only an engine that visibly works for others is believed.
+        """
+        previous = self.observed
+        if previous is not None and sample.sampled_at <= previous.sampled_at:
+            return
+        self.observed = sample
+        self._gate.scraped(sample.sampled_at)
+        self._clock.observe(sample, now)
+        if previous is None or not _same(previous, sample):
+            account = self._history.since(sample.sampled_at - GAUGE_LAG)
+            blocks = self.capacity.kv_blocks
+            if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
+                self._correction.sample(
+                    sample.kv_usage * blocks, account, sample.sampled_at, waiting=bool(sample.waiting)
+                )
+            if sample.waiting is not None:
+                self._gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
+            self.limit.observe(sample, self.ledger.sequences)
+        self.settle(now)
+
+    def closed_by(self, now: float) -> tuple[Closed, ...]:
+        """Why it takes no more; nothing while its gate is open."""
+        reasons = self._gate.reasons(now)
+        limit = self.limit.value
+        if limit is not None and self.ledger.sequences >= limit:
+            reasons += (Closed.SEQUENCES,)
+        return reasons
+
+
+def _same(one: Observed, other: Observed) -> bool:
+    return (
+        one.kv_usage == other.kv_usage
+        and one.running == other.running
+        and one.waiting == other.waiting
+        and one.generation_tokens == other.generation_tokens
+        and one.preemptions == other.preemptions
+    )
+
+
+def _works(previous: Observed | None, sample: Observed) -> bool:
+    """Whether tokens were generated between two scrapes. A gauge stays where its last step left it."""
+    return previous is not None and previous.generation_tokens != sample.generation_tokens

@@ -1,0 +1,61 @@
+"""How many KV cache blocks a group of sequences holds."""
+
+from bisect import bisect_right
+
+from gateway.admission.events import Demand
+
+
+class Footprint:
+    """Blocks held by one request on an endpoint with a given block size, as a function of the tokens generated.
+
+    A sequence of p prompt tokens and g generated ones holds ceil((p + g) / block) blocks. Where the endpoint
+    shares prefixes, the n sequences of a prompt hold its full blocks once. vLLM computes a prompt's last token for
+    each sequence anew, so a block that ends with that token is not shared: (p - 1) // block of them are.
+    """
+
+    __slots__ = ("_block", "_boundaries", "_full", "_n", "_prompts", "_shared", "_tails")
+
+    def __init__(self, demand: Demand, block_size: int, *, shares_prefix: bool) -> None:
+        prompts = demand.prompts
+        self._block = block_size
+        self._n = demand.n
+        self._prompts = len(prompts)
+        self._shared = 0
+        if shares_prefix and demand.n > 1:
+            self._shared = (demand.n - 1) * sum((p - 1) // block_size for p in prompts)
+        if len(prompts) == 1:
+            self._full = prompts[0]
+            self._boundaries: tuple[int, ...] = ((1 - prompts[0]) % block_size,)
+            self._tails: tuple[int, ...] = ()
+        else:
+            # The sum over many prompts of ceil((p + g) / block) is, with q, s = divmod(g, block), the prompts' full
+            # blocks, plus q for each prompt, plus a term of s alone, tabulated here.
+            self._full = sum(p // block_size for p in prompts)
+            remainders = [0] * (block_size + 1)
+            for p in prompts:
+                remainders[p % block_size] += 1
+            self._boundaries = tuple(sorted({(1 - r) % block_size for r in range(block_size) if remainders[r]}))
+            tails = []
+            over = 0  # prompts whose remainder plus s spills into a second block
+            for s in range(block_size):
+                over += remainders[block_size - s + 1] if s else 0
+                tails.append(len(prompts) - (remainders[0] if s == 0 else 0) + over)
+            self._tails = tuple(tails)
+
+    def blocks(self, generated: int) -> int:
+        """Blocks held once each sequence has generated so many tokens."""
+        if self._tails:
+            rows, rest = divmod(generated, self._block)
+            ceilings = self._full + self._prompts * rows + self._tails[rest]
+        else:
+            ceilings = -(-(self._full + generated) // self._block)
+        return self._n * ceilings - self._shared
+
+    def next_growth(self, generated: int) -> int:
+        """The fewest tokens per sequence, more than `generated`, at which the group holds more blocks."""
+        rest = generated % self._block
+        boundaries = self._boundaries
+        index = bisect_right(boundaries, rest)
+        if index < len(boundaries):
+            return generated - rest + boundaries[index]
+        return generated - rest + self._block + boundaries[0]

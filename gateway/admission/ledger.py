@@ -1,0 +1,229 @@
+"""The account of one endpoint's KV cache: what every request in flight there holds now."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from gateway.admission.decode_clock import DecodeClock
+from gateway.admission.events import Capacity, Demand
+from gateway.admission.footprint import Footprint
+
+ABORT_BOUND = 1.0
+"""Seconds after which an aborted request is taken to have left the engine, whether or not a step was seen."""
+REPORT_SPAN = 0.05
+"""Seconds that one report of progress may reach back: what is reported sooner after an abort may precede it."""
+STREAM_PACE = 0.8
+"""How fast the decode clock counts for a stream, whose own reports are better: its noise must not run ahead of
+what is seen, yet tokens that come merged into one delta or are held back must not stay uncounted."""
+
+
+class Phase(Enum):
+    """How sure we are that a reservation's blocks are in use."""
+
+    UNCONFIRMED = auto()
+    """No token yet: it may still wait inside the engine."""
+    CONFIRMED = auto()
+    ABORTING = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What one request in flight holds."""
+
+    demand: Demand
+    footprint: Footprint
+    streamed: bool
+    sequences: int
+    limit: int
+    """Most tokens a sequence may generate."""
+    dispatched: float
+    """The decode clock at its dispatch."""
+    held: int
+    phase: Phase = Phase.UNCONFIRMED
+    seen: int = 0
+    """Tokens the relay reported, over all sequences."""
+    generated: int = 1
+    """Tokens per sequence it is taken to hold room for. One from the start: prefill ends with the first."""
+    origin: float = 0.0
+    """The decode clock when its tokens started to be counted by the clock."""
+    base: int = 0
+    """Tokens per sequence it had then."""
+    pace: float = 1.0
+    due_tokens: int = 1
+    """Tokens per sequence at which it is looked at again, and `ticket` the entry that does so (0: none)."""
+    ticket: int = 0
+    aborted_at: float = 0.0
+
+
+class Ledger:
+    """Reservations of one endpoint, with their totals kept as they change: no event costs more than it touches.
+
+    The progress of a request is the most of what the relay saw and what the decode clock tells. For a stream the
+    clock starts with its first token and goes at `STREAM_PACE`. A request that reports nothing until its end is
+    taken to have its first token after the endpoint's mean delay; then the clock counts for it in full. Both stop
+    at `max_tokens`.
+    """
+
+    def __init__(self, clock: DecodeClock) -> None:
+        self._clock = clock
+        self._reservations: dict[Reservation, None] = {}  # a set that keeps its order
+        self._aborting: deque[Reservation] = deque()
+        self._growth: list[tuple[float, int, Reservation]] = []
+        self._tickets = 0
+        self.held = 0
+        """Blocks of all reservations."""
+        self.confirmed = 0
+        """Blocks of those with a token, which are in the engine's cache without doubt."""
+        self.sequences = 0
+        self.unconfirmed_sequences = 0
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    @property
+    def aborting(self) -> int:
+        """Requests whose client left and whose blocks are still counted."""
+        return len(self._aborting)
+
+    def reserve(self, demand: Demand, footprint: Footprint, now: float, *, streamed: bool) -> Reservation:
+        """Enter a request that is being dispatched."""
+        reading = self._clock.read(now)
+        held = footprint.blocks(1)
+        sequences = demand.sequences
+        reservation = Reservation(demand, footprint, streamed, sequences, max(1, demand.max_tokens), reading, held)
+        self._reservations[reservation] = None
+        self.held += held
+        self.sequences += sequences
+        self.unconfirmed_sequences += sequences
+        if not streamed:
+            reservation.origin = reading + self._clock.first_token_delay + 1
+            reservation.base = 1
+            self._look_again(reservation, reservation.origin)
+        return reservation
+
+    def progress(self, reservation: Reservation, seen: int, now: float) -> None:
+        """Enter the tokens, over all sequences, that the relay has seen of a request so far."""
+        if seen <= reservation.seen:
+            return
+        reservation.seen = seen
+        if self._aborting:
+            self._release_aborted(now - REPORT_SPAN)
+        sequences = reservation.sequences
+        tokens = seen if sequences == 1 else -(-seen // sequences)
+        if tokens > reservation.generated:
+            self._grow(reservation, tokens)
+        if reservation.phase is Phase.UNCONFIRMED:
+            self._confirm(reservation)
+            reading = self._clock.read(now)
+            self._clock.saw_delay(reading - reservation.dispatched)
+            reservation.origin = reading
+            reservation.base = reservation.generated
+            reservation.pace = STREAM_PACE
+            self._schedule(reservation)
+
+    def catch_up(self, now: float) -> None:
+        """Let the decode clock count for every request it has carried over a block's edge."""
+        growth = self._growth
+        if not growth:
+            return
+        reading = self._clock.read(now)
+        while growth and growth[0][0] <= reading:
+            _, ticket, reservation = heappop(growth)
+            if reservation.ticket != ticket:
+                continue
+            if reservation.phase is Phase.UNCONFIRMED:
+                self._confirm(reservation)
+            tokens = reservation.base + int((reading - reservation.origin) * reservation.pace)
+            tokens = max(tokens, reservation.due_tokens)  # exact where the product is rounded down
+            if tokens > reservation.generated:
+                self._grow(reservation, tokens)
+            self._schedule(reservation)
+
+    def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
+        """Take out a request that ended; its true length, where known, corrects the delay of those unseen."""
+        if not reservation.streamed and not reservation.seen and completion_tokens:
+            tokens = -(-completion_tokens // reservation.sequences)
+            self._clock.saw_delay(self._clock.read(now) - reservation.dispatched - tokens)
+        self._drop(reservation)
+
+    def abort(self, reservation: Reservation, now: float) -> None:
+        """Mark a request whose connection was closed: its blocks count until the engine has taken a step."""
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed -= reservation.held
+        else:
+            self.unconfirmed_sequences -= reservation.sequences
+        reservation.phase = Phase.ABORTING
+        reservation.ticket = 0
+        reservation.aborted_at = now
+        self._aborting.append(reservation)
+
+    def expire_aborted(self, now: float) -> None:
+        """Release the aborted requests whose time is over."""
+        if self._aborting:
+            self._release_aborted(now - ABORT_BOUND)
+
+    @property
+    def next_abort_expiry(self) -> float:
+        """When the next aborted request is released at the latest; infinity when there is none."""
+        return self._aborting[0].aborted_at + ABORT_BOUND if self._aborting else inf
+
+    def rebase(self, capacity: Capacity) -> None:
+        """Count every reservation anew, for an endpoint whose blocks turned out to be others."""
+        self.held = self.confirmed = 0
+        for reservation in self._reservations:
+            reservation.footprint = Footprint(
+                reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
+            )
+            reservation.held = reservation.footprint.blocks(reservation.generated)
+            self.held += reservation.held
+            if reservation.phase is Phase.CONFIRMED:
+                self.confirmed += reservation.held
+            if reservation.ticket and reservation.phase is Phase.CONFIRMED:
+                self._schedule(reservation)
+
+    def _confirm(self, reservation: Reservation) -> None:
+        reservation.phase = Phase.CONFIRMED
+        self.confirmed += reservation.held
+        self.unconfirmed_sequences -= reservation.sequences
+
+    def _grow(self, reservation: Reservation, tokens: int) -> None:
+        tokens = min(tokens, reservation.limit)
+        reservation.generated = tokens
+        grown = reservation.footprint.blocks(tokens) - reservation.held
+        if grown:
+            reservation.held += grown
+            self.held += grown
+            if reservation.phase is Phase.CONFIRMED:
+                self.confirmed += grown
+
+    def _schedule(self, reservation: Reservation) -> None:
+        tokens = reservation.footprint.next_growth(reservation.generated)
+        if tokens > reservation.limit:
+            reservation.ticket = 0
+            return
+        reservation.due_tokens = tokens
+        self._look_again(reservation, reservation.origin + (tokens - reservation.base) / reservation.pace)
+
+    def _look_again(self, reservation: Reservation, reading: float) -> None:
+        self._tickets += 1
+        reservation.ticket = self._tickets
+        heappush(self._growth, (reading, self._tickets, reservation))
+        if len(self._growth) > 64 + 2 * len(self._reservations):
+            self._growth = [entry for entry in self._growth if entry[2].ticket == entry[1]]
+            heapify(self._growth)
+
+    def _release_aborted(self, before: float) -> None:
+        while self._aborting and self._aborting[0].aborted_at <= before:
+            self._drop(self._aborting.popleft())
+
+    def _drop(self, reservation: Reservation) -> None:
+        del self._reservations[reservation]
+        reservation.ticket = 0
+        self.held -= reservation.held
+        self.sequences -= reservation.sequences
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed -= reservation.held
+        elif reservation.phase is Phase.UNCONFIRMED:
+            self.unconfirmed_sequences -= reservation.sequences
