@@ -1,0 +1,55 @@
+"""Run the fake as a process of its own: `python -m tests.fakes.vllm --port 8000`."""
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import typing
+from pathlib import Path
+
+import uvloop
+
+from tests.fakes.vllm.requests import Tokenize, tokenize_words
+from tests.fakes.vllm.server import FakeSettings, FakeVllm
+
+
+def parse() -> tuple[FakeSettings, argparse.Namespace]:
+    """Every setting is an option of its name."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fakes.vllm", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one, printed on start")
+    parser.add_argument("--tokenizer", type=Path, help="count with the tokenizer in this folder, not by words")
+    types = typing.get_type_hints(FakeSettings)
+    for field in dataclasses.fields(FakeSettings):
+        kind = types[field.name]
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=kind if isinstance(kind, type) else int, default=field.default)
+    arguments = parser.parse_args()
+    names = [field.name for field in dataclasses.fields(FakeSettings)]
+    return FakeSettings(**{name: getattr(arguments, name) for name in names}), arguments
+
+
+async def serve(settings: FakeSettings, host: str, port: int, tokenize: Tokenize) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    fake = FakeVllm(settings, tokenize=tokenize)
+    await fake.listen(port, host)
+    print(f"http://{host}:{fake.port}", flush=True)
+    await stopped.wait()
+    await fake.close()
+
+
+def main() -> None:
+    """Entry point."""
+    settings, arguments = parse()
+    tokenize = tokenize_words
+    if arguments.tokenizer is not None:
+        from tests.fakes.vllm.model_tokenizer import model_tokenizer
+
+        tokenize = model_tokenizer(arguments.tokenizer)
+    uvloop.run(serve(settings, arguments.host, arguments.port, tokenize))
+
+
+main()

@@ -1,0 +1,160 @@
+"""Everything the fake answers at once: what vLLM reports about itself, and the fake's own controls under `/fake/`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tests.fakes.vllm.connection import SeenRequest
+from tests.fakes.vllm.exposition import CONTENT_TYPE
+from tests.fakes.vllm.faults import Fault
+from tests.fakes.vllm.requests import Api, ApiError, Body, decode
+from tests.fakes.vllm.shapes import error_body
+
+if TYPE_CHECKING:
+    from tests.fakes.vllm.server import FakeVllm
+
+Response = tuple[int, bytes, str]
+JSON = "application/json"
+
+
+def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
+    """Answer a request that generates nothing."""
+    handler = ROUTES.get((seen.method, path))
+    if handler is not None:
+        return handler(fake, seen)
+    stored = path.removeprefix("/v1/responses/").removesuffix("/cancel")
+    if stored in fake.responses:
+        return _ok({"id": stored, "object": "response", "status": "completed", "model": fake.settings.model})
+    if path.startswith("/v1/responses/"):
+        error = ApiError(404, f"Response with id '{stored}' not found.", "invalid_request_error", "response_id")
+        return 404, error_body(error, path), JSON
+    if path in Api or any(known == path for _, known in ROUTES):
+        return 405, b'{"detail":"Method Not Allowed"}', JSON
+    return 404, b'{"detail":"Not Found"}', JSON
+
+
+def _ok(value: Any) -> Response:
+    return 200, msgspec.json.encode(value), JSON
+
+
+def _empty(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    return 200, b"", JSON
+
+
+def _models(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    model = {
+        "id": fake.settings.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "vllm",
+        "root": fake.settings.root,
+        "parent": None,
+        "max_model_len": fake.settings.max_model_len,
+        "permission": [],
+    }
+    return _ok({"object": "list", "data": [model]})
+
+
+def _tokenize(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    body = decode(seen.body)
+    _check_model(fake, body)
+    ids = list(fake.tokenize(Api.CHAT if "messages" in body else Api.COMPLETIONS, body)[0])
+    return _ok({"count": len(ids), "max_model_len": fake.settings.max_model_len, "tokens": ids, "token_strs": None})
+
+
+def _detokenize(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    return _ok({"prompt": " ".join(str(token) for token in decode(seen.body)["tokens"])})
+
+
+def _count_tokens(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    body = decode(seen.body)
+    _check_model(fake, body)
+    count = len(fake.tokenize(Api.MESSAGES, body)[0])
+    return _ok({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+
+def _check_model(fake: "FakeVllm", body: Body) -> None:
+    model = body.get("model") or fake.settings.model
+    if model != fake.settings.model:
+        message = f"The model `{model}` does not exist. Valid aliases: {fake.settings.model}."
+        raise ApiError(404, message, "NotFoundError", "model")
+
+
+def _metrics(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    return 200, fake.metrics(), CONTENT_TYPE
+
+
+def _freeze(fake: "FakeVllm", seen: SeenRequest, *, asleep: bool) -> Response:
+    fake.freeze(asleep=asleep)
+    return 200, b"", JSON
+
+
+def _thaw(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    fake.thaw()
+    return 200, b"", JSON
+
+
+def _add_faults(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    for fault in msgspec.json.decode(seen.body, type=list[Fault]):
+        fake.faults.add(fault)
+    return 200, b"", JSON
+
+
+def _clear_faults(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    fake.faults.clear()
+    return 200, b"", JSON
+
+
+def _refuse(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    """Refuse connections for `seconds`; this answer still leaves."""
+    seconds = float(decode(seen.body)["seconds"])
+    loop = asyncio.get_running_loop()
+
+    async def pause() -> None:
+        await fake.refuse()
+        await asyncio.sleep(seconds)
+        await fake.listen()
+
+    fake.background.append(loop.create_task(pause()))
+    return 200, b"", JSON
+
+
+def _seen(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    return _ok(
+        [
+            {
+                "method": request.method,
+                "path": request.path,
+                "headers": request.headers,
+                "body": request.body.decode("utf-8", "replace"),
+                "connection": request.connection,
+                "answered": request.answered,
+                "client_gone": request.client_gone_at is not None,
+            }
+            for request in fake.seen
+        ]
+    )
+
+
+ROUTES: dict[tuple[str, str], Callable[["FakeVllm", SeenRequest], Response]] = {
+    ("GET", "/health"): _empty,
+    ("GET", "/ping"): _empty,
+    ("GET", "/version"): lambda fake, seen: _ok({"version": "0.32.0"}),
+    ("GET", "/load"): lambda fake, seen: _ok({"server_load": 0}),
+    ("GET", "/metrics"): _metrics,
+    ("GET", "/v1/models"): _models,
+    ("POST", "/tokenize"): _tokenize,
+    ("POST", "/detokenize"): _detokenize,
+    ("POST", "/v1/messages/count_tokens"): _count_tokens,
+    ("GET", "/is_sleeping"): lambda fake, seen: _ok({"is_sleeping": not fake.awake}),
+    ("POST", "/sleep"): lambda fake, seen: _freeze(fake, seen, asleep=True),
+    ("POST", "/wake_up"): _thaw,
+    ("POST", "/pause"): lambda fake, seen: _freeze(fake, seen, asleep=False),
+    ("POST", "/resume"): _thaw,
+    ("POST", "/fake/faults"): _add_faults,
+    ("DELETE", "/fake/faults"): _clear_faults,
+    ("POST", "/fake/refuse"): _refuse,
+    ("GET", "/fake/requests"): _seen,
+}
