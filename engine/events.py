@@ -1,0 +1,118 @@
+"""What the supervisor tells: each event reads as a line for a human."""
+
+from dataclasses import dataclass
+
+from engine.diagnose import Diagnosis
+from engine.phases import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The program's process was started, for the `attempt`-th time since it last ran well."""
+
+    program: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.program}: starting" + (f" (attempt {self.attempt})" if self.attempt > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Its start has come further."""
+
+    program: str
+    progress: Progress
+
+    def __str__(self) -> str:
+        return f"{self.program}: {self.progress}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinePrinted:
+    """It printed this."""
+
+    program: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.program} | {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """It answers its readiness probe, so many seconds after its launch."""
+
+    program: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.program}: ready after {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """It ended without being asked to."""
+
+    program: str
+    diagnosis: Diagnosis
+
+    def __str__(self) -> str:
+        return f"{self.program}: ended. {self.diagnosis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """It will be started again in so many seconds."""
+
+    program: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.program}: starting again in {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """It will not be started again."""
+
+    program: str
+    diagnosis: Diagnosis
+
+    def __str__(self) -> str:
+        return f"{self.program}: given up"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """It was asked to end."""
+
+    program: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """It did not become ready, or did not end, in time, and was killed with all its children."""
+
+    program: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: took too long, killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """It has ended, as it was asked to."""
+
+    program: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: stopped"
+
+
+SupervisorEvent = (
+    Launched | Progressed | LinePrinted | BecameReady | Crashed | Retrying | GaveUp | Stopping | Overdue | Stopped
+)

@@ -1,0 +1,195 @@
+"""PURE. The life of one supervised program, as a state machine.
+
+Events go in with the time they happened; commands come out for somebody else to carry out. `TRANSITIONS` is all
+there is to it: what a raw event means (is this crash one too many?) is decided before the table is asked.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class State(Enum):
+    """Where a program is in its life."""
+
+    STOPPED = auto()
+    STARTING = auto()
+    """Launched, not yet ready."""
+    READY = auto()
+    DRAINING = auto()
+    """Asked to end."""
+    BACKOFF = auto()
+    """Ended by itself; it is launched again when the time has come."""
+    FAILED = auto()
+    """Given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The program shall run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The program shall end, and stay ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """Its readiness probe was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """Its process ended. `permanent`: another start must fail in the same way."""
+
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; sent at the time of the last `WakeAt`, or at any other."""
+
+
+Event = Start | Stop | BecameReady | Exited | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Ask the process to end (SIGTERM)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a `Tick` at this time. Each replaces the one before."""
+
+    at: float
+
+
+Command = Launch | Terminate | Kill | WakeAt
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient to be. Times in seconds."""
+
+    start_timeout: float = 1800.0
+    """From launch to ready; then it is killed, which counts as a failure."""
+    stop_timeout: float = 30.0
+    """From SIGTERM to SIGKILL of the group."""
+    max_restarts: int = 5
+    """Failures in a row, after the first, before it is given up."""
+    backoff: float = 1.0
+    """Wait after the first failure; it doubles with each further one."""
+    max_backoff: float = 60.0
+    steady_after: float = 60.0
+    """Ready for this long, and earlier failures are forgotten."""
+
+
+class Trigger(Enum):
+    """What an event means, given what happened before."""
+
+    START = auto()
+    READY = auto()
+    CRASHED = auto()
+    GAVE_UP = auto()
+    ENDED = auto()
+    DUE = auto()
+    STOP = auto()
+
+
+TRANSITIONS: dict[tuple[State, Trigger], State] = {
+    (State.STOPPED, Trigger.START): State.STARTING,
+    (State.STARTING, Trigger.READY): State.READY,
+    (State.STARTING, Trigger.CRASHED): State.BACKOFF,
+    (State.STARTING, Trigger.GAVE_UP): State.FAILED,
+    (State.STARTING, Trigger.STOP): State.DRAINING,
+    (State.STARTING, Trigger.DUE): State.STARTING,
+    (State.READY, Trigger.CRASHED): State.BACKOFF,
+    (State.READY, Trigger.GAVE_UP): State.FAILED,
+    (State.READY, Trigger.STOP): State.DRAINING,
+    (State.DRAINING, Trigger.ENDED): State.STOPPED,
+    (State.DRAINING, Trigger.DUE): State.DRAINING,
+    (State.BACKOFF, Trigger.DUE): State.STARTING,
+    (State.BACKOFF, Trigger.STOP): State.STOPPED,
+}
+"""Whatever is not here changes nothing."""
+
+
+class Lifecycle:
+    """One program's life. `handle` is its only writer."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.state = State.STOPPED
+        self.failures = 0
+        """Failures in a row."""
+        self._policy = policy
+        self._due: float | None = None
+        self._ready_since: float | None = None
+        self._was_ready = False
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in what happened at `now` (seconds of a monotonic clock) and return what to do."""
+        trigger = self._meaning(event, now)
+        target = TRANSITIONS.get((self.state, trigger)) if trigger else None
+        if trigger is None or target is None:
+            return []
+        overdue = target is self.state
+        self.state = target
+        return self._enter(now, overdue=overdue)
+
+    def _meaning(self, event: Event, now: float) -> Trigger | None:
+        match event:
+            case Start():
+                return Trigger.START
+            case Stop():
+                return Trigger.STOP
+            case BecameReady():
+                return Trigger.READY
+            case Tick():
+                return Trigger.DUE if self._due is not None and now >= self._due else None
+            case Exited(permanent):
+                return Trigger.ENDED if self.state is State.DRAINING else self._failed(now, permanent=permanent)
+
+    def _failed(self, now: float, *, permanent: bool) -> Trigger:
+        if self._ready_since is not None and now - self._ready_since >= self._policy.steady_after:
+            self.failures = 0
+        self.failures += 1
+        # What has run before may run again, whatever its last words were.
+        hopeless = permanent and not self._was_ready
+        return Trigger.GAVE_UP if hopeless or self.failures > self._policy.max_restarts else Trigger.CRASHED
+
+    def _enter(self, now: float, *, overdue: bool) -> list[Command]:
+        self._due = None
+        self._ready_since = now if self.state is State.READY else None
+        if overdue:
+            return [Kill()]
+        match self.state:
+            case State.STARTING:
+                return [Launch(), self._wake(now + self._policy.start_timeout)]
+            case State.READY:
+                self._was_ready = True
+                return []
+            case State.DRAINING:
+                return [Terminate(), self._wake(now + self._policy.stop_timeout)]
+            case State.BACKOFF:
+                return [self._wake(now + self.delay())]
+            case State.STOPPED | State.FAILED:
+                return []
+
+    def delay(self) -> float:
+        """Seconds from the last failure to the next launch."""
+        return min(self._policy.backoff * 2.0 ** (self.failures - 1), self._policy.max_backoff)
+
+    def _wake(self, at: float) -> WakeAt:
+        self._due = at
+        return WakeAt(at)

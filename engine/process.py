@@ -1,0 +1,135 @@
+"""A guarded program as asyncio sees it: started, read line by line, signalled, and killed with its whole group."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+OnLine = Callable[[str], None]
+
+_GUARD = Path(__file__).with_name("guard.py")
+_LINE_END = re.compile(rb"[\r\n]")  # progress bars end their lines with a carriage return
+_LONGEST_LINE = 16_384
+_OUTPUT_GRACE = 2.0
+
+
+class LaunchError(Exception):
+    """The program could not be started at all, for the reason the text gives."""
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class GuardedProcess:
+    """One run of a program under a guard (see `engine.guard`). Made by `launch`; over when `wait` returns.
+
+    Attributes:
+        pid: The program's own process id.
+        group: Process group of the program, its children and their guard.
+    """
+
+    def __init__(self, guard: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = 0
+        self.group = guard.pid
+        self._guard = guard
+        self._reader = reader
+        self._writer = writer
+        self._output: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def launch(
+        cls, argv: Sequence[str], *, env: Mapping[str, str], stdin: bytes | None = None, on_line: OnLine | None = None
+    ) -> Self:
+        """Start `argv` with exactly the environment `env`.
+
+        Args:
+            argv: The program and its arguments.
+            env: Its whole environment.
+            stdin: What it reads on its standard input before end-of-file.
+            on_line: Gets each line of its output and errors; without it, both go where this process's own go.
+
+        Raises:
+            LaunchError: There is no such program, or it may not be executed.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            guard = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), *argv),
+                env=dict(env),
+                stdin=DEVNULL if stdin is None else PIPE,
+                stdout=PIPE if on_line else None,
+                stderr=STDOUT if on_line else None,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        process = cls(guard, *await asyncio.open_connection(sock=ours))
+        try:
+            await process._begin(stdin, on_line)
+        except BaseException:
+            await process._end()
+            raise
+        return process
+
+    def terminate(self) -> None:
+        """Ask the program, and only it, to wind down (SIGTERM)."""
+        with contextlib.suppress(ProcessLookupError):
+            self._guard.terminate()
+
+    def kill(self) -> None:
+        """Kill the program, its children and their guard at once."""
+        # The id stays taken while a member of the group lives, and the guard lives until this kills it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait for the program's end, kill what it left behind, and return its exit code (negative: the signal)."""
+        try:
+            said = (await self._reader.readline()).split()
+        finally:
+            await self._end()
+        return int(said[1]) if said else -signal.SIGKILL
+
+    async def _begin(self, stdin: bytes | None, on_line: OnLine | None) -> None:
+        if on_line is not None and self._guard.stdout is not None:
+            self._output = asyncio.get_running_loop().create_task(_follow(self._guard.stdout, on_line))
+        if stdin is not None and self._guard.stdin is not None:
+            self._guard.stdin.write(stdin)
+            self._guard.stdin.close()
+        said, _, rest = (await self._reader.readline()).decode().strip().partition(" ")
+        if said != "started":
+            raise LaunchError(rest or "its guard died before it started")
+        self.pid = int(rest)
+
+    async def _end(self) -> None:
+        self.kill()
+        await self._guard.wait()
+        if self._output is not None:
+            # Only a process that left the group can still hold the pipe.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._output, _OUTPUT_GRACE)
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+async def _follow(pipe: asyncio.StreamReader, on_line: OnLine) -> None:
+    partial = b""
+    while chunk := await pipe.read(65_536):
+        *lines, partial = _LINE_END.split(partial + chunk)
+        for line in (*lines, partial) if len(partial) > _LONGEST_LINE else lines:
+            if line.strip():
+                on_line(line[:_LONGEST_LINE].decode(errors="replace"))
+        partial = partial if len(partial) <= _LONGEST_LINE else b""
+    if partial.strip():
+        on_line(partial.decode(errors="replace"))

@@ -1,0 +1,141 @@
+"""asyncio around one program's lifecycle: events in, commands carried out, what happened told."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from engine import events, lifecycle
+from engine.diagnose import Diagnosis, diagnose
+from engine.lifecycle import Lifecycle, State
+from engine.phases import StartProgress
+from engine.process import GuardedProcess, LaunchError
+from engine.program import Program
+
+Probe = Callable[[str], Awaitable[bool]]
+"""Says whether a URL answers 200."""
+
+_PROBE_INTERVAL = 0.25
+_LOG_LINES = 2_000
+_OVER = frozenset({State.STOPPED, State.FAILED})
+
+
+class Runner:
+    """Keeps one program running until it is stopped or given up. `run` is the only writer of its lifecycle."""
+
+    def __init__(self, program: Program, on_event: Callable[[events.SupervisorEvent], None], probe: Probe) -> None:
+        self.program = program
+        self._tell = on_event
+        self._probe = probe
+        self._lifecycle = Lifecycle(program.policy)
+        self._inbox: asyncio.Queue[lifecycle.Event] = asyncio.Queue()
+        self._due: float | None = None
+        self._process: GuardedProcess | None = None
+        self._launched_at = 0.0
+        self._diagnosis = Diagnosis("It has not run.")
+
+    @property
+    def state(self) -> State:
+        """Where the program is in its life."""
+        return self._lifecycle.state
+
+    def stop(self) -> None:
+        """Have the program end; `run` returns when it has."""
+        self._inbox.put_nowait(lifecycle.Stop())
+
+    async def run(self) -> State:
+        """Run the program until it is `STOPPED` or `FAILED`. When cancelled, kill it with all its children."""
+        self._inbox.put_nowait(lifecycle.Start())
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                event = await self._next()
+                before = self.state
+                commands = self._lifecycle.handle(event, _now())
+                self._announce(before)
+                for command in commands:
+                    self._carry_out(command, tasks)
+                if self.state in _OVER:
+                    return self.state
+
+    async def _next(self) -> lifecycle.Event:
+        try:
+            async with asyncio.timeout_at(self._due):
+                return await self._inbox.get()
+        except TimeoutError:
+            self._due = None
+            return lifecycle.Tick()
+
+    def _carry_out(self, command: lifecycle.Command, tasks: asyncio.TaskGroup) -> None:
+        match command:
+            case lifecycle.Launch():
+                tasks.create_task(self._run_once(tasks))
+            case lifecycle.Terminate():
+                if self._process is not None:
+                    self._process.terminate()
+            case lifecycle.Kill():
+                self._tell(events.Overdue(self.program.name))
+                if self._process is not None:
+                    self._process.kill()
+            case lifecycle.WakeAt(at):
+                self._due = at
+
+    def _announce(self, before: State) -> None:
+        name, now = self.program.name, self.state
+        if now is before:
+            return
+        if now in {State.BACKOFF, State.FAILED}:
+            self._tell(events.Crashed(name, self._diagnosis))
+        match now:
+            case State.STARTING:
+                self._tell(events.Launched(name, self._lifecycle.failures + 1))
+            case State.READY:
+                self._tell(events.BecameReady(name, _now() - self._launched_at))
+            case State.BACKOFF:
+                self._tell(events.Retrying(name, self._lifecycle.delay()))
+            case State.FAILED:
+                self._tell(events.GaveUp(name, self._diagnosis))
+            case State.DRAINING:
+                self._tell(events.Stopping(name))
+            case State.STOPPED:
+                self._tell(events.Stopped(name))
+
+    async def _run_once(self, tasks: asyncio.TaskGroup) -> None:
+        """Run the process once, from launch to its end."""
+        program, log, progress = self.program, deque[str](maxlen=_LOG_LINES), StartProgress()
+
+        def on_line(line: str) -> None:
+            log.append(line)
+            self._tell(events.LinePrinted(program.name, line))
+            if self.state is State.STARTING and (further := progress.read(line)):
+                self._tell(events.Progressed(program.name, further))
+
+        self._launched_at = _now()
+        try:
+            self._process = await GuardedProcess.launch(
+                program.argv, env=program.env, stdin=program.stdin, on_line=on_line if program.follows_log else None
+            )
+        except LaunchError as error:
+            self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
+            self._inbox.put_nowait(lifecycle.Exited(permanent=True))
+            return
+        if self.state is State.DRAINING:  # asked to end while it was being launched
+            self._process.terminate()
+        probing = tasks.create_task(self._report_ready(log))
+        try:
+            code = await self._process.wait()
+        finally:
+            probing.cancel()
+            self._process = None
+        self._diagnosis = diagnose(log, code)
+        permanent = self._diagnosis.permanent or code in program.final_codes
+        self._inbox.put_nowait(lifecycle.Exited(permanent))
+
+    async def _report_ready(self, log: deque[str]) -> None:
+        url = self.program.ready_url
+        while url is not None and not await self._probe(url):  # noqa: ASYNC110 - nobody else would set an event
+            await asyncio.sleep(_PROBE_INTERVAL)
+        log.clear()  # what went wrong before it ran is not why it ends later
+        self._inbox.put_nowait(lifecycle.BecameReady())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
