@@ -1,0 +1,250 @@
+"""Health for probes, and the admin routes: metrics, state, drain. A FastAPI application, apart from the data plane."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from enum import Flag, auto
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from gateway.ops.metrics import CONTENT_TYPE, Metrics
+from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
+
+HEALTH_PATHS = frozenset({"livez", "readyz", "health", "version"})
+"""First segments of the paths of `Part.HEALTH`."""
+ADMIN_PATHS = frozenset({"metrics", "kvgate"})
+"""First segments of the paths of `Part.ADMIN`."""
+DOCUMENTATION_PATHS = frozenset({"openapi.json", "docs"})
+"""First segments of the paths that describe either."""
+
+
+class Part(Flag):
+    """What an application serves: everything on one port, or health on the main and the rest on the admin port."""
+
+    HEALTH = auto()
+    ADMIN = auto()
+
+
+class Error(BaseModel):
+    """What went wrong, as OpenAI tells it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: Error
+
+
+class Status(BaseModel):
+    """The body of a good answer to a probe."""
+
+    status: str
+
+
+class Version(BaseModel):
+    """Which kvgate runs."""
+
+    version: str
+
+
+class _Refused(Exception):  # noqa: N818  # never seen by anybody: it carries an answer to the handler below
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.answer = _error(status, code, message, headers)
+
+
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not ready, and why."}}
+_UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "The admin key is missing or wrong."}
+}
+_UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No endpoint has this id."}}
+_MALFORMED: dict[int | str, dict[str, Any]] = {400: {"model": ErrorBody, "description": "A malformed parameter."}}
+
+
+def admin_app(
+    source: StateSource,
+    metrics: Metrics,
+    version: str,
+    *,
+    admin_key: str | None = None,
+    parts: Part = Part.HEALTH | Part.ADMIN,
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        source: what it shows and changes.
+        metrics: what `/metrics` exposes.
+        version: kvgate's own.
+        admin_key: what `/metrics` and `/kvgate/*` require as a bearer token; None leaves them open.
+        parts: which routes it has.
+    """
+    app = FastAPI(
+        title="kvgate",
+        summary="Health, metrics and administration of the gateway.",
+        version=version,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    if Part.HEALTH in parts:
+        app.include_router(_health_routes(source, version))
+    if Part.ADMIN in parts:
+        app.include_router(_admin_routes(source, metrics, admin_key))
+    app.add_exception_handler(_Refused, _answer_refused)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_malformed)
+    app.add_exception_handler(Exception, _answer_failure)
+    app.openapi = _without_422(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
+    return app
+
+
+def _health_routes(source: StateSource, version: str) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    def check_ready(*, strict: bool) -> Status:
+        state = source.state()
+        if state.draining:
+            raise _Refused(503, "draining", "The gateway is shutting down.")
+        if not state.ready:
+            raise _Refused(503, "not_ready", "No endpoint has been healthy yet.")
+        if strict and not any(endpoint.healthy for endpoint in state.endpoints):
+            raise _Refused(503, "no_endpoint", "No endpoint is healthy now.")
+        return Status(status="ready")
+
+    @router.get("/livez", summary="The process answers. Looks at nothing else.")
+    async def livez() -> Status:
+        return Status(status="alive")
+
+    @router.get(
+        "/readyz",
+        summary="An endpoint has been healthy since start, and the gateway is not shutting down.",
+        responses=_NOT_READY | _MALFORMED,
+    )
+    async def readyz(
+        strict: Annotated[bool, Query(description="Whether one must be healthy now.")] = False,  # noqa: FBT002
+    ) -> Status:
+        return check_ready(strict=strict)
+
+    @router.get("/health", summary="The same as /readyz, where clients of vLLM look for it.", responses=_NOT_READY)
+    async def health() -> Status:
+        return check_ready(strict=False)
+
+    @router.get("/version", summary="Which kvgate runs.")
+    async def show_version() -> Version:
+        return Version(version=version)
+
+    return router
+
+
+def _admin_routes(source: StateSource, metrics: Metrics, admin_key: str | None) -> APIRouter:
+    guard = [] if admin_key is None else [Depends(_guard(admin_key))]
+    refusals = {} if admin_key is None else _UNAUTHORIZED
+    router = APIRouter(tags=["admin"], dependencies=guard, responses=refusals)
+
+    @router.get(
+        "/metrics",
+        summary="Metrics for Prometheus.",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def show_metrics() -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    @router.get("/kvgate/state", summary="Every endpoint and queue, now.")
+    async def show_state() -> GatewayState:
+        return source.state()
+
+    @router.post(
+        "/kvgate/endpoints/{endpoint_id}/drain",
+        summary="Send an endpoint no new requests; those on it finish.",
+        responses=_UNKNOWN,
+    )
+    async def drain(endpoint_id: _EndpointId) -> EndpointState:
+        return _changed(source, endpoint_id, source.drain)
+
+    @router.post(
+        "/kvgate/endpoints/{endpoint_id}/undrain",
+        summary="Let an endpoint back as soon as a probe finds it healthy.",
+        responses=_UNKNOWN,
+    )
+    async def undrain(endpoint_id: _EndpointId) -> EndpointState:
+        return _changed(source, endpoint_id, source.undrain)
+
+    return router
+
+
+_EndpointId = Annotated[str, Path(description="As in `/kvgate/state`: host and port.", examples=["127.0.0.1:8001"])]
+
+
+def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], None]) -> EndpointState:
+    try:
+        change(endpoint_id)
+    except UnknownEndpointError as error:
+        raise _Refused(404, "endpoint_not_found", "No endpoint has this id; /kvgate/state lists them.") from error
+    return next(endpoint for endpoint in source.state().endpoints if endpoint.id == endpoint_id)
+
+
+def _guard(admin_key: str) -> Callable[..., Awaitable[None]]:
+    expected = admin_key.encode()
+    bearer = HTTPBearer(auto_error=False, description="The admin key.")
+
+    async def require(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        # Header bytes come as Latin-1, whatever they are.
+        presented = b"" if given is None else given.credentials.encode("latin-1", "replace")
+        if not hmac.compare_digest(presented, expected):
+            raise _Refused(
+                401, "invalid_api_key", "This needs the admin key as a bearer token.", {"www-authenticate": "Bearer"}
+            )
+
+    return require
+
+
+def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004  # as HTTP divides them
+    body = ErrorBody(error=Error(message=message, type=kind, code=code))
+    return JSONResponse(body.model_dump(), status, headers)
+
+
+async def _answer_refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, _Refused)  # noqa: S101  # registered for nothing else
+    return error.answer
+
+
+async def _answer_http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered for nothing else
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    return _error(error.status_code, code, f"{error.detail}.", dict(error.headers or {}))
+
+
+async def _answer_malformed(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
+    faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+    return _error(400, "invalid_request", f"{faults}.")
+
+
+async def _answer_failure(_request: Request, _error_seen: Exception) -> Response:
+    return _error(500, "internal_error", "The gateway failed on this; its log says how.")
+
+
+def _without_422(generate: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """The schema without the status FastAPI declares for malformed parameters: here it is 400."""
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema.get("components", {}).get("schemas", {}).pop(unused, None)
+        return schema
+
+    return openapi

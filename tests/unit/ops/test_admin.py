@@ -1,0 +1,211 @@
+import httpx
+import pytest
+import schemathesis
+from hypothesis import settings
+
+from gateway.ops.admin import ADMIN_PATHS, DOCUMENTATION_PATHS, HEALTH_PATHS, Part, admin_app
+from gateway.ops.metrics import Metrics
+from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError
+
+ID = "127.0.0.1:8001"
+
+
+class Source:
+    def __init__(self):
+        self.ready = False
+        self.healthy = False
+        self.draining = False
+        self.drained = False
+
+    def state(self):
+        return GatewayState(
+            version="0.1.0",
+            mode="enforce",
+            draining=self.draining,
+            ready=self.ready,
+            endpoints=(
+                EndpointState(
+                    id=ID,
+                    url=f"http://{ID}/",
+                    healthy=self.healthy,
+                    state="draining" if self.drained else "up",
+                    reason="",
+                    since_seconds=1.5,
+                ),
+            ),
+        )
+
+    def drain(self, endpoint_id):
+        self._set(endpoint_id, True)
+
+    def undrain(self, endpoint_id):
+        self._set(endpoint_id, False)
+
+    def _set(self, endpoint_id, drained):
+        if endpoint_id != ID:
+            raise UnknownEndpointError(endpoint_id)
+        self.drained = drained
+
+
+def build(source, **how):
+    metrics = Metrics("0.1.0")
+    metrics.watch(source.state)
+    return admin_app(source, metrics, "0.1.0", **how)
+
+
+def client(source, **how):
+    transport = httpx.ASGITransport(build(source, **how), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://kvgate")
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+@pytest.fixture
+async def open_admin(source):
+    async with client(source) as made:
+        yield made
+
+
+@pytest.fixture
+async def locked_admin(source):
+    async with client(source, admin_key="sésame") as made:
+        yield made
+
+
+def assert_error(answer, status, code):
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert error["message"].endswith(".")
+
+
+async def test_livez_looks_at_nothing(source, open_admin):
+    source.draining = True
+    assert (await open_admin.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/health", "/readyz?strict=1"])
+async def test_not_ready_before_an_endpoint_was_healthy(open_admin, path):
+    assert_error(await open_admin.get(path), 503, "not_ready")
+
+
+async def test_ready_while_a_queue_can_wait_for_the_engine(source, open_admin):
+    source.ready, source.healthy = True, False
+    assert (await open_admin.get("/readyz")).status_code == 200
+    assert (await open_admin.get("/health")).status_code == 200
+    assert_error(await open_admin.get("/readyz?strict=1"), 503, "no_endpoint")
+    source.healthy = True
+    assert (await open_admin.get("/readyz?strict=1")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+async def test_not_ready_while_draining(source, open_admin, path):
+    source.ready = source.healthy = source.draining = True
+    assert_error(await open_admin.get(path), 503, "draining")
+
+
+async def test_version(open_admin):
+    assert (await open_admin.get("/version")).json() == {"version": "0.1.0"}
+
+
+async def test_state_shows_every_endpoint(open_admin):
+    state = (await open_admin.get("/kvgate/state")).json()
+    assert [endpoint["id"] for endpoint in state["endpoints"]] == [ID]
+
+
+async def test_metrics_are_prometheus_text(open_admin):
+    answer = await open_admin.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert f'kvgate_endpoint_healthy{{endpoint="{ID}"}} 0.0' in answer.text
+
+
+@pytest.mark.parametrize("path_id", [ID, ID.replace(":", "%3A")])
+async def test_an_endpoint_is_drained_and_undrained(source, open_admin, path_id):
+    answer = await open_admin.post(f"/kvgate/endpoints/{path_id}/drain")
+    assert (answer.status_code, answer.json()["state"]) == (200, "draining")
+    assert source.drained
+    answer = await open_admin.post(f"/kvgate/endpoints/{path_id}/undrain")
+    assert (answer.status_code, answer.json()["state"]) == (200, "up")
+    assert not source.drained
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain"])
+async def test_an_unknown_endpoint_is_not_found(open_admin, action):
+    assert_error(await open_admin.post(f"/kvgate/endpoints/nowhere:1/{action}"), 404, "endpoint_not_found")
+
+
+PROTECTED = [
+    ("GET", "/metrics"),
+    ("GET", "/kvgate/state"),
+    ("POST", f"/kvgate/endpoints/{ID}/drain"),
+    ("POST", f"/kvgate/endpoints/{ID}/undrain"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PROTECTED)
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer ", "Basic c2VzYW1l", "Bearer s\xe9sam"])
+async def test_the_admin_routes_need_the_key(source, locked_admin, method, path, authorization):
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+    answer = await locked_admin.request(method, path, headers=headers)
+    assert_error(answer, 401, "invalid_api_key")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert not source.drained
+
+
+@pytest.mark.parametrize(("method", "path"), PROTECTED)
+async def test_the_key_opens_them(locked_admin, method, path):
+    headers = {"authorization": "Bearer sésame".encode()}
+    assert (await locked_admin.request(method, path, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/version"])
+async def test_probes_need_no_key(locked_admin, path):
+    assert (await locked_admin.get(path)).status_code == 200
+
+
+async def test_other_paths_and_methods_are_refused_in_openai_shape(open_admin):
+    assert_error(await open_admin.get("/kvgate/nothing"), 404, "not_found")
+    assert_error(await open_admin.get("/livez/"), 404, "not_found")
+    answer = await open_admin.delete("/kvgate/state")
+    assert_error(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET"
+    assert_error(await open_admin.get("/readyz?strict=perhaps"), 400, "invalid_request")
+
+
+async def test_a_failure_of_ours_is_told_without_its_reason(source):
+    def fail():
+        raise RuntimeError("the reason")
+
+    source.state = fail
+    async with client(source) as broken:
+        answer = await broken.get("/kvgate/state")
+    assert_error(answer, 500, "internal_error")
+    assert "the reason" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("parts", "serves"), [(Part.HEALTH, HEALTH_PATHS), (Part.ADMIN, ADMIN_PATHS), (Part.HEALTH | Part.ADMIN, None)]
+)
+def test_each_part_can_have_a_port_of_its_own(source, parts, serves):
+    paths = {path.split("/")[1] for path in build(source, parts=parts).openapi()["paths"]}
+    assert paths == (HEALTH_PATHS | ADMIN_PATHS if serves is None else serves)
+
+
+@pytest.mark.parametrize("path", sorted(DOCUMENTATION_PATHS))
+async def test_the_routes_are_documented(open_admin, path):
+    assert (await open_admin.get(f"/{path}")).status_code == 200
+
+
+ready = Source()
+ready.ready = ready.healthy = True
+schema = schemathesis.openapi.from_asgi("/openapi.json", build(ready))
+
+
+@schema.parametrize()
+@settings(max_examples=15, deadline=None)
+def test_every_answer_is_as_the_schema_says(case):
+    case.call_and_validate()

@@ -1,0 +1,154 @@
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.admission.outcomes import Outcome
+from gateway.ops.metrics import Metrics
+from gateway.ops.state import EndpointState, GateState, GatewayState, KvState, QueueState
+
+PUBLIC = {
+    "kvgate_requests_total": {"model", "outcome"},
+    "kvgate_queue_depth": {"model"},
+    "kvgate_queue_wait_seconds_bucket": {"le"},
+    "kvgate_in_flight": {"endpoint"},
+    "kvgate_kv_usage": {"endpoint", "source"},
+    "kvgate_gate_open": {"endpoint"},
+    "kvgate_endpoint_healthy": {"endpoint"},
+    "kvgate_scrape_age_seconds": {"endpoint"},
+    "kvgate_ttft_seconds_bucket": {"le"},
+    "kvgate_overhead_seconds_bucket": {"le"},
+    "kvgate_tokens_total": {"model", "kind"},
+    "kvgate_prompt_token_drift_total": {"model"},
+    "kvgate_would_total": {"model", "decision"},
+    "kvgate_build_info": {"version"},
+}
+
+
+def endpoint(**changed):
+    known = {
+        "id": "127.0.0.1:8001",
+        "url": "http://127.0.0.1:8001",
+        "healthy": True,
+        "state": "up",
+        "reason": "",
+        "since_seconds": 1.0,
+        "gate": GateState(open=True),
+        "kv": KvState(ledger=0.5, observed=0.25, effective=0.625, blocks=255, block_size=32),
+        "in_flight": 3,
+        "scrape_age_seconds": 0.5,
+    }
+    return EndpointState(**{**known, **changed})
+
+
+def gateway(*endpoints, queues=()):
+    return GatewayState(version="0.1.0", mode="enforce", draining=False, ready=True, endpoints=endpoints, queues=queues)
+
+
+def samples(metrics):
+    return [
+        sample for family in text_string_to_metric_families(metrics.exposition().decode()) for sample in family.samples
+    ]
+
+
+def value(metrics, name, **labels):
+    found = [sample.value for sample in samples(metrics) if sample.name == name and sample.labels == labels]
+    return found[0] if found else None
+
+
+def test_the_families_dashboards_rely_on_have_these_names_and_labels():
+    metrics = Metrics("0.1.0", ["smol"])
+    metrics.watch(lambda: gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
+    metrics.model("smol").would("queued")
+    shown = {sample.name: set(sample.labels) for sample in samples(metrics)}
+    assert {name: shown.get(name) for name in PUBLIC} == PUBLIC
+
+
+def test_requests_tokens_and_drift_are_counted_for_each_model():
+    metrics = Metrics("0.1.0", ["smol"])
+    smol = metrics.model("smol")
+    smol.ended(Outcome.COMPLETED)
+    smol.ended(Outcome.COMPLETED)
+    smol.used(100, 20)
+    smol.drifted(-3)
+    smol.drifted(1)
+    assert value(metrics, "kvgate_requests_total", model="smol", outcome="completed") == 2
+    assert value(metrics, "kvgate_tokens_total", model="smol", kind="prompt") == 100
+    assert value(metrics, "kvgate_tokens_total", model="smol", kind="completion") == 20
+    assert value(metrics, "kvgate_prompt_token_drift_total", model="smol") == 4
+
+
+def test_every_outcome_can_be_counted():
+    metrics = Metrics("0.1.0")
+    for outcome in Outcome:
+        metrics.model(None).ended(outcome)
+        assert value(metrics, "kvgate_requests_total", model="unknown", outcome=outcome.value) == 1
+
+
+def test_names_that_clients_make_up_do_not_become_labels():
+    metrics = Metrics("0.1.0", ["smol"])
+    for number in range(100):
+        metrics.model(f"made-up-{number}").ended(Outcome.MODEL_NOT_FOUND)
+    labels = {sample.labels["model"] for sample in samples(metrics) if "model" in sample.labels}
+    assert labels == {"smol", "unknown"}
+    assert value(metrics, "kvgate_requests_total", model="unknown", outcome="model_not_found") == 100
+
+
+def test_a_model_that_is_found_later_gets_a_label_and_keeps_its_counts():
+    metrics = Metrics("0.1.0")
+    metrics.know("late")
+    metrics.model("late").used(5, 0)
+    metrics.know("late")
+    assert value(metrics, "kvgate_tokens_total", model="late", kind="prompt") == 5
+
+
+def test_gauges_are_read_at_each_scrape():
+    metrics = Metrics("0.1.0")
+    now = [gateway(endpoint(in_flight=3))]
+    metrics.watch(lambda: now[0])
+    assert value(metrics, "kvgate_in_flight", endpoint="127.0.0.1:8001") == 3
+    now[0] = gateway(endpoint(in_flight=0, healthy=False, gate=GateState(open=False, reason="kv")))
+    assert value(metrics, "kvgate_in_flight", endpoint="127.0.0.1:8001") == 0
+    assert value(metrics, "kvgate_endpoint_healthy", endpoint="127.0.0.1:8001") == 0
+    assert value(metrics, "kvgate_gate_open", endpoint="127.0.0.1:8001") == 0
+
+
+def test_usage_has_three_sources():
+    metrics = Metrics("0.1.0")
+    metrics.watch(lambda: gateway(endpoint()))
+    usage = {
+        source: value(metrics, "kvgate_kv_usage", endpoint="127.0.0.1:8001", source=source)
+        for source in ("ledger", "observed", "effective")
+    }
+    assert usage == {"ledger": 0.5, "observed": 0.25, "effective": 0.625}
+
+
+def test_what_is_not_known_has_no_sample():
+    metrics = Metrics("0.1.0")
+    metrics.watch(lambda: gateway(endpoint(gate=None, kv=None, scrape_age_seconds=None)))
+    for name in ("kvgate_kv_usage", "kvgate_gate_open", "kvgate_scrape_age_seconds"):
+        assert [sample for sample in samples(metrics) if sample.name == name] == []
+
+
+@pytest.mark.parametrize(
+    ("family", "seconds", "within"),
+    [("queue_wait", 0.02, "0.05"), ("ttft", 0.15, "0.2"), ("overhead", 0.0015, "0.002")],
+)
+def test_times_are_seconds(family, seconds, within):
+    metrics = Metrics("0.1.0")
+    getattr(metrics, family).observe(seconds)
+    name = f"kvgate_{family}_seconds"
+    assert value(metrics, f"{name}_bucket", le=within) == 1
+    assert value(metrics, f"{name}_sum") == seconds
+
+
+def test_two_gateways_in_one_process_do_not_share_counts():
+    one, other = Metrics("0.1.0", ["smol"]), Metrics("0.1.0", ["smol"])
+    one.model("smol").used(1, 1)
+    assert value(other, "kvgate_tokens_total", model="smol", kind="prompt") == 0
+
+
+def test_no_name_is_of_another_namespace():
+    metrics = Metrics("0.1.0")
+    metrics.watch(lambda: gateway(endpoint()))
+    assert all(re.match(r"(kvgate|process)_[a-z_]+$", sample.name) for sample in samples(metrics))
