@@ -106,7 +106,8 @@ class Driver:
                 timer.cancel()
 
     async def _ask(self, request: RequestId, event: Arrived | Returned) -> Dispatch:
-        answer = self._waiting[request] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._waiting[request] = answer
         self.handle(event)
         try:
             return await answer

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -10,6 +10,7 @@ import structlog
 from gateway.admission.events import Capacity, EndpointDown, EndpointGone, EndpointId, EndpointUp, Observed
 from gateway.config import ModelSettings
 from gateway.driver import Driver
+from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.tokens.counter import ModelCounter
@@ -36,7 +37,7 @@ class Endpoint:
     base_url: str
     api_key: str | None
     settings: ModelSettings
-    monitor: EndpointMonitor | None = None
+    monitor: EndpointMonitor
     identity: Identity | None = None
     healthy: bool = False
     pool: "Pool | None" = None
@@ -88,18 +89,30 @@ class Directory:
     It is the listener of every monitor, and passes what they find to the core of the right model.
 
     Args:
-        endpoints: all that are configured.
-        make_pool: builds a pool for an endpoint whose model was not known before.
+        make_pool: builds a pool of that name for an endpoint whose model was not known before.
+        verify: has an endpoint that came up compared with our counting.
+        evacuate: takes unanswered requests off an endpoint that went down or hangs.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], make_pool: Callable[[Endpoint, str], Pool]) -> None:
-        self.endpoints = {endpoint.id: endpoint for endpoint in endpoints}
+    def __init__(
+        self,
+        make_pool: Callable[[Endpoint, Identity, str], Pool],
+        verify: Callable[[Endpoint], None],
+        evacuate: Callable[[EndpointId], None],
+    ) -> None:
+        self.endpoints: dict[EndpointId, Endpoint] = {}
         self.pools: dict[str, Pool] = {}
         self.ever_healthy = False
         self._make_pool = make_pool
+        self._verify = verify
+        self._evacuate = evacuate
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
         self._responses: OrderedDict[str, EndpointId] = OrderedDict()
+
+    def add(self, endpoint: Endpoint) -> None:
+        """An endpoint that is configured; what it serves it must yet say."""
+        self.endpoints[endpoint.id] = endpoint
 
     async def find(self, model: str | None, timeout: float) -> Pool | None:
         """The pool that serves a name; the only pool where no name is given.
@@ -152,15 +165,16 @@ class Directory:
         endpoint = self.endpoints[endpoint_id]
         name = endpoint.settings.name or identity.names[0]
         if endpoint.pool is None or endpoint.pool.name != name:
-            self._move(endpoint, name)
+            self._move(endpoint, identity, name)
         assert endpoint.pool is not None  # noqa: S101  # just moved there
+        was_healthy, endpoint.healthy = endpoint.healthy, True
         endpoint.identity = identity
-        endpoint.healthy = True
         self.ever_healthy = True
         self._index(endpoint.pool)
         endpoint.pool.driver.handle(EndpointUp(endpoint_id, capacity))
-        endpoint.pool.counter.endpoint_came_up()
         self._announce()
+        if not was_healthy:
+            self._verify(endpoint)
 
     def down(self, endpoint_id: EndpointId, reason: str) -> None:
         """An endpoint takes no traffic."""
@@ -168,6 +182,8 @@ class Directory:
         endpoint.healthy = False
         if endpoint.pool is not None:
             endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
+        if endpoint.monitor.status.state is not State.DRAINING:
+            self._evacuate(endpoint_id)
 
     def observed(self, sample: Observed) -> None:
         """A scrape of an endpoint's metrics."""
@@ -175,14 +191,14 @@ class Directory:
         if pool is not None:
             pool.driver.handle(sample)
 
-    def _move(self, endpoint: Endpoint, name: str) -> None:
+    def _move(self, endpoint: Endpoint, identity: Identity, name: str) -> None:
         if endpoint.pool is not None:
             endpoint.pool.endpoints.pop(endpoint.id)
             endpoint.pool.driver.handle(EndpointGone(endpoint.id))
             _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
         pool = self.pools.get(name)
         if pool is None:
-            pool = self.pools[name] = self._make_pool(endpoint, name)
+            pool = self.pools[name] = self._make_pool(endpoint, identity, name)
         pool.endpoints[endpoint.id] = endpoint
         endpoint.pool = pool
 

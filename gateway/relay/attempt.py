@@ -83,7 +83,8 @@ class Attempt:
 
     async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
         """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
-        flight = self._flights.open(outgoing.request, self._endpoint, outgoing.prompt_tokens)
+        streams = self._exchange.stream
+        flight = self._flights.open(outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams)
         try:
             return await self._exchanged(flight, outgoing, headers)
         except asyncio.CancelledError:
@@ -193,12 +194,15 @@ class Attempt:
         if failure.kind is FailureKind.REFUSED:
             outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
             return Settled(outcome, Verdict.DONE)
-        self._endpoint.monitor.failed(failure.message)
+        self._report(failure)
         return Again(busy=False, reason=f"The endpoint failed: {failure.message}.")
 
     async def _failed_midway(self, failure: Failure) -> Settled:
-        self._endpoint.monitor.failed(failure.message)
+        self._report(failure)
         return await self._end_with(failure.event or self._error_event(f"The endpoint failed: {failure.message}."))
+
+    def _report(self, failure: Failure) -> None:
+        self._endpoint.monitor.failed(failure.message, aborted=failure.kind is FailureKind.ABORTED)
 
     async def _broken(self, message: str) -> Settled | Again:
         """The connection was lost: again from the start, unless the client has seen a part."""
@@ -210,7 +214,7 @@ class Attempt:
 
     async def _interrupted(self, why: Interruption) -> Settled | Again:
         overdue = why is Interruption.OVERDUE
-        message = "The endpoint did not go on in time." if overdue else "The endpoint hangs."
+        message = "The endpoint did not go on in time." if overdue else "The endpoint went down."
         if not self._exchange.committed:
             return Again(busy=False, reason=message, overdue=overdue)
         await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))

@@ -114,11 +114,11 @@ class Reporter:
             prompt_tokens=usage.prompt_tokens if usage is not None else exchange.prompt_tokens,
             completion_tokens=usage.completion_tokens if usage is not None else None,
             queue_ms=_milliseconds(exchange.waited),
-            ttft_ms=_milliseconds(ttft),
-            overhead_ms=_milliseconds(exchange.overhead),
+            ttft_ms=None if ttft is None else _milliseconds(ttft),
+            overhead_ms=None if exchange.overhead is None else _milliseconds(exchange.overhead),
             duration_ms=_milliseconds(now - exchange.started),
         )
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 2)
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 2)

@@ -7,6 +7,9 @@ from enum import Enum, auto
 from gateway.admission.events import EndpointId, RequestId
 from gateway.pools import Endpoint
 
+ABANDONED_AFTER = 10.0
+"""Seconds of silence after which a stream on an endpoint that takes no traffic is given up: a vLLM that was told to
+stop leaves its streams open and silent (measured, 0.32)."""
 SWEEP_INTERVAL = 1.0
 """Seconds between two looks for overdue requests: one timer for all of them, none for each."""
 
@@ -17,7 +20,7 @@ class Interruption(Enum):
     OVERDUE = auto()
     """Nothing came for longer than the timeouts allow."""
     EVACUATED = auto()
-    """Its endpoint hangs, and nothing of an answer had come."""
+    """Its endpoint went down or hangs, and nothing of an answer had come."""
 
 
 class Flight:
@@ -59,12 +62,12 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def open(self, request: RequestId, endpoint: Endpoint, prompt_tokens: int) -> Flight:
-        """The current task sends a request to an endpoint."""
+    def open(self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool) -> Flight:
+        """The current task sends a request to an endpoint; `streams` says that its tokens will be seen one by one."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         flight = self._flights[request] = Flight(request, endpoint, task, self._clock())
-        endpoint.monitor.dispatched(request, prompt_tokens)
+        endpoint.monitor.dispatched(request, prompt_tokens, streams=streams)
         return flight
 
     def close(self, flight: Flight) -> None:
@@ -76,17 +79,17 @@ class Flights:
     def progressed(self, requests: Collection[RequestId]) -> None:
         """These requests had tokens since the last batch."""
         now = self._clock()
-        moved = {}
+        moved: dict[EndpointId, list[Flight]] = {}
         for request in requests:
             flight = self._flights.get(request)
             if flight is not None:
                 flight.moved_at = now
-                moved[flight.endpoint.id] = flight.endpoint
-        for endpoint in moved.values():
-            endpoint.monitor.progressed()
+                moved.setdefault(flight.endpoint.id, []).append(flight)
+        for flights in moved.values():
+            flights[0].endpoint.monitor.progressed([flight.request for flight in flights])
 
     def evacuate(self, endpoint: EndpointId) -> None:
-        """Take off a hung endpoint what has not been answered yet: it may go elsewhere."""
+        """Take off an endpoint that went down or hangs what has not been answered yet: it may go elsewhere."""
         for flight in list(self._flights.values()):
             if flight.endpoint.id == endpoint and not flight.answering:
                 flight.interrupt(Interruption.EVACUATED)
@@ -96,6 +99,8 @@ class Flights:
         now = self._clock()
         for flight in list(self._flights.values()):
             limit = self._idle_timeout if flight.answering else self._first_byte_timeout
+            if not flight.endpoint.healthy:
+                limit = min(limit, ABANDONED_AFTER)
             if now - flight.moved_at > limit:
                 flight.interrupt(Interruption.OVERDUE)
 

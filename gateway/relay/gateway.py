@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from gateway.admission.outcomes import Outcome
-from gateway.relay.asgi import ClientGoneError, Receive, Scope, Send, disconnected, send_answer
+from gateway.relay.asgi import Application, ClientGoneError, Receive, Scope, Send, disconnected, send_answer
 from gateway.relay.clients import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, Reporter
 from gateway.relay.generate import generate
@@ -20,23 +20,33 @@ _log = structlog.get_logger("kvgate.relay")
 
 
 class Gateway:
-    """Routes a request: to the data plane by the route table, to the admin application by its paths, or to a 404.
+    """Serves what the route table names; hands the rest to the admin application, which knows its own paths only.
 
     Args:
         plane: what the data plane works with.
         reporter: told of every exchange's end.
-        admin: answers the paths of `admin_paths`.
-        admin_paths: first segments of the paths that are the admin application's.
+        admin: health, metrics, state, and the 404 for everything else.
     """
 
-    def __init__(self, plane: Plane, reporter: Reporter, admin: object, admin_paths: frozenset[str]) -> None:
+    def __init__(self, plane: Plane, reporter: Reporter, admin: Application) -> None:
         self._plane = plane
         self._reporter = reporter
         self._admin = admin
-        self._admin_paths = admin_paths
         self.draining = False
         self.active = 0
         """Requests that are being served."""
+        self._idle = asyncio.Event()
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is served any more; False when `timeout` seconds pass first."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.active:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,10 +60,12 @@ class Gateway:
                 await self._serve(route, scope, receive, send)
             finally:
                 self.active -= 1
-        elif path.split("/", 2)[1] in self._admin_paths:
-            await self._admin(scope, receive, send)  # type: ignore[operator]  # an ASGI application
+                if not self.active:
+                    self._idle.set()
+        elif allowed := methods(path):
+            await send_answer(send, _wrong_method(scope["method"], allowed))
         else:
-            await send_answer(send, _no_route(scope["method"], path))
+            await self._admin(scope, receive, send)
 
     async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         plane = self._plane
@@ -108,16 +120,14 @@ class Gateway:
                 return await list_models(self._plane, scope, exchange)
 
 
-def _no_route(method: str, path: str) -> ErrorAnswer:
-    allowed = methods(path)
-    headers = [(b"content-type", b"application/json"), (b"x-should-retry", b"false")]
-    if allowed:
-        status, code = 405, "method_not_allowed"
-        message = f"{method} is not a method of this path; it takes {', '.join(allowed)}."
-        headers.append((b"allow", ", ".join(allowed).encode()))
-    else:
-        status, code = 404, "not_found"
-        message = f"There is no {method} {path[:200]} here."
-    body = openai_error(message, "invalid_request_error", code)
-    headers.append((b"content-length", b"%d" % len(body)))
-    return ErrorAnswer(status, tuple(headers), body)
+def _wrong_method(method: str, allowed: tuple[str, ...]) -> ErrorAnswer:
+    listed = ", ".join(allowed)
+    message = f"{method} is not a method of this path; it takes {listed}."
+    body = openai_error(message, "invalid_request_error", "method_not_allowed")
+    headers = (
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"allow", listed.encode()),
+        (b"x-should-retry", b"false"),
+    )
+    return ErrorAnswer(405, headers, body)

@@ -1,5 +1,7 @@
 """A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
 
+from dataclasses import dataclass
+
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Demand, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
@@ -12,8 +14,7 @@ from gateway.relay.exchange import Exchange
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.relay.plane import Plane
-from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
-from gateway.tokens.pool import CountingOverloadedError
+from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError, Source
 from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, InvalidRequestError, parse, with_usage
 
 _BYTES_PER_TOKEN = 4
@@ -55,6 +56,16 @@ class _Reservation:
             self._driver.finish(self.request, verdict, completion_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request that was understood, and what it asks for."""
+
+    request: GenerationRequest
+    pool: Pool
+    count: PromptCount
+    demand: Demand
+
+
 async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
     """Serve one request of the four generation APIs; returns how it ended.
 
@@ -69,7 +80,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         count = await _counted(plane, pool, request, client)
         exchange.prompt_tokens = sum(count.prompts)
         asked = _demanded(plane, pool, request, count)
-        return await _admitted(plane, scope, exchange, client, pool, request, count, asked)
+        return await _admitted(plane, scope, exchange, client, _Work(request, pool, count, asked))
     except _RefusedError as refused:
         return await exchange.refuse(
             refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
@@ -146,16 +157,8 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
         return demand(request, PromptCount(count.prompts, Source.ESTIMATE), pool.max_model_len, pool.takes)
 
 
-async def _admitted(
-    plane: Plane,
-    scope: Scope,
-    exchange: Exchange,
-    client: Client,
-    pool: Pool,
-    request: GenerationRequest,
-    count: PromptCount,
-    asked: Demand,
-) -> Outcome:
+async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Client, work: _Work) -> Outcome:
+    pool, request, asked = work.pool, work.request, work.demand
     band = max(client.band, request.priority)
     queued = plane.clock()
     try:
@@ -194,7 +197,7 @@ async def _admitted(
                 usage = exchange.usage
                 reservation.release(result.verdict, usage.completion_tokens if usage is not None else None)
                 if usage is not None:
-                    pool.counter.settle(count, usage.prompt_tokens)
+                    pool.counter.settle(work.count, usage.prompt_tokens)
                 if attempt.response_id is not None and request.api is Api.RESPONSES:
                     plane.directory.remember_response(attempt.response_id, endpoint.id)
                 return result.outcome

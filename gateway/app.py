@@ -1,0 +1,271 @@
+"""The composition root of the gateway: the one place that knows every part and puts them together."""
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import structlog
+from fastapi import FastAPI
+
+import gateway
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import EndpointId, ShutdownStarted
+from gateway.admission.policy import Mode, Policy
+from gateway.config import EndpointSettings, ModelSettings, Settings
+from gateway.driver import Driver
+from gateway.endpoints.identity import Identity
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.endpoints.tls import ssl_context
+from gateway.ops.admin import Part, admin_app
+from gateway.ops.logs import AccessLog
+from gateway.ops.metrics import Metrics
+from gateway.pools import Directory, Endpoint, Pool
+from gateway.relay.aiohttp_upstream import AiohttpUpstream
+from gateway.relay.clients import Client, Clients
+from gateway.relay.exchange import Reporter
+from gateway.relay.flights import Flights
+from gateway.relay.gateway import Gateway
+from gateway.relay.plane import Plane
+from gateway.server import Listener
+from gateway.settings_sources import read_secret
+from gateway.state import StateView
+from gateway.tokens.count import CountUnavailableError
+from gateway.tokens.counter import ModelCounter
+from gateway.tokens.drift import Drift
+from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.pool import CountingPool
+from gateway.tokens.render import TokenizerSource
+
+_log = structlog.get_logger("kvgate.app")
+
+
+class Application:
+    """One gateway process: built from settings, started, drained, stopped.
+
+    Raises:
+        ConfigurationError: a key's file or a TLS file cannot be used.
+        PortTakenError: a port is taken.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._clock: Callable[[], float] = time.monotonic
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        upstream = settings.upstream
+        self._flights = Flights(self._clock, upstream.first_byte_timeout, upstream.idle_timeout)
+        self._metrics = Metrics(gateway.__version__)
+        self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate)
+        counting = settings.counting
+        self._counting = CountingPool(
+            threads=counting.threads,
+            processes=counting.processes,
+            process_bytes=counting.process_bytes,
+            max_pending_bytes=counting.max_pending_bytes,
+        )
+        self._clients: list[httpx.AsyncClient] = []
+        tls = {}
+        for model in settings.models:
+            for endpoint in model.endpoints:
+                context = ssl_context(endpoint.tls)
+                tls[_base_url(endpoint)] = context
+                self._add_endpoint(model, endpoint, context)
+        self._upstream = AiohttpUpstream(upstream.connect_timeout, upstream.keepalive, tls)
+        self._control = httpx.AsyncClient(timeout=settings.health.timeout, trust_env=False)
+        self._clients.append(self._control)
+        self._plane = Plane(
+            settings=settings,
+            clients=_clients(settings),
+            directory=self._directory,
+            flights=self._flights,
+            upstream=self._upstream,
+            metrics=self._metrics,
+            clock=self._clock,
+            relay_places=asyncio.Semaphore(upstream.relay_concurrency),
+        )
+        self._view = StateView(settings, self._directory, self._clock)
+        self._metrics.watch(self._view.state)
+        self._listeners = self._listen()
+
+    @property
+    def port(self) -> int:
+        """The port clients use."""
+        return self._listeners[0].port
+
+    async def start(self) -> None:
+        """Watch the endpoints and take requests."""
+        for endpoint in self._directory.endpoints.values():
+            self._spawn(endpoint.monitor.run())
+        self._spawn(self._flights.watch())
+        for listener in self._listeners:
+            listener.start()
+        _log.info("listening", port=self.port, endpoints=[*self._directory.endpoints], version=gateway.__version__)
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new work, and wait until what runs has finished, at most `timeout` seconds."""
+        self._gateway.draining = self._view.draining = True
+        for pool in self._directory.pools.values():
+            pool.driver.handle(ShutdownStarted())
+        _log.info("draining", active=self._gateway.active)
+        if not await self._gateway.wait_idle(timeout):
+            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        for listener in self._listeners:
+            await listener.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in self._directory.pools.values():
+            pool.driver.close()
+        await self._upstream.close()
+        for client in self._clients:
+            await client.aclose()
+        await self._counting.close()
+        _log.info("stopped")
+
+    def _listen(self) -> list[Listener]:
+        server = self._settings.server
+        reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
+        apart = server.admin_port is not None
+        self._gateway = Gateway(self._plane, reporter, self._admin(Part.HEALTH if apart else Part.HEALTH | Part.ADMIN))
+        listeners = [Listener(self._gateway, server.host, server.port, server)]
+        if server.admin_port is not None:
+            listeners.append(Listener(self._admin(Part.HEALTH | Part.ADMIN), server.host, server.admin_port, server))
+        return listeners
+
+    def _admin(self, parts: Part) -> FastAPI:
+        auth = self._settings.auth
+        key = read_secret(auth.admin_key, auth.admin_key_file)
+        if key is None and auth.keys:
+            _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
+            key = secrets.token_urlsafe()
+        return admin_app(self._view, self._metrics, gateway.__version__, admin_key=key, parts=parts)
+
+    def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
+        base_url = _base_url(settings)
+        identifier = EndpointId(urlsplit(base_url).netloc)
+        api_key = read_secret(settings.api_key, settings.api_key_file)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
+        client = httpx.AsyncClient(verify=context, headers=headers, trust_env=False)
+        self._clients.append(client)
+        monitor = EndpointMonitor(
+            identifier, settings, self._settings.health, client=client, listener=self._directory, clock=self._clock
+        )
+        self._directory.add(Endpoint(identifier, base_url, api_key, model, monitor))
+
+    def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
+        admission, health = self._settings.admission, self._settings.health
+        policy = Policy(
+            mode=Mode(admission.mode),
+            kv_high=admission.kv_high,
+            kv_low=admission.kv_low,
+            ttl=admission.queue.ttl,
+            no_endpoint_ttl=admission.queue.no_endpoint_ttl,
+            max_requests=admission.queue.max_requests,
+            max_bytes=admission.queue.max_bytes,
+            poll_interval=health.interval,
+        )
+        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed)
+        self._metrics.know(name)
+
+        model = self._metrics.model(name)
+
+        def targets() -> list[Target]:
+            return [_target(endpoint) for endpoint in pool.healthy()]
+
+        def drifted(drift: Drift) -> None:
+            model.drifted(drift.counted - drift.reported)
+            if drift.first:
+                _log.warning("a count differs from the engine's usage", model=name, **_drift_fields(drift))
+
+        def switched(reason: str) -> None:
+            _log.warning("the engine counts prompts from now on", model=name, reason=reason)
+
+        tokenizer = endpoint.settings.tokenizer or identity.root
+        counter = ModelCounter(
+            name,
+            TokenizerSource(tokenizer, endpoint.settings.trust_remote_code) if tokenizer is not None else None,
+            self._counting,
+            EngineCounter(self._control, targets),
+            on_drift=drifted,
+            on_switch=switched,
+        )
+        pool = Pool(name, driver, counter)
+        self._loading[name] = self._spawn(counter.start())
+        return pool
+
+    def _verify(self, endpoint: Endpoint) -> None:
+        assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
+        self._spawn(self._compared(endpoint, endpoint.pool))
+
+    async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
+        await self._loading[pool.name]
+        try:
+            report = await pool.counter.verify(_target(endpoint))
+        except CountUnavailableError as error:
+            _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
+            return
+        if report is not None and report.equal:
+            _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def run(settings: Settings, started: Callable[[Application], None] | None = None) -> int:
+    """Run a gateway until SIGTERM or SIGINT; returns the process's exit code.
+
+    A first signal drains; a second one stops at once.
+    """
+    application = Application(settings)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await application.start()
+    if started is not None:
+        started(application)
+    await stop.wait()
+    draining = asyncio.create_task(application.drain(settings.server.shutdown_timeout))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
+    hurried.cancel()
+    await application.stop()
+    return 0
+
+
+def _base_url(settings: EndpointSettings) -> str:
+    return str(settings.url).rstrip("/")
+
+
+def _target(endpoint: Endpoint) -> Target:
+    headers = {"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key is not None else {}
+    return Target(endpoint.base_url, headers)
+
+
+def _drift_fields(drift: Drift) -> dict[str, Any]:
+    return {"cause": drift.cause, "counted": drift.counted, "reported": drift.reported}
+
+
+def _clients(settings: Settings) -> Clients:
+    keys = {}
+    for client in settings.auth.keys:
+        key = read_secret(client.key, client.key_file)
+        if key is not None:
+            keys[key] = Client(client.name, client.priority)
+    return Clients(keys, settings.server.trusted_flow_header)

@@ -1,0 +1,143 @@
+"""The command line."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+import uvloop
+import yaml
+from rich.console import Console
+
+import gateway
+from engine.cache import SetupError
+from engine.supervisor import Supervisor
+from gateway.app import run
+from gateway.config import Settings
+from gateway.launch import programs
+from gateway.ops.logs import configure
+from gateway.server import PortTakenError
+from gateway.settings_sources import ConfigurationError, load, redacted
+
+cli = typer.Typer(
+    help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_console = Console(stderr=True, highlight=False)
+
+USAGE_ERROR = 2
+"""Exit code when kvgate cannot start as it was told to."""
+
+
+@cli.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(help="Model folder or hub id: launches a vLLM for it.")] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="URL of a vLLM that runs already; may be given several times.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
+) -> None:
+    """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
+    listening = {"host": host, "port": port, "admin_port": admin_port}
+    flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
+    if models := _models(model, endpoint or [], tokenizer):
+        flags["models"] = models
+    settings = _load(flags, config)
+    if not settings.models:
+        _fail(
+            "nothing to serve: name a MODEL to launch, an --endpoint URL that runs already, or a --config file "
+            "with `models`"
+        )
+    sys.exit(_serve(settings))
+
+
+@cli.command("check-config")
+def check_config(
+    config: Annotated[Path | None, typer.Argument(help="YAML file with settings.")] = None,
+) -> None:
+    """Check the settings from file and environment, and print what they come to, secrets redacted."""
+    print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    print(f"kvgate {gateway.__version__}")
+
+
+@cli.command(hidden=True, name="gateway")
+def gateway_process() -> None:
+    """Run the gateway alone, with resolved settings read from stdin: what the supervisor starts."""
+    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin))))
+
+
+def main() -> None:
+    """Run the command line."""
+    cli()
+
+
+def _models(model: str | None, endpoints: list[str], tokenizer: str | None) -> list[dict[str, Any]]:
+    if model is None and not endpoints:
+        if tokenizer is not None:
+            _fail("--tokenizer goes with MODEL or --endpoint; in a file it is a key of the model")
+        return []
+    entry: dict[str, Any] = {"endpoints": [{"url": url} for url in endpoints]}
+    if model is not None:
+        entry["engine"] = {"model": model}
+    if tokenizer is not None:
+        entry["tokenizer"] = tokenizer
+    return [entry]
+
+
+def _load(flags: dict[str, Any], config: Path | None) -> Settings:
+    try:
+        return load(flags, config)
+    except ConfigurationError as error:
+        _fail(str(error))
+
+
+def _serve(settings: Settings) -> int:
+    if all(model.engine is None for model in settings.models):
+        return _gateway(settings)
+    try:
+        running = programs(settings)
+    except (ConfigurationError, SetupError) as error:
+        _fail(str(error))
+    return asyncio.run(_supervise(Supervisor(running, lambda event: _console.print(str(event), markup=False))))
+
+
+async def _supervise(supervisor: Supervisor) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return await supervisor.run(stop)
+
+
+def _gateway(settings: Settings) -> int:
+    configure(settings.log)
+
+    try:
+        code: int = uvloop.run(run(settings))
+    except (ConfigurationError, PortTakenError, ValueError) as error:
+        _fail(str(error))
+    return code
+
+
+def _fail(message: str) -> NoReturn:
+    for line in message.splitlines():
+        _console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
+    sys.exit(USAGE_ERROR)
+
+
+if __name__ == "__main__":
+    main()

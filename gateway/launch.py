@@ -1,0 +1,118 @@
+"""From settings to what the supervisor runs: the engines, and the gateway that fronts them."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.command import EngineSpec
+from engine.environment import engine_python
+from engine.gpu import gpus
+from engine.lifecycle import Policy
+from engine.placement import PlacementError, place
+from engine.process import free_port
+from engine.program import Program, Role
+from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.settings_sources import ConfigurationError, revealed
+
+_GATEWAY_EXTRA_STOP = 10.0
+"""Seconds the gateway gets beyond its own bound for running streams."""
+
+
+def programs(settings: Settings, python: Path | None = None) -> list[Program]:
+    """Everything that has to run, the gateway last.
+
+    Args:
+        settings: with at least one engine.
+        python: interpreter with vllm for engines that name none; set up now where None.
+
+    Raises:
+        ConfigurationError: an engine cannot be placed or described.
+        SetupError: the engine's environment could not be made.
+    """
+    specs: list[tuple[ModelSettings, EngineSettings, EngineSpec]] = []
+    for model in settings.models:
+        if model.engine is not None:
+            interpreter = model.engine.python or python or engine_python()
+            specs += [(model, model.engine, spec) for spec in _specs(model, model.engine, interpreter)]
+    running = [Program.engine(spec, _policy(engine)) for _, engine, spec in specs]
+    fronting = [_fronting(model, [spec for owner, _, spec in specs if owner is model]) for model in settings.models]
+    resolved = settings.model_copy(update={"models": tuple(fronting)})
+    return [*running, _gateway(resolved)]
+
+
+def _specs(model: ModelSettings, engine: EngineSettings, python: Path) -> list[EngineSpec]:
+    name = served_name(model)
+    try:
+        devices = place(engine.replicas, engine.gpus, [gpu.index for gpu in gpus()], os.environ)
+        return [
+            EngineSpec(
+                name=f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}",
+                model=engine.model,
+                served_name=name,
+                port=free_port(),
+                python=python,
+                gpus=devices[number],
+                args=engine.args,
+                env={key: value.get_secret_value() for key, value in engine.env.items()},
+            )
+            for number in range(engine.replicas)
+        ]
+    except (PlacementError, ValueError) as error:
+        raise ConfigurationError(f"model {name}: {error}") from None
+
+
+def served_name(model: ModelSettings) -> str:
+    """The name clients use for a model that kvgate launches: the one configured, else the folder's or the hub id."""
+    assert model.engine is not None  # noqa: S101  # only asked for models with an engine
+    folder = Path(model.engine.model)
+    return model.name or (folder.resolve().name if folder.is_dir() else model.engine.model)
+
+
+def _fronting(model: ModelSettings, specs: list[EngineSpec]) -> ModelSettings:
+    """The model as the gateway sees it: every engine is an endpoint."""
+    if model.engine is None:
+        return model
+    limit = _argument(model.engine.args, "--max-num-seqs")
+    launched = [EndpointSettings.model_validate({"url": spec.url, "max_num_seqs": limit}) for spec in specs]
+    return model.model_copy(
+        update={
+            "name": served_name(model),
+            "tokenizer": model.tokenizer or _argument(model.engine.args, "--tokenizer") or model.engine.model,
+            "endpoints": (*model.endpoints, *launched),
+            "engine": None,
+        }
+    )
+
+
+def _argument(args: tuple[str, ...], flag: str) -> str | None:
+    """The value of a flag in an argument list, the last one where it is repeated."""
+    value = None
+    for position, argument in enumerate(args):
+        name, joined, inline = argument.partition("=")
+        if name.replace("_", "-") == flag:
+            value = inline if joined else next(iter(args[position + 1 : position + 2]), None)
+    return value
+
+
+def _policy(engine: EngineSettings) -> Policy:
+    return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts)
+
+
+def _gateway(settings: Settings) -> Program:
+    if settings.server.port == 0:  # a restarted gateway must be found where the first one was
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": free_port()})})
+    values: Mapping[str, Any] = revealed(settings)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    host = "127.0.0.1" if settings.server.host in {"0.0.0.0", "::"} else settings.server.host
+    return Program(
+        name="gateway",
+        role=Role.GATEWAY,
+        argv=(sys.executable, "-m", "gateway.cli", "gateway"),
+        env=environment,
+        stdin=json.dumps(values).encode(),
+        ready_url=f"http://{host}:{settings.server.port}/livez",
+        policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
+    )

@@ -1,0 +1,115 @@
+"""uvicorn's HTTP protocol with two limits it does not have: the size of a head, and the time for one to arrive."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.wire.errors import openai_error
+
+_TOO_LARGE = 431
+_TIMED_OUT = 408
+_MALFORMED = 400
+_PHRASES = {
+    _TOO_LARGE: b"Request Header Fields Too Large",
+    _TIMED_OUT: b"Request Timeout",
+    _MALFORMED: b"Bad Request",
+}
+
+
+class _HeadTooLargeError(Exception):
+    pass
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with the limits as class attributes, which `limited_protocol` sets."""
+
+    max_header_bytes: int
+    head_timeout: float
+
+    _head_bytes = 0
+    _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            # A header that never ends is never shown to us as a header.
+            self._head_bytes += len(data)
+            if self._head_bytes > self.max_header_bytes:
+                self._refuse(_TOO_LARGE, f"The request's headers are over {self.max_header_bytes} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._take(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._take(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's signature
+        if self._head_bytes > self.max_header_bytes:
+            self._refuse(_TOO_LARGE, f"The request's headers are over {self.max_header_bytes} bytes.")
+        else:
+            self._refuse(_MALFORMED, "The request is not valid HTTP.")
+
+    def _take(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.max_header_bytes:
+            raise _HeadTooLargeError
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout, self._head_overdue)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        if self._in_head:
+            self._refuse(_TIMED_OUT, f"The request's headers did not arrive within {self.head_timeout:g} s.")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = openai_error(message, "invalid_request_error", None)
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (status, _PHRASES[status], len(body), body)
+        )
+        self.transport.close()
+
+
+def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:
+    """A protocol class for uvicorn's `http`.
+
+    Args:
+        max_header_bytes: of the request line and all headers; over it a request is answered with 431.
+        head_timeout: seconds from the first byte of a head (or of the connection) to its end; then 408.
+    """
+    limits = {"max_header_bytes": max_header_bytes, "head_timeout": head_timeout}
+    return type("LimitedProtocol", (LimitedProtocol,), limits)
