@@ -24,6 +24,8 @@ class PromptCount:
 
     prompts: tuple[int, ...]
     source: Source
+    kind: str = ""
+    """What kind of request it was, of low cardinality (`chat+tools`): names the cause when a count turns out wrong."""
 
 
 class PromptTooLongError(Exception):
@@ -36,6 +38,10 @@ class PromptTooLongError(Exception):
 
 class CountUnavailableError(Exception):
     """Nobody could count: the engine that had to did not answer. The message says why, without any prompt text."""
+
+
+class CountingOverloadedError(Exception):
+    """Too many bytes of prompts wait to be counted already; the client should come back later."""
 
 
 class TokenCounter(Protocol):
@@ -52,6 +58,7 @@ class TokenCounter(Protocol):
         Raises:
             InvalidRequestError: the engine would refuse the request with 400 while building its prompt.
             PromptTooLongError: refused before tokenizing.
+            CountingOverloadedError: too many bytes wait to be counted.
             CountUnavailableError: neither we nor an engine could count.
         """
 

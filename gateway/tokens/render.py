@@ -3,14 +3,13 @@
 import functools
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
-from transformers.utils import cached_file
 
 from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
@@ -18,6 +17,10 @@ from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
 from gateway.tokens.template import ChatTemplate
 from gateway.wire.request import InvalidRequestError
+
+# transformers itself is imported where it is needed first: it takes more than a second.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ _PREFIX_CHARS_PER_TOKEN = 8
 class Renderer:
     """The tokenizer and templates of one model."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._encode = _encoder(tokenizer)
         self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()))
@@ -140,6 +143,9 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts by code of its own.
     """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
     _check_engine_uses_template(source)
     try:
         # The engine truncates generation from the left, and so loads the tokenizer.
@@ -171,6 +177,8 @@ def _check_engine_uses_template(source: TokenizerSource) -> None:
 
 
 def _file(source: TokenizerSource, name: str) -> Path | None:
+    from transformers.utils import cached_file  # noqa: PLC0415
+
     try:
         found = cached_file(
             source.name,
@@ -184,7 +192,7 @@ def _file(source: TokenizerSource, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, given: str | None, tools: list[Any] | None) -> ChatTemplate | None:
+def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: list[Any] | None) -> ChatTemplate | None:
     """The template for requests with or without tools: a tokenizer may have one of each.
 
     Raises:
@@ -197,8 +205,10 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: str | None, tools: list
     return ChatTemplate(source)
 
 
-def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str, bool], int]:
+def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], int]:
     """How many tokens a text has, given whether special tokens are added."""
+    from transformers import TokenizersBackend  # noqa: PLC0415
+
     kind = type(tokenizer)
     plain = (
         isinstance(tokenizer, TokenizersBackend)

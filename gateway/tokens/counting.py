@@ -1,0 +1,205 @@
+"""The work of counting: functions of a body's bytes, run in a thread or in another process by the pool."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.tokens.messages import Json, NeedsEngineError
+from gateway.tokens.messages_api import from_messages
+from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt, text_prompt
+from gateway.tokens.render import TokenizerSource, renderer
+from gateway.tokens.responses_api import from_responses
+from gateway.wire.request import Api, InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Token counts of a request's prompts, in order."""
+
+    prompts: tuple[int, ...]
+    kind: str
+    """What kind of request it was, of low cardinality: the API, with `+tools` and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """A request to one of the engine's counting routes."""
+
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What to ask the engine for, to count a request."""
+
+    prompts: tuple[EngineCall | int, ...]
+    """One for each prompt: a call, or the count where the prompt came as token ids."""
+    encoding: Encoding
+    kind: str
+
+
+_ESTIMATED_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
+
+
+def load(source: TokenizerSource) -> None:
+    """Load a tokenizer, so that the first count does not wait for it.
+
+    Raises:
+        TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
+    """
+    renderer(source)
+
+
+def count_body(source: TokenizerSource, api: Api, body: bytes, max_model_len: int) -> Counted:
+    """Count with the tokenizer of the model.
+
+    Raises:
+        NeedsEngineError, NotCountableError: it cannot be counted here.
+        InvalidRequestError: the engine would refuse it while it builds the prompt.
+        PromptTooLongError: it cannot fit.
+        TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
+    """
+    fields = _fields(body)
+    prompt = _prompt(api, fields)
+    if isinstance(prompt, TextPrompt):
+        return Counted(renderer(source).count_texts(prompt, max_model_len), _kind(api, fields))
+    return Counted((renderer(source).count_chat(prompt, max_model_len),), _kind(api, fields))
+
+
+def engine_work(api: Api, body: bytes) -> EngineWork:
+    """The engine's own counting requests for a body.
+
+    Raises:
+        NotCountableError: the engine has no route that counts such a request.
+        InvalidRequestError: it has no prompt.
+    """
+    fields = _fields(body)
+    kind = _kind(api, fields)
+    if api is Api.MESSAGES:
+        call = EngineCall("/v1/messages/count_tokens", body)
+        return EngineWork((call,), Encoding(add_special_tokens=False), kind)
+    if api is Api.CHAT:
+        return EngineWork((_tokenize(_chat_fields(fields)),), _chat_encoding(fields), kind)
+    model = {"model": fields["model"]} if "model" in fields else {}
+    if api is Api.RESPONSES:
+        prompt = from_responses(fields)
+        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, kind)
+    texts = text_prompt(fields)
+    add_special_tokens = {"add_special_tokens": texts.encoding.add_special_tokens}
+    return EngineWork(
+        tuple(
+            item if isinstance(item, int) else _tokenize(model | {"prompt": item} | add_special_tokens)
+            for item in texts.prompts
+        ),
+        texts.encoding,
+        kind,
+    )
+
+
+def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
+    """About how many tokens a request has: those of all its texts, without what a template adds.
+
+    Args:
+        source: the model's tokenizer; without it, a token is taken to have four characters.
+        api: of the request.
+        body: its bytes.
+    """
+    fields = _fields(body)
+    text = "\n".join(_texts([fields[name] for name in _ESTIMATED_FIELDS if name in fields]))
+    tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
+    return Counted((tokens,), _kind(api, fields))
+
+
+def _fields(body: bytes) -> Json:
+    """Decode a body, with the parser that the engine uses: others read large numbers or odd strings otherwise."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("The request body is not valid JSON.") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequestError("The request body must be a JSON object.")
+    return fields
+
+
+def _prompt(api: Api, fields: Mapping[str, Any]) -> ChatPrompt | TextPrompt:
+    match api:
+        case Api.CHAT:
+            return chat_prompt(fields)
+        case Api.COMPLETIONS:
+            return text_prompt(fields)
+        case Api.MESSAGES:
+            return from_messages(fields)
+        case Api.RESPONSES:
+            return from_responses(fields)
+
+
+def _kind(api: Api, fields: Mapping[str, Any]) -> str:
+    marks = ("tools", "documents", "continue_final_message", "truncate_prompt_tokens")
+    return "+".join([api.value, *(mark for mark in marks if fields.get(mark))])
+
+
+def _tokenize(fields: Json) -> EngineCall:
+    return EngineCall("/tokenize", json.dumps(fields).encode())
+
+
+# What `/tokenize` reads of a chat request under the same name.
+_TOKENIZE_FIELDS = (
+    "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "chat_template", "media_io_kwargs", "mm_processor_kwargs",
+)  # fmt: skip
+
+
+def _chat_fields(fields: Mapping[str, Any]) -> Json:
+    """A chat request as `/tokenize` takes it: what that route does not know goes into the template's variables."""
+    asked = {name: fields[name] for name in _TOKENIZE_FIELDS if name in fields}
+    if isinstance(asked.get("messages"), list):
+        asked["messages"] = [_renamed(message) for message in asked["messages"]]
+    kwargs = dict(fields.get("chat_template_kwargs") or {})
+    for name in ("documents", "reasoning_effort"):
+        if fields.get(name) is not None:
+            kwargs[name] = fields[name]
+    if fields.get("reasoning_effort") is not None:
+        kwargs.setdefault("enable_thinking", fields["reasoning_effort"] != "none")
+    if kwargs:
+        asked["chat_template_kwargs"] = kwargs
+    return asked
+
+
+def _chat_encoding(fields: Mapping[str, Any]) -> Encoding:
+    try:
+        return chat_prompt({**fields, "messages": []}).encoding
+    except NeedsEngineError:
+        return Encoding(add_special_tokens=False)
+
+
+def _renamed(message: Any) -> Any:
+    if not isinstance(message, dict) or "reasoning_content" not in message:
+        return message
+    renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if renamed.get("reasoning") is None:
+        renamed["reasoning"] = message["reasoning_content"]
+    return renamed
+
+
+def _rendered_fields(prompt: ChatPrompt) -> Json:
+    kwargs = dict(prompt.template_kwargs)
+    flags = {name: kwargs.pop(name) for name in ("add_generation_prompt", "continue_final_message")}
+    tools = {} if prompt.tools is None else {"tools": prompt.tools}
+    special = {"add_special_tokens": prompt.encoding.add_special_tokens}
+    return {"messages": prompt.messages, "chat_template_kwargs": kwargs} | flags | tools | special
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a value, but for media given as data."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            if not item.startswith("data:"):
+                yield item
+        elif isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item

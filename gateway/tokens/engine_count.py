@@ -1,0 +1,135 @@
+"""Asks the engine itself how many tokens a request has."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from gateway.tokens.count import CountUnavailableError
+from gateway.tokens.counting import EngineCall, EngineWork
+from gateway.tokens.render import cut
+from gateway.wire.request import InvalidRequestError
+
+_CONCURRENT_CALLS = 8
+"""For one request: a list of a thousand prompts must not take all of the engine's attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An engine that may be asked."""
+
+    url: str
+    """Base URL, without `/v1`."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request, such as its key."""
+
+
+class RouteMissingError(Exception):
+    """This engine has no such counting route."""
+
+
+class _Answer(msgspec.Struct):
+    count: int | None = None
+    input_tokens: int | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+class EngineCounter:
+    """Counts by `/tokenize` and `/v1/messages/count_tokens`."""
+
+    def __init__(self, client: httpx.AsyncClient, targets: Callable[[], Sequence[Target]]) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            client: of the control plane; its timeout bounds each call.
+            targets: the engines of this model that are up, the best to ask first.
+        """
+        self._client = client
+        self._targets = targets
+
+    def targets(self) -> Sequence[Target]:
+        """The engines that may be asked now."""
+        return self._targets()
+
+    async def count(self, work: EngineWork, max_model_len: int) -> tuple[int, ...]:
+        """Count every prompt, by the first engine that answers.
+
+        Args:
+            work: what to ask.
+            max_model_len: tokens, for a request that asks for truncation to that length.
+
+        Raises:
+            InvalidRequestError: the engine refused the request.
+            RouteMissingError: it has no such route.
+            CountUnavailableError: no engine answered.
+        """
+        failure = "no engine is up to count this request"
+        for target in self._targets():
+            try:
+                counts = await self.count_at(target, work)
+            except CountUnavailableError as error:
+                failure = str(error)
+            else:
+                return tuple(cut(tokens, work.encoding, max_model_len) for tokens in counts)
+        raise CountUnavailableError(failure)
+
+    async def count_at(self, target: Target, work: EngineWork) -> tuple[int, ...]:
+        """Count every prompt by one engine, untruncated. Raises as `count`."""
+        slots = asyncio.Semaphore(_CONCURRENT_CALLS)
+
+        async def one(prompt: EngineCall | int) -> int:
+            if isinstance(prompt, int):
+                return prompt
+            async with slots:
+                return await self._ask(target, prompt)
+
+        calls = [asyncio.ensure_future(one(prompt)) for prompt in work.prompts]
+        try:
+            return tuple(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def _ask(self, target: Target, call: EngineCall) -> int:
+        headers = {**target.headers, "content-type": "application/json"}
+        try:
+            response = await self._client.post(target.url + call.path, content=call.body, headers=headers)
+        except httpx.HTTPError as error:
+            raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
+        if response.status_code == httpx.codes.OK:
+            return _count(response.content)
+        if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+            raise RouteMissingError(call.path)
+        if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
+            refusal = _refusal(response.content)
+            raise InvalidRequestError(refusal.message or "The engine refused the request.", refusal.param)
+        raise CountUnavailableError(f"{call.path} of the engine answered {response.status_code}")
+
+
+def _count(body: bytes) -> int:
+    """The count in an answer; the ids beside it, a million of them perhaps, are skipped undecoded."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except msgspec.DecodeError:
+        raise CountUnavailableError("the engine's count cannot be read") from None
+    count = answer.count if answer.count is not None else answer.input_tokens
+    if count is None:
+        raise CountUnavailableError("the engine's answer holds no count")
+    return count
+
+
+def _refusal(body: bytes) -> _Error:
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error
+    except msgspec.DecodeError:
+        return _Error()

@@ -1,0 +1,43 @@
+"""Orders work of many flows so that each gets its share, by cost (start-time fair queuing)."""
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """A queue in which a flow's own backlog delays only that flow.
+
+    Each item starts, in virtual time, when the one before it of the same flow ends; the earliest start leaves first.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, float, T]] = []
+        self._ends: dict[Hashable, float] = {}
+        self._now = 0.0
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, flow: Hashable, cost: float, item: T) -> None:
+        """Add an item of a flow; `cost` in any unit that all flows share."""
+        start = max(self._now, self._ends.get(flow, 0.0))
+        self._ends[flow] = start + cost
+        self._sequence += 1
+        heapq.heappush(self._heap, (start, self._sequence, cost, item))
+
+    def pop(self) -> T:
+        """Take the item whose turn it is.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        start, _, _, item = heapq.heappop(self._heap)
+        self._now = max(self._now, start)
+        if not self._heap:
+            # Idle: nobody is owed anything, and old flows need not be remembered.
+            self._ends.clear()
+        return item

@@ -1,0 +1,174 @@
+"""Runs counting off the event loop: bounded, fair by flow, large bodies in processes of their own.
+
+Jinja and Python hold the GIL: a large body in a thread would stall the loop, and every stream with it.
+"""
+
+import asyncio
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from gateway.tokens.count import CountingOverloadedError
+from gateway.tokens.fair_queue import FairQueue
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_JOB_BYTES = 1024
+"""What a job costs beside its body, in bytes: many small bodies of one flow are work too."""
+
+
+class WorkerDiedError(Exception):
+    """The process that counted a body died of it, or beside it. Its successor is already there."""
+
+
+class CountingPool:
+    """Threads for ordinary bodies, processes for large ones, and before each a queue that is fair by flow.
+
+    A job whose caller is gone is dropped while it waits; once it runs it runs to its end, unheard. A process that dies
+    is replaced.
+    """
+
+    def __init__(self, *, threads: int, processes: int, process_bytes: int, max_pending_bytes: int) -> None:
+        """Bounds of the pool.
+
+        Args:
+            threads: how many count ordinary bodies.
+            processes: how many count large bodies; with 0, the threads do.
+            process_bytes: the size from which on a body is large.
+            max_pending_bytes: most bytes of bodies that wait or are counted at once.
+        """
+        self._small = _Lane([functools.partial(ThreadPoolExecutor, 1, "counting")] * threads)
+        self._large = _Lane([_process] * processes) if processes else self._small
+        self._process_bytes = process_bytes
+        self._max_pending_bytes = max_pending_bytes
+        self.pending_bytes = 0
+        """Bytes of bodies whose callers wait."""
+
+    async def run(self, flow: str, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do work for a flow; return what it returns, raise what it raises.
+
+        Args:
+            flow: whose work it is.
+            size: bytes of the body it is about.
+            work: a function of a module: a process finds it by name.
+            *args: its arguments, picklable.
+            **kwargs: likewise.
+
+        Raises:
+            CountingOverloadedError: too many bytes wait already.
+            WorkerDiedError: the process died.
+        """
+        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+            raise CountingOverloadedError(f"{self.pending_bytes} bytes of prompts wait to be counted")
+        lane = self._large if size >= self._process_bytes else self._small
+        self.pending_bytes += size
+        try:
+            job = lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs))
+            return cast("R", await job)
+        finally:
+            self.pending_bytes -= size
+
+    async def run_everywhere(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do the same work once here and once in each process, as to load what later work needs.
+
+        Raises:
+            Exception: what the work raises.
+            WorkerDiedError: a process died.
+        """
+        call = functools.partial(work, *args, **kwargs)
+        await self._small.submit("", 0, call)
+        if self._large is not self._small:
+            await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
+
+    async def close(self) -> None:
+        """Drop what waits, and stop the threads and processes once what runs has ended."""
+        await asyncio.gather(*(lane.close() for lane in {self._small, self._large}))
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    call: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class _Lane:
+    """Workers of one kind, each with at most one job, and the queue before them."""
+
+    def __init__(self, makers: list[Callable[[], Executor]]) -> None:
+        self.workers = len(makers)
+        self._idle = [(make, make()) for make in makers]
+        self._queue: FairQueue[_Job] = FairQueue()
+        self._running: set[asyncio.Future[Any]] = set()
+
+    def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        job = _Job(call, asyncio.get_running_loop().create_future())
+        self._queue.push(flow, cost, job)
+        self._dispatch()
+        return job.done
+
+    async def close(self) -> None:
+        while self._queue:
+            self._queue.pop().done.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        for _, executor in self._idle:
+            await asyncio.to_thread(executor.shutdown)
+
+    def _dispatch(self) -> None:
+        while self._idle and self._queue:
+            job = self._queue.pop()
+            if job.done.cancelled():
+                continue
+            make, executor = self._idle.pop()
+            try:
+                started: Future[Any] = executor.submit(job.call)
+            except BrokenProcessPool:  # it died while idle: this job has no part in that
+                executor = make()
+                started = executor.submit(job.call)
+            future = asyncio.wrap_future(started)
+            self._running.add(future)
+            future.add_done_callback(functools.partial(self._finished, make, executor, job))
+
+    def _finished(
+        self, make: Callable[[], Executor], executor: Executor, job: _Job, future: asyncio.Future[Any]
+    ) -> None:
+        self._running.discard(future)
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            executor.shutdown(wait=False)
+            executor = make()
+            error = WorkerDiedError("the process that counted a prompt died")
+        self._idle.append((make, executor))
+        if not job.done.done():
+            if error is not None:
+                job.done.set_exception(error)
+            else:
+                job.done.set_result(future.result())
+        self._dispatch()
+
+
+def _process() -> Executor:
+    # Spawned, not forked: this process has threads. It starts with the first job, and then stays.
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
+
+
+def _settle_in() -> None:
+    """What a new process does first: leave Ctrl-C to its parent, and end when that is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
