@@ -1,0 +1,68 @@
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+EXPOSITIONS = Path(__file__).parent / "expositions"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Vllm:
+    """What a vLLM server answers to probes; each answer can be replaced, by bytes, a status or an exception."""
+
+    def __init__(self):
+        self.asked = []
+        self.headers = None
+        self.answers = {}
+        self.listening = True
+        self.silent = asyncio.Event()
+        self.silent.set()
+        self.max_model_len = 1024
+        self.loras = ()
+        self.metrics = (EXPOSITIONS / "vllm-0.32-busy.prom").read_bytes()
+        self.answers["/version"] = b'{"version":"0.32.0"}'
+        self.answers["/is_sleeping"] = 404
+
+    def models(self):
+        base = [{"id": name, "root": "org/smol", "parent": None} for name in ("smol", "demo")]
+        loras = [{"id": name, "root": name, "parent": "smol"} for name in self.loras]
+        cards = [{**card, "max_model_len": self.max_model_len} for card in base + loras]
+        return json.dumps({"object": "list", "data": cards}).encode()
+
+    async def __call__(self, request):
+        path = request.url.path
+        self.asked.append(path)
+        self.headers = request.headers
+        await self.silent.wait()
+        if not self.listening:
+            raise httpx.ConnectError("All connection attempts failed", request=request)
+        standard = {"/health": b"", "/metrics": self.metrics, "/v1/models": self.models()}
+        answer = self.answers.get(path, standard.get(path, 404))
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer) if isinstance(answer, int) else httpx.Response(200, content=answer)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def vllm():
+    return Vllm()
+
+
+@pytest.fixture
+async def client(vllm):
+    async with httpx.AsyncClient(transport=httpx.MockTransport(vllm), base_url="http://127.0.0.1:8001/") as made:
+        yield made

@@ -1,0 +1,405 @@
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
+from gateway.config import EndpointSettings, HealthSettings
+from gateway.endpoints.health import REST, State
+from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
+
+ID = EndpointId("127.0.0.1:8001")
+URL = "http://127.0.0.1:8001"
+A, B = RequestId(1), RequestId(2)
+
+
+class Told:
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.changes = []
+        self.samples = []
+        self.anything = asyncio.Event()
+
+    def up(self, endpoint, identity, capacity):
+        assert endpoint == ID
+        self.changes.append(("up", identity, capacity))
+        self.anything.set()
+
+    def down(self, endpoint, reason):
+        assert endpoint == ID
+        self.changes.append(("down", reason))
+        self.anything.set()
+
+    def observed(self, sample):
+        self.samples.append(sample)
+
+    def take(self):
+        changes, self.changes = self.changes, []
+        return changes
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def make(client, clock, told):
+    def make(health=None, **settings):
+        return EndpointMonitor(
+            ID,
+            EndpointSettings(url=URL, **settings),
+            health or HealthSettings(),
+            client=client,
+            listener=told,
+            clock=clock,
+        )
+
+    return make
+
+
+@pytest.fixture
+def monitor(make):
+    return make()
+
+
+@pytest.fixture
+async def up(monitor, told):
+    await monitor.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+    return monitor
+
+
+async def pass_time(monitor, clock, seconds):
+    for _ in range(seconds):
+        clock.now += 1
+        await monitor.probe()
+
+
+async def test_a_healthy_endpoint_is_up_with_what_it_says_of_itself(monitor, told, vllm):
+    vllm.loras = ("sql",)
+    await monitor.probe()
+    ((kind, identity, capacity),) = told.changes
+    assert kind == "up"
+    assert (identity.names, identity.loras, identity.version) == (("smol", "demo"), ("sql",), "0.32.0")
+    assert capacity == Capacity(1024, kv_blocks=255, block_size=32, max_num_seqs=None, shares_prefix=True)
+
+
+async def test_what_is_configured_goes_before_what_the_engine_says(make, told):
+    await make(kv_tokens=320, max_num_seqs=4).probe()
+    capacity = told.changes[0][2]
+    assert (capacity.kv_blocks, capacity.max_num_seqs) == (10, 4)
+
+
+async def test_before_the_first_probe_nothing_is_known(monitor, told):
+    status = monitor.status
+    assert (status.state, status.healthy, status.was_healthy) == (State.STARTING, False, False)
+    assert (status.identity, status.capacity, status.scraped_at) == (None, None, None)
+    assert told.changes == []
+
+
+async def test_the_status_tells_it_all(up, clock):
+    status = up.status
+    assert (status.id, status.url, status.state, status.since) == (ID, f"{URL}/", State.UP, clock.now)
+    assert (status.healthy, status.was_healthy, status.in_flight) == (True, True, 0)
+    assert (status.scraped_at, status.missing_metrics) == (clock.now, ())
+    assert status.capacity.kv_blocks == 255
+
+
+async def test_each_scrape_is_passed_on_with_the_time_it_was_answered(up, told, vllm, clock):
+    clock.now += 1
+    await up.probe()
+    (sample,) = told.samples
+    assert sample == Observed(
+        endpoint=ID,
+        sampled_at=clock.now,
+        kv_usage=pytest.approx(0.0235, abs=1e-3),
+        running=3,
+        waiting=0,
+        generation_tokens=94.0,
+        preemptions=0.0,
+    )
+
+
+async def test_an_engine_without_stats_is_up_with_unknown_capacity_and_that_is_said(monitor, told, vllm):
+    vllm.metrics = b"# nothing of vLLM\n"
+    with capture_logs() as logs:
+        await monitor.probe()
+        await monitor.probe()
+    assert told.changes[0][2].kv_blocks is None
+    (warning,) = [line for line in logs if "missing" in line]
+    assert "vllm:kv_cache_usage_perc" in warning["missing"]
+    assert len(monitor.status.missing_metrics) == 7
+    assert told.samples[-1].kv_usage is None
+
+
+@pytest.mark.parametrize("answer", [404, 500, httpx.ReadError("")])
+async def test_no_metrics_at_all_is_no_ill_health(monitor, told, vllm, answer):
+    vllm.answers["/metrics"] = answer
+    await monitor.probe()
+    assert told.changes[0][2].kv_blocks is None
+    assert len(monitor.status.missing_metrics) == 7
+
+
+@pytest.mark.parametrize("answer", [b"<html>", 502, httpx.ReadError("")])
+async def test_a_broken_scrape_does_not_change_the_capacity(up, told, vllm, answer):
+    vllm.answers["/metrics"] = answer
+    await up.probe()
+    assert told.changes == []
+    assert up.status.capacity.kv_blocks == 255
+
+
+async def test_a_longer_length_and_a_new_adapter_are_seen_while_it_serves(up, told, vllm, clock):
+    vllm.loras, vllm.max_model_len = ("sql",), 2048
+    await up.probe()
+    assert told.take() == []
+    clock.now += IDENTITY_INTERVAL
+    await up.probe()
+    ((kind, identity, capacity),) = told.changes
+    assert (kind, identity.loras, identity.max_model_len, capacity.max_model_len) == ("up", ("sql",), 2048, 2048)
+
+
+async def test_what_did_not_change_is_told_once(up, told, clock):
+    await pass_time(up, clock, 65)
+    assert told.changes == []
+
+
+async def test_a_model_list_that_fails_later_does_not_take_it_out(up, told, vllm, clock):
+    vllm.answers["/v1/models"] = 500
+    clock.now += IDENTITY_INTERVAL
+    await up.probe()
+    assert up.status.healthy
+    assert told.changes == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (401, "GET /v1/models answered 401"),
+        (b"[]", "/v1/models answered no model list"),
+        (httpx.ReadError("gone"), "GET /v1/models: gone"),
+    ],
+)
+async def test_an_endpoint_that_does_not_say_who_it_is_takes_no_traffic_and_says_why(monitor, vllm, answer, reason):
+    vllm.answers["/v1/models"] = answer
+    await monitor.probe()
+    assert not monitor.status.healthy
+    assert monitor.status.reason.startswith(reason)
+
+
+async def test_a_version_that_is_not_told_is_no_obstacle(monitor, vllm, told):
+    vllm.answers["/version"] = 404
+    await monitor.probe()
+    assert told.changes[0][1].version is None
+
+
+async def test_a_killed_engine_is_out_with_the_next_probe_and_back_with_its_new_self(up, told, vllm, clock):
+    vllm.listening = False
+    await up.probe()
+    assert told.take() == [("down", "down: cannot connect: All connection attempts failed")]
+    await pass_time(up, clock, 20)
+    assert told.take() == []
+    vllm.listening, vllm.max_model_len = True, 512
+    await up.probe()
+    ((kind, identity, _),) = told.changes
+    assert (kind, identity.max_model_len) == ("up", 512)
+
+
+async def test_an_engine_that_says_it_is_dead_is_out_at_once(up, told, vllm):
+    vllm.answers["/health"] = 503
+    await up.probe()
+    assert told.take() == [("down", "down: GET /health answered 503: the engine is dead")]
+
+
+@pytest.mark.parametrize("answer", [500, 404, httpx.ReadError("reset")])
+async def test_other_failures_must_be_seen_three_times(up, told, vllm, answer):
+    vllm.answers["/health"] = answer
+    await up.probe()
+    await up.probe()
+    assert told.take() == []
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["down"]
+
+
+async def test_a_hung_engine_gets_no_traffic_and_is_back_with_the_first_token(up, told, clock):
+    up.dispatched(A, 100)
+    await pass_time(up, clock, 29)
+    assert told.take() == []
+    await pass_time(up, clock, 1)
+    assert told.take() == [("down", "hung: no progress for 30 s with 1 requests in flight")]
+    await pass_time(up, clock, 10)
+    up.progressed([A])
+    assert [kind for kind, *_ in told.take()] == ["up"]
+    assert up.status.state is State.UP
+
+
+async def test_tokens_that_only_the_engine_counts_keep_it_up(up, told, vllm, clock):
+    up.dispatched(A, 100, streams=False)
+    for second in range(90):
+        clock.now += 1
+        vllm.metrics = vllm.metrics.replace(b"94.0", f"{95 + second // 20}.0".encode(), 1)
+        vllm.metrics = (
+            b'vllm:generation_tokens_total{engine="0",model_name="smol"} %d.0\n' % (95 + second // 20)
+            + b'vllm:kv_cache_usage_perc{engine="0",model_name="smol"} 0.02\n'
+        )
+        await up.probe()
+    assert up.status.state is State.UP
+
+
+async def test_an_empty_hung_engine_is_tried_with_one_sequence_at_a_time(up, told, clock):
+    up.dispatched(A, 100)
+    await pass_time(up, clock, 30)
+    up.finished(A)
+    told.take()
+    await pass_time(up, clock, int(REST) + 1)
+    ((kind, _, capacity),) = told.take()
+    assert (kind, capacity.max_num_seqs, up.status.state) == ("up", 1, State.TRIAL)
+    up.dispatched(B, 100)
+    await pass_time(up, clock, 29)
+    assert up.status.state is State.TRIAL
+    up.progressed([B])
+    ((kind, _, capacity),) = told.take()
+    assert (kind, capacity.max_num_seqs, up.status.state) == ("up", None, State.UP)
+
+
+async def test_a_trial_that_hangs_too_is_over(up, told, clock):
+    up.dispatched(A, 100)
+    await pass_time(up, clock, 30)
+    up.finished(A)
+    await pass_time(up, clock, int(REST) + 1)
+    up.dispatched(B, 100)
+    told.take()
+    await pass_time(up, clock, 30)
+    assert told.take()[0][0] == "down"
+    assert up.status.state is State.HUNG
+
+
+async def test_an_engine_whose_gauge_says_it_sleeps_is_out(up, told, vllm):
+    awake = b'sleep_state="awake"} '
+    vllm.metrics = vllm.metrics.replace(awake + b"1.0", awake + b"0.0")
+    await up.probe()
+    assert told.take() == [("down", "asleep: the engine sleeps or is paused")]
+
+
+async def test_a_paused_engine_is_out_where_it_can_be_asked(make, told, vllm):
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
+    monitor = make()
+    await monitor.probe()
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":true}'
+    await monitor.probe()
+    assert [kind for kind, *_ in told.take()] == ["up", "down"]
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
+    await monitor.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
+async def test_a_production_engine_is_not_asked_for_its_sleep_at_every_probe(up, vllm, clock):
+    vllm.asked.clear()
+    await pass_time(up, clock, 10)
+    assert "/is_sleeping" not in vllm.asked
+    assert vllm.asked.count("/health") == vllm.asked.count("/metrics") == 10
+
+
+async def test_an_engine_that_aborts_requests_rests(up, told, clock):
+    up.failed("the engine aborted the request", aborted=True)
+    assert told.take() == [("down", "refusing: it aborts requests: shutting down or paused")]
+    await pass_time(up, clock, int(REST) + 1)
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
+async def test_the_operator_drains_and_undrains(up, told, clock):
+    up.drain()
+    assert told.take() == [("down", "draining: drained by the operator")]
+    await pass_time(up, clock, 5)
+    assert told.take() == []
+    up.undrain()
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
+GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/version", "/is_sleeping"])
+@pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: repr(answer)[:12])
+async def test_no_answer_is_so_malformed_that_the_probe_fails(monitor, vllm, path, answer):
+    vllm.answers[path] = answer
+    await monitor.probe()
+    del vllm.answers[path]
+    vllm.answers.setdefault("/is_sleeping", 404)
+    await monitor.probe()
+    assert monitor.status.healthy
+
+
+@contextlib.asynccontextmanager
+async def running(monitor):
+    task = asyncio.create_task(monitor.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110  # the fakes have no events to wait for
+        await asyncio.sleep(0)
+
+
+async def test_a_report_of_trouble_is_followed_by_a_probe_at_once(make, told, vllm):
+    monitor = make(HealthSettings(interval=3600))
+    async with running(monitor), asyncio.timeout(5):
+        await told.anything.wait()
+        told.anything.clear()
+        vllm.listening = False
+        monitor.failed("connection refused")
+        await told.anything.wait()
+        assert told.changes[-1][0] == "down"
+        vllm.listening = True
+        told.anything.clear()
+        monitor.failed("connection refused")
+        await told.anything.wait()
+        assert told.changes[-1][0] == "up"
+
+
+async def test_many_reports_of_trouble_are_one_probe(make, told, vllm):
+    monitor = make(HealthSettings(interval=3600))
+    async with running(monitor), asyncio.timeout(5):
+        await told.anything.wait()
+        told.anything.clear()
+        vllm.asked.clear()
+        vllm.listening = False
+        for _ in range(1000):
+            monitor.failed("connection refused")
+        await told.anything.wait()
+    assert vllm.asked.count("/health") == 1
+
+
+async def test_probes_do_not_overlap_and_a_slow_one_does_not_make_others_follow_in_a_burst(make, vllm, clock):
+    monitor = make(HealthSettings(interval=1, timeout=60))
+    vllm.silent.clear()
+    async with running(monitor), asyncio.timeout(5):
+        await until(lambda: vllm.asked.count("/health") == 1)
+        clock.now += 10.5
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert vllm.asked.count("/health") == 1
+        vllm.silent.set()
+        await until(lambda: vllm.asked.count("/v1/models") == 1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert vllm.asked.count("/health") == 1
+
+
+async def test_a_listener_that_fails_does_not_end_the_watch(make, told, vllm):
+    monitor = make(HealthSettings(interval=0.001))
+    told.observed = None  # not callable
+    with capture_logs() as logs:
+        async with running(monitor) as task, asyncio.timeout(5):
+            await until(lambda: len(logs) >= 4)
+            assert not task.done()
+    assert [line["event"] for line in logs][-1] == "probe failed"

@@ -1,0 +1,91 @@
+import asyncio
+
+import httpx
+import pytest
+
+from gateway.config import EndpointSettings
+from gateway.endpoints import probe
+from gateway.endpoints.probe import NoReply, Prober, Reply, probe_client
+
+
+@pytest.fixture
+def prober(client, clock):
+    return Prober(client, 5.0, clock)
+
+
+async def test_an_answer_is_its_status_body_and_time(prober, vllm, clock):
+    vllm.answers["/x"] = b"hello"
+    assert await prober.get("/x") == Reply(200, b"hello", clock.now)
+    assert await prober.get("/none") == Reply(404, b"", clock.now)
+
+
+async def test_a_refused_connection_is_certain(prober, vllm):
+    vllm.listening = False
+    reply = await prober.get("/health")
+    assert reply == NoReply("cannot connect: All connection attempts failed", unreachable=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ReadError(""),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+        httpx.DecodingError("bad gzip"),
+        httpx.ReadTimeout("slow"),
+        httpx.PoolTimeout("busy"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_broken_answer_is_not(prober, vllm, error):
+    vllm.answers["/health"] = error
+    reply = await prober.get("/health")
+    assert isinstance(reply, NoReply)
+    assert not reply.unreachable
+    assert reply.reason.startswith("GET /health: ")
+    assert len(reply.reason) > len("GET /health: ")
+
+
+async def test_silence_ends_with_the_timeout(client, vllm, clock):
+    vllm.silent.clear()
+    reply = await Prober(client, 0.01, clock).get("/health")
+    assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False)
+
+
+async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):
+    monkeypatch.setattr(probe, "MAX_ANSWER", 1000)
+    vllm.answers["/metrics"] = b"x" * 1001
+    assert isinstance(await prober.get("/metrics"), NoReply)
+
+
+@pytest.mark.parametrize(
+    ("answer", "asleep"),
+    [
+        (b'{"is_sleeping":true}', True),
+        (b'{"is_sleeping":false}', False),
+        (404, None),
+        (500, None),
+        (b"", None),
+        (b"[]", None),
+        (b"\xff", None),
+    ],
+)
+async def test_sleep_is_known_only_where_the_route_is_served(prober, vllm, answer, asleep):
+    vllm.answers["/is_sleeping"] = answer
+    assert await prober.asleep() is asleep
+
+
+async def test_the_endpoints_key_and_base_path_are_used():
+    async def answer(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(head), head))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = EndpointSettings(url=f"http://127.0.0.1:{port}/behind")
+    async with server, probe_client(settings, "secret") as client:
+        reply = await Prober(client, 5.0, lambda: 0.0).get("/health")
+    assert isinstance(reply, Reply)
+    assert reply.body.startswith(b"GET /behind/health HTTP/1.1\r\n")
+    assert b"authorization: bearer secret" in reply.body.lower()
