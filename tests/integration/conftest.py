@@ -5,9 +5,9 @@ On a new machine the engine's environment and the models are set up first, by th
 """
 
 import os
-import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine import guard
 from engine.demo_model import random_llama, smollm2
 from engine.environment import engine_python as ensure_engine_python
 
@@ -33,18 +34,32 @@ DEFAULT_ARGS = {
 
 @dataclass(frozen=True)
 class Vllm:
-    """A vLLM server that runs and is healthy."""
+    """A vLLM server that runs and is healthy, under a guard so that a test run that is killed leaves none behind.
+
+    `process` is the guard, which leads the process group of them all.
+    """
 
     url: str
     model: str
     process: subprocess.Popen[bytes]
+    channel: socket.socket
     log: Path
 
+    def running(self) -> bool:
+        """Whether its main process lives."""
+        if self.process.poll() is not None:
+            return False
+        try:
+            return b"exited" not in self.channel.recv(4096, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+
     def stop(self) -> None:
-        """Kill it and its children at once."""
-        if self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Kill it and its children, and remove what they shared."""
+        if self.process.poll() is None:
+            self.channel.shutdown(socket.SHUT_WR)
             self.process.wait()
+        self.channel.close()
 
 
 VllmFactory = Callable[..., Vllm]
@@ -88,7 +103,7 @@ def vllm(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempP
     ) -> Vllm:
         flags: dict[str, str | bool | None] = {**DEFAULT_ARGS, **(args or {})}
         key = (model, served_name, tuple(flags.items()), tuple((env or {}).items()), tag)
-        if key in running and running[key].process.poll() is None:
+        if key in running and running[key].running():
             return running[key]
         log = logs / f"{len(list(logs.iterdir()))}-{served_name}{tag}.log"
         argv = [
@@ -122,11 +137,18 @@ def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path)
         port = probe.getsockname()[1]
     argv = [*argv, "--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", **env}
-    with log.open("wb") as output:
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("wb") as output:
         process = subprocess.Popen(
-            argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *argv],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
         )
-    server = Vllm(f"http://127.0.0.1:{port}", served_name, process, log)
+    server = Vllm(f"http://127.0.0.1:{port}", served_name, process, ours, log)
     try:
         _await_healthy(server)
     except BaseException:
@@ -139,8 +161,8 @@ def _await_healthy(server: Vllm) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     with httpx.Client() as client:
         while time.monotonic() < deadline:
-            if server.process.poll() is not None:
-                pytest.fail(f"vLLM exited with {server.process.returncode}:\n{server.log.read_text()[-4000:]}")
+            if not server.running():
+                pytest.fail(f"vLLM ended:\n{server.log.read_text()[-4000:]}")
             try:
                 if client.get(f"{server.url}/health", timeout=5).status_code == httpx.codes.OK:
                     return

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from engine.command import GIB, RESERVED, EngineSpec, argv, environment
+
+
+def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:
+    return EngineSpec("m/0", "/models/m", "m", 18000, Path("/venv/bin/python"), gpus, args, env or {})
+
+
+def environ(of: EngineSpec, inherited: dict[str, str] | None = None, memory: int = 32 * GIB, *, local: bool = True):
+    return environment(of, inherited or {}, memory_bytes=memory, local_folder=local)
+
+
+def test_the_server_module_is_started_not_the_command() -> None:
+    line = argv(spec("--max-model-len", "2048"))
+    assert line[:3] == ("/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    assert line[-2:] == ("--max-model-len", "2048")
+    assert line[line.index("--host") :][:2] == ("--host", "127.0.0.1")
+    assert line[line.index("--port") :][:2] == ("--port", "18000")
+
+
+@pytest.mark.parametrize("flag", RESERVED)
+def test_what_kvgate_sets_may_not_be_given(flag: str) -> None:
+    for written in (flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--", 1)):
+        with pytest.raises(ValueError, match=f"{flag} is set by kvgate"):
+            spec(written, "1")
+
+
+def test_values_that_look_like_flags_elsewhere_are_left_alone() -> None:
+    assert spec("--chat-template", "{{ '--model' }}").args[1] == "{{ '--model' }}"
+
+
+@pytest.mark.parametrize(("memory", "space"), [(4, "1"), (24, "3"), (64, "8"), (512, "8")])
+def test_a_cpu_engine_takes_an_eighth_of_the_memory_for_its_kv_cache(memory: int, space: str) -> None:
+    assert environ(spec(), memory=memory * GIB)["VLLM_CPU_KVCACHE_SPACE"] == space
+
+
+def test_a_user_who_says_how_much_kv_cache_is_obeyed() -> None:
+    assert environ(spec(env={"VLLM_CPU_KVCACHE_SPACE": "40"}))["VLLM_CPU_KVCACHE_SPACE"] == "40"
+    assert environ(spec(), {"VLLM_CPU_KVCACHE_SPACE": "40"})["VLLM_CPU_KVCACHE_SPACE"] == "40"
+    for arg in ("--kv-cache-memory-bytes=2G", "--gpu_memory_utilization"):
+        assert "VLLM_CPU_KVCACHE_SPACE" not in environ(spec(arg, "0.5"))
+
+
+def test_the_hub_is_left_alone_only_for_local_folders() -> None:
+    assert environ(spec(), local=True)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environ(spec(), local=False)
+    assert environ(spec(), {"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
+
+
+def test_gpus_are_assigned_in_the_order_of_nvml() -> None:
+    seen = environ(spec(gpus=("2", "3")), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert seen["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environ(spec(), {"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environ(spec())
+
+
+def test_kvgates_own_keys_stay_with_kvgate() -> None:
+    seen = environ(spec(), {"KVGATE_AUTH__ADMIN_KEY": "s3cret", "PATH": "/bin"})
+    assert seen["PATH"] == "/bin"
+    assert not [name for name in seen if name.startswith("KVGATE_")]

@@ -1,0 +1,75 @@
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from engine.process import GuardedProcess, LaunchError, free_port
+from tests.unit.engine.processes import eventually, is_alive
+
+
+def python(code: str, *args: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code, *args]
+
+
+async def run(code: str, *, env: dict[str, str] | None = None, stdin: bytes | None = None) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    process = await GuardedProcess.launch(python(code), env=env or {}, stdin=stdin, on_line=lines.append)
+    return await process.wait(), lines
+
+
+async def test_lines_of_both_streams_come_one_by_one() -> None:
+    code = "import sys; print('one\\n\\ntwo', flush=True); sys.stderr.write('10%\\r20%\\rthree'); sys.exit(3)"
+    assert await run(code) == (3, ["one", "two", "10%", "20%", "three"])
+
+
+async def test_an_endless_line_does_not_grow_in_memory() -> None:
+    _, lines = await run("print('x' * 1_000_000)")
+    assert max(map(len, lines)) <= 16_384
+
+
+async def test_the_standard_input_is_given_whole_and_ended() -> None:
+    code = "import sys; print(len(sys.stdin.read()))"
+    assert await run(code, stdin=b"x" * 300_000) == (0, ["300000"])
+    assert await run(code) == (0, ["0"])
+
+
+async def test_the_environment_is_exactly_the_one_given() -> None:
+    code = "import os; print(sorted(set(os.environ) - {'LC_CTYPE'}))"
+    assert await run(code, env={"ONLY": "this"}) == (0, ["['ONLY']"])
+
+
+async def test_a_signal_is_a_negative_code() -> None:
+    process = await GuardedProcess.launch(["sleep", "600"], env=dict(os.environ))
+    process.terminate()
+    assert await process.wait() == -signal.SIGTERM
+
+
+async def test_a_guard_that_is_killed_counts_as_the_programs_kill() -> None:
+    process = await GuardedProcess.launch(["sleep", "600"], env=dict(os.environ))
+    os.kill(process.group, signal.SIGKILL)
+    assert await process.wait() == -signal.SIGKILL
+    assert eventually(lambda: not is_alive(process.pid))
+
+
+async def test_killing_ends_the_whole_group() -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    code = "import subprocess; c = subprocess.Popen(['sleep', '600']); print(c.pid, flush=True); c.wait()"
+    process = await GuardedProcess.launch(python(code), env=dict(os.environ), on_line=said.put_nowait)
+    child = int(await said.get())
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
+    assert eventually(lambda: not is_alive(process.pid))
+    assert eventually(lambda: not is_alive(child))
+
+
+async def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(LaunchError, match="/no/such: No such file"):
+        await GuardedProcess.launch(["/no/such"], env={})
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))

@@ -1,0 +1,265 @@
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import pytest
+
+from engine import events
+from engine.events import SupervisorEvent
+from engine.lifecycle import Policy
+from engine.process import free_port
+from engine.program import Program, Role
+from engine.supervisor import Supervisor
+from tests.unit.engine.processes import eventually, is_alive
+
+BOUND = 15.0
+Event = TypeVar("Event", bound=SupervisorEvent)
+QUICK = Policy(start_timeout=10, stop_timeout=5, max_restarts=2, backoff=0.02, max_backoff=0.05, steady_after=60)
+
+# Answers 200 to anything on port argv[1], and ends on SIGTERM.
+SERVER = """
+import http.server, signal, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("up", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def program(
+    name: str, code: str, *args: str, role: Role = Role.ENGINE, policy: Policy = QUICK, url: str | None = None
+) -> Program:
+    argv = (sys.executable, "-S", "-c", textwrap.dedent(code), *args)
+    return Program(name, role, argv, dict(os.environ), ready_url=url, follows_log=True, policy=policy)
+
+
+def server(name: str, role: Role = Role.ENGINE) -> Program:
+    port = free_port()
+    return program(name, SERVER, str(port), role=role, url=f"http://127.0.0.1:{port}/")
+
+
+class Running:
+    """A supervisor at work, and all it has told."""
+
+    def __init__(self, *programs: Program) -> None:
+        self.told: list[SupervisorEvent] = []
+        self.stop = asyncio.Event()
+        self._news = asyncio.Event()
+        self.task = asyncio.create_task(Supervisor(programs, self._hear).run(self.stop))
+
+    def _hear(self, event: SupervisorEvent) -> None:
+        self.told.append(event)
+        self._news.set()
+
+    def of(self, kind: type[Event], name: str = "") -> list[Event]:
+        return [event for event in self.told if isinstance(event, kind) and name in {"", event.program}]
+
+    async def until(self, kind: type[SupervisorEvent], name: str = "", times: int = 1) -> None:
+        async with asyncio.timeout(BOUND):
+            while len(self.of(kind, name)) < times:
+                self._news.clear()
+                await self._news.wait()
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(self.task, BOUND)
+
+
+@contextlib.asynccontextmanager
+async def running(*programs: Program) -> AsyncIterator[Running]:
+    at_work = Running(*programs)
+    try:
+        yield at_work
+    finally:
+        at_work.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await at_work.task
+
+
+def pid_of(at_work: Running, name: str) -> int:
+    """The process id that the program of this name printed last."""
+    return int([line for line in at_work.of(events.LinePrinted, name) if line.text.isdigit()][-1].text)
+
+
+async def test_gateways_stop_before_engines() -> None:
+    async with running(server("e0"), server("g", Role.GATEWAY), server("e1")) as at_work:
+        await at_work.until(events.BecameReady, times=3)
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+        assert at_work.of(events.Stopped)[0].program == "g"
+        order = [(type(e), e.program) for e in at_work.told]
+        assert order.index((events.Stopped, "g")) < order.index((events.Stopping, "e0"))
+        assert len(at_work.of(events.Stopped)) == 3
+
+
+async def test_a_gateway_that_crashes_finds_its_engines_running() -> None:
+    crashing = program("g", "import os, time; print(os.getpid(), flush=True); time.sleep(600)", role=Role.GATEWAY)
+    async with running(server("e"), crashing) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        await at_work.until(events.LinePrinted, "g")
+        os.kill(pid_of(at_work, "g"), signal.SIGKILL)
+        await at_work.until(events.BecameReady, "g", times=2)
+        assert len(at_work.of(events.Launched, "e")) == 1
+        assert "SIGKILL" in at_work.of(events.Crashed, "g")[0].diagnosis.cause
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+
+
+async def test_what_keeps_crashing_is_given_up_with_its_reason_and_waits_in_between() -> None:
+    code = "import sys; sys.exit('ValueError: it cannot be')"
+    async with running(program("e", code)) as at_work:
+        assert await at_work.ended() == 1
+        assert [type(e) for e in at_work.told if not isinstance(e, events.LinePrinted | events.BecameReady)] == [
+            *([events.Launched, events.Crashed, events.Retrying] * 2),
+            *(events.Launched, events.Crashed, events.GaveUp),
+        ]
+        assert at_work.of(events.GaveUp)[0].diagnosis.cause == "It ended with exit code 1: ValueError: it cannot be"
+        assert [e.seconds for e in at_work.of(events.Retrying)] == [0.02, 0.04]
+
+
+async def test_one_engine_given_up_leaves_the_others_serving() -> None:
+    bad = program("bad", "import sys; sys.exit('x: error: unrecognized arguments: --x')", url="http://127.0.0.1:1/")
+    async with running(server("good"), bad, server("g", Role.GATEWAY)) as at_work:
+        await at_work.until(events.GaveUp, "bad")
+        await at_work.until(events.BecameReady, times=2)
+        assert len(at_work.of(events.Launched, "bad")) == 1
+        assert not at_work.task.done()
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+
+
+async def test_without_any_engine_left_everything_ends() -> None:
+    bad = program("bad", "import sys; sys.exit('x: error: unrecognized arguments: --x')", url="http://127.0.0.1:1/")
+    async with running(bad, server("g", Role.GATEWAY)) as at_work:
+        assert await at_work.ended() == 1
+        assert at_work.of(events.Stopped, "g")
+
+
+async def test_a_gateway_says_by_its_exit_code_that_another_start_is_no_use() -> None:
+    code = "import sys; sys.exit(2)"
+    gateway = program("g", code, role=Role.GATEWAY, url="http://127.0.0.1:1/")
+    gateway = Program(
+        "g",
+        Role.GATEWAY,
+        gateway.argv,
+        gateway.env,
+        ready_url=gateway.ready_url,
+        final_codes=frozenset({2}),
+        policy=QUICK,
+    )
+    async with running(gateway, server("e")) as at_work:
+        assert await at_work.ended() == 1
+        assert len(at_work.of(events.Launched, "g")) == 1
+
+
+async def test_a_program_that_does_not_exist_is_given_up_at_once() -> None:
+    missing = Program("e", Role.ENGINE, ("/no/such/python",), {}, policy=QUICK)
+    async with running(missing) as at_work:
+        assert await at_work.ended() == 1
+        assert "No such file" in at_work.of(events.GaveUp)[0].diagnosis.cause
+
+
+async def test_what_ignores_sigterm_is_killed_after_its_bound_with_its_children() -> None:
+    code = """
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "600"])
+        print(child.pid, flush=True)
+        time.sleep(600)
+    """
+    policy = Policy(stop_timeout=0.2)
+    async with running(program("e", code, policy=policy)) as at_work:
+        await at_work.until(events.LinePrinted)
+        child = pid_of(at_work, "e")
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+        assert at_work.of(events.Overdue)
+        assert eventually(lambda: not is_alive(child))
+
+
+async def test_a_start_that_never_gets_ready_is_killed_and_tried_again() -> None:
+    policy = Policy(start_timeout=0.2, max_restarts=1, backoff=0.01)
+    deaf = program("e", "import time; time.sleep(600)", policy=policy, url=f"http://127.0.0.1:{free_port()}/")
+    async with running(deaf) as at_work:
+        assert await at_work.ended() == 1
+        assert len(at_work.of(events.Overdue)) == 2
+
+
+async def test_a_stop_while_it_starts_ends_it() -> None:
+    starting = program("e", "import time; time.sleep(600)", url=f"http://127.0.0.1:{free_port()}/")
+    async with running(starting) as at_work:
+        await at_work.until(events.Launched)
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+        assert at_work.of(events.Stopped)
+
+
+async def test_the_input_is_given_again_at_each_start() -> None:
+    code = "import sys; print('read', sys.stdin.read(), flush=True); sys.exit(1)"
+    argv = (sys.executable, "-S", "-c", code)
+    fed = Program("g", Role.GATEWAY, argv, dict(os.environ), stdin=b"settings", follows_log=True, policy=QUICK)
+    async with running(fed) as at_work:
+        assert await at_work.ended() == 1
+        assert [line.text for line in at_work.of(events.LinePrinted)] == ["read settings"] * 3
+
+
+async def test_cancelling_kills_everything() -> None:
+    code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+    async with running(program("e", code)) as at_work:
+        await at_work.until(events.LinePrinted)
+        pid = pid_of(at_work, "e")
+    assert eventually(lambda: not is_alive(pid))
+
+
+async def test_an_engine_is_ready_only_when_it_answers() -> None:
+    slow = server("e")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        late = program("late", "import time; time.sleep(600)", url=f"http://127.0.0.1:{other.getsockname()[1]}/")
+        async with running(slow, late) as at_work:
+            await at_work.until(events.BecameReady, "e")
+            assert not at_work.of(events.BecameReady, "late")
+
+
+PARENT = """
+import asyncio, os, sys
+from engine.program import Program, Role
+from engine.supervisor import Supervisor
+code = (
+    "import os, subprocess, time; child = subprocess.Popen(['sleep', '600']);"
+    "print(os.getpid(), child.pid, flush=True); time.sleep(600)"
+)
+programs = [Program(f"e{i}", Role.ENGINE, (sys.executable, "-c", code), dict(os.environ)) for i in range(2)]
+asyncio.run(Supervisor(programs, lambda event: None).run(asyncio.Event()))
+"""
+
+
+def test_a_parent_killed_with_sigkill_leaves_no_orphan() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 4
+        assert all(map(is_alive, pids))
+        parent.kill()
+    assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (events.Launched("m/0", 1), "m/0: starting"),
+        (events.Launched("m/0", 3), "m/0: starting (attempt 3)"),
+        (events.BecameReady("m/0", 31.4), "m/0: ready after 31 s"),
+    ],
+)
+def test_events_read_as_lines(event: SupervisorEvent, line: str) -> None:
+    assert str(event) == line
