@@ -63,7 +63,7 @@ class EndpointMonitor:
         self._id = endpoint_id
         self._settings = settings
         self._interval = health.interval
-        self._prober = Prober(client, health.timeout, clock)
+        self._prober = Prober(client, str(settings.url), health.timeout, clock)
         self._listener = listener
         self._clock = clock
         self._health = Health(clock(), health.failures)

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from gateway.config import EndpointSettings
-from gateway.endpoints.tls import ssl_context
-
 MAX_ANSWER = 16 * 2**20
 """Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
 
-_KEEPALIVE = 2.0
-"""Seconds; vLLM closes idle connections after 5."""
+_FRESH = {"connection": "close"}
+"""Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +38,29 @@ class NoReply:
     """No connection could be made, as opposed to one that broke or stayed silent."""
 
 
-def probe_client(settings: EndpointSettings, api_key: str | None) -> httpx.AsyncClient:
-    """A client for the questions to one endpoint; requests that carry traffic have a client of their own.
-
-    Raises:
-        ValueError: a TLS file cannot be used.
-    """
-    secure = settings.url.scheme == "https"
-    return httpx.AsyncClient(
-        base_url=str(settings.url),
-        headers={"authorization": f"Bearer {api_key}"} if api_key is not None else {},
-        verify=ssl_context(settings.tls) if secure else False,
-        limits=httpx.Limits(max_connections=8, keepalive_expiry=_KEEPALIVE),
-        # An engine is reached directly: a proxy of the environment is for the way out.
-        trust_env=False,
-    )
-
-
 class Prober:
-    """Asks one endpoint."""
+    """Asks one endpoint.
 
-    def __init__(self, client: httpx.AsyncClient, timeout: float, clock: Callable[[], float]) -> None:
+    Args:
+        client: with the endpoint's key and TLS context.
+        base_url: of the endpoint.
+        timeout: seconds for a whole answer.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, base_url: str, timeout: float, clock: Callable[[], float]) -> None:
         self._client = client
+        self._base_url = base_url.rstrip("/")
         self._timeout = timeout
         self._clock = clock
 
     async def get(self, path: str) -> Reply | NoReply:
         """`GET path`, whole, within the timeout."""
         try:
-            async with asyncio.timeout(self._timeout), self._client.stream("GET", path, timeout=None) as response:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream("GET", self._base_url + path, headers=_FRESH, timeout=None) as response,
+            ):
                 answered_at = self._clock()
                 body = bytearray()
                 async for part in response.aiter_bytes():

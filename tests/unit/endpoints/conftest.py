@@ -64,5 +64,5 @@ def vllm():
 
 @pytest.fixture
 async def client(vllm):
-    async with httpx.AsyncClient(transport=httpx.MockTransport(vllm), base_url="http://127.0.0.1:8001/") as made:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(vllm)) as made:
         yield made

@@ -3,14 +3,15 @@ import asyncio
 import httpx
 import pytest
 
-from gateway.config import EndpointSettings
 from gateway.endpoints import probe
-from gateway.endpoints.probe import NoReply, Prober, Reply, probe_client
+from gateway.endpoints.probe import NoReply, Prober, Reply
+
+URL = "http://127.0.0.1:8001/"
 
 
 @pytest.fixture
 def prober(client, clock):
-    return Prober(client, 5.0, clock)
+    return Prober(client, URL, 5.0, clock)
 
 
 async def test_an_answer_is_its_status_body_and_time(prober, vllm, clock):
@@ -47,7 +48,7 @@ async def test_a_broken_answer_is_not(prober, vllm, error):
 
 async def test_silence_ends_with_the_timeout(client, vllm, clock):
     vllm.silent.clear()
-    reply = await Prober(client, 0.01, clock).get("/health")
+    reply = await Prober(client, URL, 0.01, clock).get("/health")
     assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False)
 
 
@@ -74,18 +75,18 @@ async def test_sleep_is_known_only_where_the_route_is_served(prober, vllm, answe
     assert await prober.asleep() is asleep
 
 
-async def test_the_endpoints_key_and_base_path_are_used():
+async def test_a_base_path_is_kept_and_no_connection_is_kept_open(clock):
     async def answer(reader, writer):
         head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(head), head))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(head), head))
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = EndpointSettings(url=f"http://127.0.0.1:{port}/behind")
-    async with server, probe_client(settings, "secret") as client:
-        reply = await Prober(client, 5.0, lambda: 0.0).get("/health")
+    async with server, httpx.AsyncClient(headers={"authorization": "Bearer secret"}) as client:
+        reply = await Prober(client, f"http://127.0.0.1:{port}/behind/", 5.0, clock).get("/health")
     assert isinstance(reply, Reply)
     assert reply.body.startswith(b"GET /behind/health HTTP/1.1\r\n")
+    assert b"connection: close" in reply.body.lower()
     assert b"authorization: bearer secret" in reply.body.lower()
