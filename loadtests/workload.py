@@ -1,0 +1,38 @@
+"""Open-loop workloads: who arrives when, with how much in and how much out."""
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request."""
+
+    at: float
+    """Seconds after the start."""
+    prompt: tuple[int, ...]
+    """Token ids."""
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Poisson arrivals with uniform lengths; the defaults are the overload of a cache of 8,192 tokens."""
+
+    requests: int = 100
+    rate: float = 40.0
+    """Arrivals per second."""
+    prompt_tokens: tuple[int, int] = (100, 200)
+    output_tokens: tuple[int, int] = (300, 600)
+    vocabulary: tuple[int, int] = (100, 5000)
+    """Range of token ids: inside any vocabulary, away from the special ones at its ends."""
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        """The same for the same seed."""
+        rng = random.Random(seed)
+        arrivals, at = [], 0.0
+        for _ in range(self.requests):
+            at += rng.expovariate(self.rate)
+            prompt = tuple(rng.randint(*self.vocabulary) for _ in range(rng.randint(*self.prompt_tokens)))
+            arrivals.append(Arrival(at, prompt, rng.randint(*self.output_tokens)))
+        return arrivals
