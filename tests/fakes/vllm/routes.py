@@ -9,7 +9,7 @@ import msgspec
 from tests.fakes.vllm.connection import SeenRequest
 from tests.fakes.vllm.exposition import CONTENT_TYPE
 from tests.fakes.vllm.faults import Fault
-from tests.fakes.vllm.requests import Api, ApiError, Body, decode
+from tests.fakes.vllm.requests import PROMPT_FIELD, Api, ApiError, Body, decode
 from tests.fakes.vllm.shapes import error_body
 
 if TYPE_CHECKING:
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 Response = tuple[int, bytes, str]
 JSON = "application/json"
+PERMISSION = {
+    "id": "modelperm-0123456789abcdef",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 
 
 def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
@@ -30,7 +44,7 @@ def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
     if path.startswith("/v1/responses/"):
         error = ApiError(404, f"Response with id '{stored}' not found.", "invalid_request_error", "response_id")
         return 404, error_body(error, path), JSON
-    if path in Api or any(known == path for _, known in ROUTES):
+    if path in PROMPT_FIELD or any(known == path for _, known in ROUTES):
         return 405, b'{"detail":"Method Not Allowed"}', JSON
     return 404, b'{"detail":"Not Found"}', JSON
 
@@ -52,7 +66,7 @@ def _models(fake: "FakeVllm", seen: SeenRequest) -> Response:
         "root": fake.settings.root,
         "parent": None,
         "max_model_len": fake.settings.max_model_len,
-        "permission": [],
+        "permission": [PERMISSION],
     }
     return _ok({"object": "list", "data": [model]})
 

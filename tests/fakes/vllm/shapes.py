@@ -158,8 +158,12 @@ class ChatShape(_OpenAi):
     usage_tail = b',"completion_tokens_details":null'
 
     def first(self, index: int) -> list[bytes]:
-        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
-        return [self._head + role + self._running_usage(0) + b',"prompt_token_ids":null,"prompt_text":null}\n\n']
+        """The roles of all choices leave together."""
+        if index:
+            return []
+        behind = b"]" + self._running_usage(0) + b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        return [self._head + b'{"index":%d,' % number + role + behind for number in range(self.request.n)]
 
     def body(self, completion: int, reasons: Sequence[str]) -> bytes:
         message = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}

@@ -1,0 +1,80 @@
+"""Child processes of a measurement: where they run, whether they are up, and what CPU they and theirs used."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import aiohttp
+
+TICKS = os.sysconf("SC_CLK_TCK")
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 10.0
+
+
+@contextlib.contextmanager
+def child(argv: Sequence[str], core: int | None, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process group of its own, on one core where `core` names it; the group ends with the block."""
+    pinned = ["taskset", "-c", str(core), *argv] if core is not None else list(argv)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            pinned, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a GET of `url` is answered with 200.
+
+    Raises:
+        RuntimeError: the process ended, or a minute passed; the message has the end of its log.
+    """
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT
+    async with aiohttp.ClientSession() as session:
+        while process.poll() is None and asyncio.get_running_loop().time() < deadline:
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.1)
+    said = log.read_bytes()[-2000:].decode(errors="replace")  # noqa: ASYNC240 - nothing else is left to do
+    raise RuntimeError(f"no 200 from {url}; the process behind it says:\n{said}")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all its descendants, those that have ended with them."""
+    own = 0.0
+    with contextlib.suppress(FileNotFoundError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        own = sum(map(int, fields[11:15])) / TICKS
+    return own + sum(cpu_seconds(descendant) for descendant in children(pid))
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of every thread of a process."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found

@@ -1,0 +1,102 @@
+"""A load client on raw protocols: what it costs must not be what is measured."""
+# ruff: noqa: D102, ARG002 - the methods without a docstring are those of asyncio.Protocol and of httptools' parser
+
+import asyncio
+from typing import cast
+
+import httptools
+
+from loadtests.stream_check import StreamCheck
+
+
+class Tally:
+    """What all streams of a run have in common."""
+
+    def __init__(self, streams: int) -> None:
+        self.waiting = streams
+        """Streams without a first token."""
+        self.events = 0
+        self.all_started = asyncio.Event()
+
+
+class Stream(asyncio.Protocol):
+    """One request on a connection of its own, followed to its end."""
+
+    def __init__(self, request: bytes, tally: Tally) -> None:
+        self.check = StreamCheck()
+        self.status = 0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._tally = tally
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        started = self.check.events > 0
+        self._tally.events += self.check.feed(body)
+        if not started and self.check.events:
+            self._tally.waiting -= 1
+            if self._tally.waiting == 0:
+                self._tally.all_started.set()
+
+    def on_message_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._transport.close()
+
+
+class Repeater(asyncio.Protocol):
+    """Sends the same request again as soon as it is answered, on one connection, until told to stop."""
+
+    def __init__(self, request: bytes) -> None:
+        self.answered = 0
+        self.failed = 0
+        self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._stopping = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.stopped.done():
+            self.failed += not self._stopping
+            self.stopped.set_result(None)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() == 200:
+            self.answered += 1
+        else:
+            self.failed += 1
+        if self._stopping:
+            self._transport.close()
+        else:
+            self._send()
+
+    def stop(self) -> None:
+        """Let the request in flight be the last."""
+        self._stopping = True
+
+    def _send(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(self._request)
+
+
+def post(path: str, body: bytes) -> bytes:
+    """A request as bytes."""
+    headers = {"Host": "loadtest", "Content-Type": "application/json", "Content-Length": len(body)}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body

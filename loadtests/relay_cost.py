@@ -1,0 +1,208 @@
+"""What a relay costs: CPU of kvgate per streamed event and per plain request, beside nginx in the same run.
+
+    python -m loadtests.relay_cost
+
+The proxy under test has core 0 to itself; the engine's stand-in and the load client share core 1. CPU is that of the
+proxy's whole process tree. Streams are measured while all of them run; every one is then read to its end and checked
+to have arrived intact and in order.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from loadtests.figures import medians, print_table, readable
+from loadtests.nginx import nginx_command
+from loadtests.processes import answers, child, cpu_seconds, free_port
+from loadtests.provenance import provenance
+from loadtests.raw_client import Repeater, Stream, Tally, post
+
+PROXY_CORE, LOAD_CORE = 0, 1
+SETTLE_SECONDS = 1.0
+START_SECONDS = 60.0
+PATH = "/v1/chat/completions"
+QUESTION = "how now brown cow " * 60
+"""About 1 KB."""
+ENGINE = (
+    "-m tests.fakes.vllm --num-blocks 100000 --max-num-seqs 4096 --max-batched-tokens 100000 --max-model-len 100000"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many streams at so many events per second each; no streams: plain requests over `connections`."""
+
+    streams: int
+    rate: float = 50.0
+    connections: int = 32
+
+    @property
+    def label(self) -> str:
+        """What a figure of this load is called."""
+        return f"us per event, {self.streams:,} streams" if self.streams else "us per plain request"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy that runs."""
+
+    pid: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What stays the same over a run."""
+
+    kvgate: str
+    tokenizer: str | None
+    seconds: float
+
+    @contextlib.asynccontextmanager
+    async def engine(self, rate: float, folder: Path) -> AsyncIterator[Proxy]:
+        """The engine's stand-in, with a decode step `rate` times a second."""
+        port, log = free_port(), folder / "engine.log"
+        argv = [sys.executable, *ENGINE.split(), "--port", str(port), "--step-seconds", str(1 / rate)]
+        argv += ["--tokenizer", self.tokenizer, "--root", self.tokenizer] if self.tokenizer else []
+        with child(argv, LOAD_CORE, log) as process:
+            await answers(f"http://127.0.0.1:{port}/health", process, log)
+            yield Proxy(process.pid, port)
+
+    @contextlib.asynccontextmanager
+    async def proxy(self, name: str, engine: Proxy, folder: Path) -> AsyncIterator[Proxy]:
+        """The proxy of that name in front of an engine; "direct" is the engine itself."""
+        if name == "direct":
+            yield engine
+            return
+        port, log = free_port(), folder / f"{name}.log"
+        if name == "nginx":
+            argv = nginx_command(folder, engine.port, port)
+        else:
+            argv = shlex.split(self.kvgate.format(engine=f"http://127.0.0.1:{engine.port}", port=port))
+            argv += ["--tokenizer", self.tokenizer] if self.tokenizer else []
+        with child(argv, PROXY_CORE, log) as process:
+            ready = "/health" if name == "nginx" else "/readyz"
+            await answers(f"http://127.0.0.1:{port}{ready}", process, log)
+            yield Proxy(process.pid, port)
+
+    async def measure(self, name: str, load: Load) -> float:
+        """Microseconds of CPU per event or request, on processes of its own."""
+        with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
+            folder = Path(made)
+            async with self.engine(load.rate, folder) as engine, self.proxy(name, engine, folder) as proxy:
+                if load.streams:
+                    return await self._streams(proxy, load)
+                return await self._requests(proxy, load)
+
+    async def _streams(self, proxy: Proxy, load: Load) -> float:
+        loop = asyncio.get_running_loop()
+        tokens = int(load.rate * (self.seconds + 2 * SETTLE_SECONDS))
+        request = post(PATH, body(stream=True, max_tokens=tokens))
+        tally = Tally(load.streams)
+        streams = [
+            (await loop.create_connection(lambda: Stream(request, tally), "127.0.0.1", proxy.port))[1]
+            for _ in range(load.streams)
+        ]
+        await asyncio.wait_for(tally.all_started.wait(), START_SECONDS)
+        events, cpu = tally.events, cpu_seconds(proxy.pid)
+        await asyncio.sleep(self.seconds)
+        cost = (cpu_seconds(proxy.pid) - cpu) / (tally.events - events)
+        await asyncio.gather(*(stream.ended for stream in streams))
+        for stream in streams:
+            if not (stream.status == 200 and stream.check.intact and stream.check.events == tokens):
+                raise RuntimeError(f"a stream broke after {stream.check.events} of {tokens}: {stream.check.error!r}")
+        return cost * 1e6
+
+    async def _requests(self, proxy: Proxy, load: Load) -> float:
+        loop = asyncio.get_running_loop()
+        request = post(PATH, body(stream=False, max_tokens=1))
+        repeaters = [
+            (await loop.create_connection(lambda: Repeater(request), "127.0.0.1", proxy.port))[1]
+            for _ in range(load.connections)
+        ]
+        await asyncio.sleep(SETTLE_SECONDS)
+        answered, cpu = sum(one.answered for one in repeaters), cpu_seconds(proxy.pid)
+        await asyncio.sleep(self.seconds)
+        done = sum(one.answered for one in repeaters) - answered
+        cost = (cpu_seconds(proxy.pid) - cpu) / done
+        for one in repeaters:
+            one.stop()
+        await asyncio.gather(*(one.stopped for one in repeaters))
+        failed = sum(one.failed for one in repeaters)
+        if failed:
+            raise RuntimeError(f"{failed} requests failed")
+        return cost * 1e6
+
+
+def body(*, stream: bool, max_tokens: int) -> bytes:
+    """A chat of about 1 KB."""
+    messages = [{"role": "user", "content": QUESTION}]
+    asked = {"model": "fake", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+    return msgspec.json.encode(asked)
+
+
+LOADS = (Load(64), Load(256), Load(1000, rate=20.0), Load(0, rate=200.0))
+
+
+async def run(bench: Bench, proxies: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Every load on every proxy in turn, `rounds` times."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in proxies}
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
+        for name in proxies:
+            results[name].append({})
+        for load in LOADS:
+            for name in proxies:
+                results[name][-1][load.label] = await bench.measure(name, load)
+    return results
+
+
+def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Print the medians side by side, with kvgate's share of nginx's, and return them."""
+    columns = {name: medians(rounds) for name, rounds in results.items()}
+    print_table("CPU of the proxy, median of the rounds", columns)
+    if {"nginx", "kvgate"} <= set(columns):
+        for load in LOADS:
+            ratio = columns["kvgate"][load.label] / columns["nginx"][load.label]
+            print(f"{load.label}: kvgate is {readable(ratio)} x nginx")
+    return columns
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command = (
+        f"{shlex.quote(str(Path(sys.executable).with_name('kvgate')))} serve --endpoint {{engine}} --port {{port}}"
+    )
+    parser.add_argument("--kvgate-cmd", default=command, help="how kvgate starts; {engine} and {port} are filled in")
+    parser.add_argument("--proxies", default="nginx,kvgate", help="which to measure, of nginx, kvgate and direct")
+    parser.add_argument("--tokenizer", help="folder of a tokenizer for kvgate and the engine's stand-in")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
+    parser.add_argument("--out", type=Path, help="write every figure here, as JSON")
+    options = parser.parse_args()
+    proxies = options.proxies.split(",")
+    if "nginx" in proxies and shutil.which("nginx") is None:
+        parser.error("nginx is not installed (Debian: apt-get install nginx-light)")
+    os.sched_setaffinity(0, {LOAD_CORE})
+    bench = Bench(options.kvgate_cmd, options.tokenizer, options.seconds)
+    results = uvloop.run(run(bench, proxies, options.rounds))
+    columns = report(results)
+    if options.out is not None:
+        document = {"provenance": provenance(), "medians": columns, "rounds": results}
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
