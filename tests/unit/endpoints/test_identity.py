@@ -30,6 +30,10 @@ def test_a_base_model_its_alias_and_its_adapters():
     )
 
 
+def test_the_shortest_length_is_kept():
+    assert identify(models(card("a", length=2048), card("b", length=1024)), None).max_model_len == 1024
+
+
 @pytest.mark.parametrize(
     ("version", "clamps"),
     [

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config import EndpointSettings, HealthSettings
+from gateway.endpoints import monitor as monitoring
 from gateway.endpoints.health import REST, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
 
@@ -376,6 +377,17 @@ async def test_many_reports_of_trouble_are_one_probe(make, told, vllm):
         for _ in range(1000):
             monitor.failed("connection refused")
         await told.anything.wait()
+    assert vllm.asked.count("/health") == 1
+
+
+async def test_reports_that_keep_coming_do_not_make_probes_follow_each_other(make, told, vllm, monkeypatch):
+    monkeypatch.setattr(monitoring, "HURRY_GAP", 3600)
+    monitor = make(HealthSettings(interval=3600))
+    async with running(monitor), asyncio.timeout(5):
+        await told.anything.wait()
+        for _ in range(100):
+            monitor.failed("it answered 500")
+            await asyncio.sleep(0)
     assert vllm.asked.count("/health") == 1
 
 
