@@ -17,6 +17,7 @@ from engine.cache import SetupError
 from engine.supervisor import Supervisor
 from gateway.app import run
 from gateway.config import Settings
+from gateway.demo import DemoError, demo
 from gateway.launch import programs
 from gateway.ops.logs import configure
 from gateway.server import PortTakenError
@@ -58,6 +59,23 @@ def serve(
             "with `models`"
         )
     sys.exit(_serve(settings))
+
+
+@cli.command(name="demo")
+def run_demo(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for clients.")] = 8080,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the answer.")] = False,  # noqa: FBT002
+) -> None:
+    """Run a small real chat model on a real vLLM behind kvgate; sets up what is missing, once."""
+
+    async def main() -> int:
+        return await demo(_console, host, port, _stopped_by_signals(), once=once)
+
+    try:
+        sys.exit(asyncio.run(main()))
+    except (SetupError, DemoError, ConfigurationError) as error:
+        _fail(str(error))
 
 
 @cli.command("check-config")
@@ -116,11 +134,16 @@ def _serve(settings: Settings) -> int:
 
 
 async def _supervise(supervisor: Supervisor) -> int:
+    return await supervisor.run(_stopped_by_signals())
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """An event that SIGTERM and Ctrl-C set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    return await supervisor.run(stop)
+    return stop
 
 
 def _gateway(settings: Settings) -> int:

@@ -1,0 +1,146 @@
+"""Writes the documentation that the code already knows. `--check` only says whether it is up to date."""
+
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from gateway.admission.outcomes import Outcome
+from gateway.config import Settings
+from gateway.relay.routes import ROUTES, Action
+from gateway.wire.errors import REFUSALS
+
+_HERE = Path(__file__).parent
+_CONFIGURATION = _HERE / "configuration.md"
+_INTERFACE = _HERE / "interface.md"
+
+_ACTIONS = {
+    Action.ADMIT: "counted, admitted, streamed",
+    Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
+    Action.FOLLOW: "passed to the endpoint that made the response",
+    Action.ANSWER: "answered by kvgate",
+}
+
+
+def configuration() -> str:
+    """The reference of every setting."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated from `gateway/config.py` by `make docs`.",
+        "",
+        "A setting is taken from the command line, else from the environment, else from the file, else its default is",
+        "used. In the environment a setting is `KVGATE_` and its name in capitals, `__` between the levels:",
+        "`admission.kv_high` is `KVGATE_ADMISSION__KV_HIGH`. Lists are given there as JSON. `KVGATE_CONFIG` names the",
+        "file where `--config` does not. Unknown keys and bad values stop kvgate at start, in one message that names",
+        "them. `kvgate check-config FILE` prints what the settings come to, with secrets redacted.",
+        "",
+        "Three variables are read outside the settings: `KVGATE_CONFIG`; `KVGATE_CACHE`, the folder of what kvgate",
+        "sets up once (`~/.cache/kvgate` by default); `KVGATE_ENGINE_PYTHON`, an interpreter that has vllm.",
+    ]
+    for name, field in Settings.model_fields.items():
+        lines += ["", f"## `{name}`", ""]
+        section = _section(field.annotation)
+        lines += [(section.__doc__ or "").split("\n\n")[0].replace("\n", " "), ""]
+        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines += list(_rows(section, f"{name}[]" if get_origin(field.annotation) is tuple else name))
+    return "\n".join(lines) + "\n"
+
+
+def interface() -> str:
+    """The routes, and how every request can end."""
+    lines = ["# Routes and outcomes", "", "Generated from the code's own tables by `make docs`.", "", "## Routes", ""]
+    lines += ["| method | path | what becomes of it |", "|---|---|---|"]
+    lines += [f"| {route.method} | `{route.path}` | {_ACTIONS[route.action]} |" for route in ROUTES]
+    lines += [
+        "",
+        "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
+        "`/kvgate/endpoints/{id}/drain` and `/undrain`) are described by kvgate's own `/docs`. Any other path is",
+        "answered with 404.",
+        "",
+        "## Outcomes",
+        "",
+        "Every request ends in exactly one outcome: the label of `kvgate_requests_total`, `outcome` in the access log.",
+        "",
+        "| outcome | status | error code | retry |",
+        "|---|---|---|---|",
+    ]
+    for outcome in Outcome:
+        refusal = REFUSALS.get(outcome)
+        if refusal is None:
+            lines.append(f"| `{outcome}` | the endpoint's | - | - |")
+        else:
+            retry = "`Retry-After` where it is known" if refusal.retry else "`x-should-retry: false`"
+            lines.append(f"| `{outcome}` | {refusal.status} | `{refusal.code}` | {retry} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        inner = _inner_section(field.annotation)
+        key = f"{prefix}.{name}"
+        if inner is not None:
+            yield from _rows(inner, f"{key}[]" if get_origin(field.annotation) is tuple else key)
+        else:
+            meaning = (field.description or "").replace("|", "\\|")
+            yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+
+
+def _section(annotation: Any) -> type[BaseModel]:
+    section = _inner_section(annotation)
+    assert section is not None  # noqa: S101  # the top level has only sections
+    return section
+
+
+def _inner_section(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in {types.UnionType, typing.Union}:
+        return " or ".join(_type(part) for part in arguments if part is not types.NoneType)
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return "keys and values"
+    names = {float: "number", int: "integer", str: "text", bool: "true or false", SecretStr: "secret", Path: "path"}
+    return names.get(annotation, "URL")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is None or default is PydanticUndefined or default in ((), {}):
+        return "-"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def main() -> None:
+    """Write the files, or compare them."""
+    stale = []
+    for file, text in ((_CONFIGURATION, configuration()), (_INTERFACE, interface())):
+        if not file.exists() or file.read_text() != text:
+            stale.append(file)
+            if "--check" not in sys.argv:
+                file.write_text(text)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"out of date: {', '.join(str(file.relative_to(_HERE.parent)) for file in stale)}; run `make docs`")
+
+
+if __name__ == "__main__":
+    main()
