@@ -66,7 +66,7 @@ def _message(message: Any) -> list[Json]:
     if isinstance(message.get("content"), str):
         return [{"role": role, "content": message["content"]}]
     blocks = _blocks(message.get("content"))
-    if not {block.get("type") for block in blocks} <= _BLOCKS[role]:
+    if not all(isinstance(kind := block.get("type"), str) and kind in _BLOCKS[role] for block in blocks):
         raise NeedsEngineError("a message holds a block that is not text, thinking or tool use")
     of = {kind: [block for block in blocks if block["type"] == kind] for kind in _BLOCKS[role]}
     converted: Json = {"role": role}

@@ -1,0 +1,264 @@
+"""Our prompt token counts against those of a real vLLM: `usage.prompt_tokens` of requests that it really served."""
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from gateway.tokens import counting
+from gateway.tokens.counting import EngineCall, count_body, engine_work
+from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
+from gateway.tokens.probes import UncountedError, compare, probes
+from gateway.tokens.render import Renderer, TokenizerSource, cut
+from gateway.wire.request import Api, InvalidRequestError
+from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body
+from tests.integration.parity.mutants import MUTANTS, Mutant
+
+pytestmark = pytest.mark.engine
+
+MODEL = "parity"
+MAX_MODEL_LEN = 2048
+OWN = "own"
+"""The model's own templates: one for requests without tools, one for requests with."""
+TEMPLATES = Path(__file__).parent / "parity" / "templates"
+ROUTES = {
+    Api.CHAT: "/v1/chat/completions",
+    Api.COMPLETIONS: "/v1/completions",
+    Api.MESSAGES: "/v1/messages",
+    Api.RESPONSES: "/v1/responses",
+}
+JSON = {"content-type": "application/json"}
+LENGTHS: dict[Api, Body] = {
+    Api.CHAT: {"max_tokens": 1},
+    Api.COMPLETIONS: {"max_tokens": 1},
+    Api.MESSAGES: {"max_tokens": 1},
+    Api.RESPONSES: {"max_output_tokens": 1},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One request under one template."""
+
+    api: Api
+    template: str
+    case: str
+
+    @property
+    def body(self) -> bytes:
+        cases = {Api.CHAT: CHAT, Api.COMPLETIONS: COMPLETIONS, Api.MESSAGES: MESSAGES, Api.RESPONSES: RESPONSES}
+        return json.dumps({"model": MODEL} | LENGTHS[self.api] | cases[self.api][self.case]).encode()
+
+
+Counts = dict[Cell, int | str]
+"""Tokens, or a word for why there is no number: `refused`, or `engine` where we leave the counting to it."""
+
+
+@pytest.fixture(scope="session")
+def model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's tokenizer, made to add a BOS token and given a second template, before one random layer."""
+    folder = tmp_path_factory.mktemp("parity-model")
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ):
+        shutil.copy(demo_model / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    small = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    config |= small | {"num_key_value_heads": 1, "head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    bos = tokenizer["model"]["vocab"]["<|im_start|>"]
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [bos], "tokens": ["<|im_start|>"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    named = folder / "additional_chat_templates"
+    named.mkdir()
+    shutil.copy(TEMPLATES / "hermes_tools.jinja", named / "tool_use.jinja")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(vllm: Any, model: Path) -> Iterator[str]:
+    """URL of a vLLM that serves the model and takes a template from a request."""
+    server = vllm(
+        model=model,
+        served_name=MODEL,
+        args={
+            "--load-format": "dummy",
+            "--max-model-len": str(MAX_MODEL_LEN),
+            "--trust-request-chat-template": None,
+            "--enable-auto-tool-choice": None,
+            "--tool-call-parser": "hermes",
+        },
+    )
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def templates(engine_python: Path) -> dict[str, str | None]:
+    """Templates by family: the model's own, ours, and those that vLLM's package brings."""
+    find = "import importlib.util; print(importlib.util.find_spec('vllm').submodule_search_locations[0])"
+    package = subprocess.run([engine_python, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    shipped = sorted(Path(package).rglob("*.jinja"))
+    assert len(shipped) >= 5, f"no templates found in {package}"
+    ours = sorted(TEMPLATES.glob("*.jinja"))
+    return {OWN: None} | {path.stem: path.read_text() for path in [*ours, *shipped]}
+
+
+@pytest.fixture(scope="session")
+def cells(templates: Mapping[str, str | None]) -> list[Cell]:
+    chats = [Cell(Api.CHAT, template, case) for template in templates for case in CHAT]
+    others = {Api.COMPLETIONS: COMPLETIONS, Api.MESSAGES: MESSAGES, Api.RESPONSES: RESPONSES}
+    return chats + [Cell(api, OWN, case) for api, cases in others.items() for case in cases]
+
+
+@pytest.fixture(scope="session")
+def reference(engine: str, templates: Mapping[str, str | None], cells: list[Cell]) -> Counts:
+    """What the engine reports for each cell, having generated a token for it."""
+    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+
+        def served(cell: Cell) -> int | str:
+            content = _with_template(cell.body, templates[cell.template])
+            response = client.post(ROUTES[cell.api], content=content, headers=JSON)
+            if response.status_code in (400, 422):
+                return "refused"
+            assert response.status_code == 200, f"{cell}: {response.status_code} {response.text}"
+            usage = response.json()["usage"]
+            return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+        return dict(zip(cells, pool.map(served, cells), strict=True))
+
+
+@pytest.fixture(scope="session")
+def renderer_of(model: Path, templates: Mapping[str, str | None]) -> dict[str, Renderer]:
+    """A renderer for each template, all with one tokenizer: loading one for each takes too long."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return {name: Renderer(tokenizer, template) for name, template in templates.items()}
+
+
+@pytest.fixture
+def renderers(renderer_of: Mapping[str, Renderer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the counter find the renderer of a template under its name."""
+    monkeypatch.setattr(counting, "renderer", lambda source: renderer_of[source.name])
+
+
+def local(cell: Cell) -> int | str:
+    try:
+        # An empty prompt has no tokens, and no engine takes one: some templates print nothing of a text.
+        return sum(count_body(TokenizerSource(cell.template), cell.api, cell.body, MAX_MODEL_LEN).prompts) or "refused"
+    except InvalidRequestError:
+        return "refused"
+    except (NeedsEngineError, NotCountableError):
+        return "engine"
+
+
+def wrong(reference: Counts) -> dict[Cell, tuple[int | str, int | str]]:
+    """Cells that we count otherwise than the engine; leaving the count to it is never wrong."""
+    ours = {cell: local(cell) for cell in reference}
+    return {cell: (ours[cell], counted) for cell, counted in reference.items() if ours[cell] not in ("engine", counted)}
+
+
+def _with_template(body: bytes, template: str | None) -> bytes:
+    return body if template is None else json.dumps(json.loads(body) | {"chat_template": template}).encode()
+
+
+@pytest.mark.usefixtures("renderers")
+def test_every_count_of_the_matrix_equals_the_engines(reference: Counts) -> None:
+    counted = {cell: local(cell) for cell in reference}
+    by_number = sum(isinstance(count, int) for count in counted.values())
+    print(f"{len(reference)} cells, {by_number} counted here; {Counter(c.api.value for c in reference)}")
+    assert wrong(reference) == {}
+    assert by_number >= 300
+
+
+@pytest.mark.usefixtures("renderers")
+def test_only_what_the_engine_refuses_or_odd_requests_are_left_to_it(reference: Counts) -> None:
+    left = {cell.case for cell, count in reference.items() if isinstance(count, int) and local(cell) == "engine"}
+    assert left <= {"x no tools", "thinking off", "inline system"}
+
+
+def test_the_engines_own_counts_equal_what_it_serves(
+    engine: str, templates: Mapping[str, str | None], reference: Counts
+) -> None:
+    """What falls to the engine is asked of it in a form that means the same prompt."""
+    cells = [cell for cell, count in reference.items() if isinstance(count, int)]
+    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+
+        def asked(cell: Cell) -> int:
+            work = engine_work(cell.api, cell.body)
+            total = 0
+            for prompt in work.prompts:
+                if isinstance(prompt, EngineCall):
+                    content = _with_template(prompt.body, templates[cell.template])
+                    answer = client.post(prompt.path, content=content, headers=JSON)
+                    assert answer.status_code == 200, f"{cell}: {answer.text}"
+                    prompt = answer.json().get("count", answer.json().get("input_tokens"))  # noqa: PLW2901
+                total += cut(prompt, work.encoding, MAX_MODEL_LEN)
+            return total
+
+        counts = dict(zip(cells, pool.map(asked, cells), strict=True))
+    assert {cell: (n, reference[cell]) for cell, n in counts.items() if n != reference[cell]} == {}
+
+
+@pytest.mark.usefixtures("renderers")
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_the_matrix_notices_a_counter_that_is_wrong_in_one_way(
+    mutant: Mutant, reference: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert wrong(reference)
+
+
+async def test_the_probes_agree_with_an_engine_of_the_same_template(engine: str, model: Path) -> None:
+    report = await _probed(engine, TokenizerSource(str(model)))
+    assert report.mismatches == ()
+    assert report.unverified == frozenset()
+    assert report.compared >= 20
+
+
+@pytest.mark.parametrize("template", ["chatml", "qwen3_thinking"])
+async def test_the_probes_notice_another_template(engine: str, model: Path, template: str) -> None:
+    text = (TEMPLATES / f"{template}.jinja").read_text()
+    report = await _probed(engine, TokenizerSource(str(model), chat_template=text))
+    assert not report.trusts(Api.CHAT)
+    assert report.trusts(Api.COMPLETIONS)
+
+
+async def _probed(engine: str, source: TokenizerSource) -> Any:
+    async with httpx.AsyncClient() as client:
+        counter = EngineCounter(client, lambda: ())
+
+        async def here(probe: Any) -> int | None:
+            try:
+                return sum(count_body(source, probe.api, probe.body, MAX_MODEL_LEN).prompts)
+            except InvalidRequestError:
+                return None
+            except NeedsEngineError:
+                raise UncountedError from None
+
+        async def there(probe: Any) -> int | None:
+            try:
+                return sum(await counter.count_at(Target(engine), engine_work(probe.api, probe.body)))
+            except InvalidRequestError:
+                return None
+
+        return await compare(probes(MODEL), here, there)
