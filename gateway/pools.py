@@ -182,7 +182,7 @@ class Directory:
         endpoint.healthy = False
         if endpoint.pool is not None:
             endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
-        if endpoint.monitor.status.state is not State.DRAINING:
+        if endpoint.monitor.status.state in {State.DOWN, State.HUNG}:
             self._evacuate(endpoint_id)
 
     def observed(self, sample: Observed) -> None:
