@@ -73,6 +73,8 @@ class AdmissionController:
         self._queue = Queue()
         self._drain_rate = DrainRate()
         self._draining = False
+        self._changed = True
+        """Whether the event at hand may let somebody go who could not before."""
         self._wake_at = inf
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -98,9 +100,11 @@ class AdmissionController:
         self._handlers[type(event)](event, now)
         if self._queue.depth:
             self._expire(now)
-            self._dispatch_waiting(now)
+            if self._changed:
+                self._dispatch_waiting(now)
         if type(event) is Arrived:
             self._enforce_caps(event, now)
+        self._changed = True
         self._announce_wake(now)
         return commands
 
@@ -121,6 +125,8 @@ class AdmissionController:
         request = self._requests[event.request] = Request(event, now)
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
+        # Behind somebody who is refused, a newcomer changes nothing: whoever goes first was asked before.
+        self._changed = request.state is State.WAITING and self._queue.is_head(request)
 
     def _wait(self, request: Request, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, unless it can be refused at once."""
@@ -147,13 +153,16 @@ class AdmissionController:
 
     def _progress(self, event: Progress, now: float) -> None:
         touched: dict[EndpointId, Endpoint] = {}
-        flights = self._flights
+        flights, endpoint = self._flights, None
         for key, generated in event.generated:
             flight = flights.get(key)
-            if flight is not None:
-                endpoint, reservation = flight
-                endpoint.ledger.progress(reservation, generated, now)
+            if flight is None:
+                continue
+            if flight.endpoint is not endpoint:
+                endpoint = flight.endpoint
                 touched[endpoint.id] = endpoint
+                progress = endpoint.ledger.progress
+            progress(flight.reservation, generated, now)
         for endpoint in touched.values():
             self._settle(endpoint, now)
 
@@ -164,9 +173,9 @@ class AdmissionController:
         del self._requests[event.request]
         endpoint, reservation = self._flights.pop(event.request)
         if event.verdict is Verdict.ABORTED:
-            endpoint.abort(reservation, now)
+            endpoint.ledger.abort(reservation, now)
         else:
-            endpoint.release(reservation, event.completion_tokens, now)
+            endpoint.ledger.release(reservation, event.completion_tokens, now)
         self._drain_rate.left(now, completed=event.verdict is not Verdict.FAILED)
         self._settle(endpoint, now)
 
@@ -175,7 +184,7 @@ class AdmissionController:
         if request is None or not request.take(Trigger.RETURNED):
             return
         endpoint, reservation = self._flights.pop(event.request)
-        endpoint.release(reservation, None, now)
+        endpoint.ledger.release(reservation, None, now)
         self._drain_rate.left(now, completed=False)
         if event.busy:
             endpoint.hold(now)
@@ -284,6 +293,7 @@ class AdmissionController:
         outcome = Outcome.QUEUE_TIMEOUT if self._live else Outcome.NO_ENDPOINT
         while (oldest := self._queue.oldest()) is not None and self._deadline(oldest) <= now:
             self._evict(oldest, outcome, now)
+            self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
         free = set(self._live)
@@ -356,8 +366,9 @@ class AdmissionController:
         due = min((endpoint.next_change for endpoint in self._endpoints.values()), default=inf)
         oldest = self._queue.oldest()
         if oldest is not None:
-            # A stale sample fades and opens a gate: while somebody waits, every poll interval is looked at again.
-            due = min(due, self._deadline(oldest), now + self._policy.poll_interval)
+            due = min(due, self._deadline(oldest))
+            if self._live:  # a stale sample fades and opens a gate: nothing but time tells
+                due = min(due, now + self._policy.poll_interval)
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))

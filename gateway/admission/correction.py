@@ -1,6 +1,7 @@
 """What an endpoint's gauge says of its KV cache beyond our ledger."""
 
 from collections import deque
+from math import inf
 from typing import NamedTuple
 
 from gateway.admission.low_pass import LowPass
@@ -13,9 +14,8 @@ GRAIN = 0.01
 
 
 class Account(NamedTuple):
-    """The ledger's totals at one time: blocks confirmed, blocks held, sequences without a token."""
+    """The ledger's bounds around one time: blocks confirmed, blocks held, sequences without a token."""
 
-    at: float
     confirmed: int
     held: int
     unconfirmed_sequences: int
@@ -28,29 +28,30 @@ class History:
 
     def __init__(self, span: float) -> None:
         self._span = span
-        self._accounts: deque[Account] = deque([Account(float("-inf"), 0, 0, 0)])
+        self._accounts: deque[tuple[float, int, int, int]] = deque([(-inf, 0, 0, 0)])
 
     def record(self, at: float, confirmed: int, held: int, unconfirmed_sequences: int) -> None:
         """Note the totals as they are from this time on. Within `GRAIN` the later ones replace the earlier."""
         accounts = self._accounts
-        last = accounts[-1].at
+        last = accounts[-1][0]
         if at - last < GRAIN:
-            accounts[-1] = Account(last, confirmed, held, unconfirmed_sequences)
+            accounts[-1] = (last, confirmed, held, unconfirmed_sequences)
             return
-        accounts.append(Account(at, confirmed, held, unconfirmed_sequences))
-        while len(accounts) > 1 and accounts[1].at < at - self._span:
+        accounts.append((at, confirmed, held, unconfirmed_sequences))
+        oldest = at - self._span
+        while accounts[1][0] < oldest:
             accounts.popleft()
 
     def since(self, at: float) -> Account:
         """The fewest blocks confirmed, the most held and the most sequences without a token since a time."""
         _, confirmed, held, unconfirmed = self._accounts[-1]
-        for account in reversed(self._accounts):
-            confirmed = min(confirmed, account.confirmed)
-            held = max(held, account.held)
-            unconfirmed = max(unconfirmed, account.unconfirmed_sequences)
-            if account.at <= at:
+        for entry in reversed(self._accounts):
+            confirmed = min(confirmed, entry[1])
+            held = max(held, entry[2])
+            unconfirmed = max(unconfirmed, entry[3])
+            if entry[0] <= at:
                 break
-        return Account(at, confirmed, held, unconfirmed)
+        return Account(confirmed, held, unconfirmed)
 
 
 class Correction:

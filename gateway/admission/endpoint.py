@@ -87,11 +87,12 @@ class Endpoint:
 
     def takes(self, request: Request, now: float) -> bool:
         """Whether the request, whose prompts fit it, may be dispatched to it now."""
-        if self.held(now):
+        gate = self._gate
+        if now < gate.busy_until:
             return False
         if self.idle:  # whatever fits, also what exceeds a limit: else it would wait for ever
             return True
-        if self._gate.reasons(now):
+        if gate.closed(now):
             return False
         limit = self.limit.value
         if limit is not None and self.ledger.sequences + request.arrival.demand.sequences > limit:
@@ -104,21 +105,11 @@ class Endpoint:
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
-        footprint = request.footprint(self.capacity.block_size, shares_prefix=self.capacity.shares_prefix)
-        arrival = request.arrival
+        capacity, arrival = self.capacity, request.arrival
+        footprint = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix)
         reservation = self.ledger.reserve(arrival.demand, footprint, now, streamed=arrival.streamed)
         self.settle(now)
         return reservation
-
-    def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
-        """Take out a request that ended."""
-        self.ledger.release(reservation, completion_tokens, now)
-        self.settle(now)
-
-    def abort(self, reservation: Reservation, now: float) -> None:
-        """Mark a request whose connection was closed."""
-        self.ledger.abort(reservation, now)
-        self.settle(now)
 
     def hold(self, now: float) -> None:
         """It refused a request for lack of room."""
@@ -140,9 +131,10 @@ class Endpoint:
         self._settled_at = now
         ledger.expire_aborted(now)
         ledger.catch_up(now)
-        if self.idle and self._was_busy:
+        idle = self.idle
+        if idle and self._was_busy:
             self._correction.reset()
-        self._was_busy = not self.idle
+        self._was_busy = not idle
         self._history.record(now, ledger.confirmed, ledger.held, ledger.unconfirmed_sequences)
         self._gate.update(self.usage(now))
 
@@ -154,6 +146,7 @@ class Endpoint:
         previous = self.observed
         if previous is not None and sample.sampled_at <= previous.sampled_at:
             return
+        self.settle(now)  # what nobody reports has grown since the last event
         self.observed = sample
         self._gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)

@@ -60,13 +60,20 @@ class Gate:
         if sampled_at > self.busy_until - BUSY_HOLD:
             self.busy_until = -inf
 
+    def closed(self, now: float) -> bool:
+        """Whether it is."""
+        return self._kv_closed or now < self.busy_until or self._engine_waiting(now)
+
     def reasons(self, now: float) -> tuple[Closed, ...]:
         """Why the gate is closed; nothing when it is open."""
         closed: tuple[Closed, ...] = ()
         if self._kv_closed:
             closed += (Closed.KV,)
-        if self._over >= CLOSING_SAMPLES and now - self._sampled_at <= self._fresh:
+        if self._engine_waiting(now):
             closed += (Closed.ENGINE_WAITING,)
         if now < self.busy_until:
             closed += (Closed.BUSY,)
         return closed
+
+    def _engine_waiting(self, now: float) -> bool:
+        return self._over >= CLOSING_SAMPLES and now - self._sampled_at <= self._fresh

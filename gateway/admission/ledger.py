@@ -17,6 +17,9 @@ REPORT_SPAN = 0.05
 STREAM_PACE = 0.8
 """How fast the decode clock counts for a stream, whose own reports are better: its noise must not run ahead of
 what is seen, yet tokens that come merged into one delta or are held back must not stay uncounted."""
+LOOK_AGAIN = 64
+"""Tokens after which the clock looks again at a request that reports; one that does not is looked at exactly at
+every edge of its blocks."""
 
 
 class Phase(Enum):
@@ -51,8 +54,10 @@ class Reservation:
     base: int = 0
     """Tokens per sequence it had then."""
     pace: float = 1.0
+    edge: float = 0
+    """Tokens per sequence at which it holds more blocks than now; infinity where that is beyond its limit."""
     due_tokens: int = 1
-    """Tokens per sequence at which it is looked at again, and `ticket` the entry that does so (0: none)."""
+    """Tokens per sequence at which the clock looks at it again, and `ticket` the entry that does so (0: none)."""
     ticket: int = 0
     aborted_at: float = 0.0
 
@@ -93,6 +98,7 @@ class Ledger:
         held = footprint.blocks(1)
         sequences = demand.sequences
         reservation = Reservation(demand, footprint, streamed, sequences, max(1, demand.max_tokens), reading, held)
+        self._find_edge(reservation)
         self._reservations[reservation] = None
         self.held += held
         self.sequences += sequences
@@ -112,8 +118,10 @@ class Ledger:
             self._release_aborted(now - REPORT_SPAN)
         sequences = reservation.sequences
         tokens = seen if sequences == 1 else -(-seen // sequences)
-        if tokens > reservation.generated:
+        if tokens >= reservation.edge:
             self._grow(reservation, tokens)
+        elif tokens > reservation.generated:
+            reservation.generated = tokens
         if reservation.phase is Phase.UNCONFIRMED:
             self._confirm(reservation)
             reading = self._clock.read(now)
@@ -137,7 +145,7 @@ class Ledger:
                 self._confirm(reservation)
             tokens = reservation.base + int((reading - reservation.origin) * reservation.pace)
             tokens = max(tokens, reservation.due_tokens)  # exact where the product is rounded down
-            if tokens > reservation.generated:
+            if tokens >= reservation.edge:
                 self._grow(reservation, tokens)
             self._schedule(reservation)
 
@@ -177,6 +185,7 @@ class Ledger:
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )
             reservation.held = reservation.footprint.blocks(reservation.generated)
+            self._find_edge(reservation)
             self.held += reservation.held
             if reservation.phase is Phase.CONFIRMED:
                 self.confirmed += reservation.held
@@ -189,22 +198,28 @@ class Ledger:
         self.unconfirmed_sequences -= reservation.sequences
 
     def _grow(self, reservation: Reservation, tokens: int) -> None:
-        tokens = min(tokens, reservation.limit)
-        reservation.generated = tokens
-        grown = reservation.footprint.blocks(tokens) - reservation.held
-        if grown:
-            reservation.held += grown
-            self.held += grown
-            if reservation.phase is Phase.CONFIRMED:
-                self.confirmed += grown
+        reservation.generated = min(tokens, reservation.limit)
+        grown = reservation.footprint.blocks(reservation.generated) - reservation.held
+        reservation.held += grown
+        self.held += grown
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed += grown
+        self._find_edge(reservation)
+
+    def _find_edge(self, reservation: Reservation) -> None:
+        edge = reservation.footprint.next_growth(reservation.generated)
+        reservation.edge = edge if edge <= reservation.limit else inf
 
     def _schedule(self, reservation: Reservation) -> None:
-        tokens = reservation.footprint.next_growth(reservation.generated)
-        if tokens > reservation.limit:
+        if reservation.edge == inf:
             reservation.ticket = 0
             return
+        tokens = int(reservation.edge)
+        if reservation.seen:
+            tokens = max(tokens, min(reservation.generated + LOOK_AGAIN, reservation.limit))
         reservation.due_tokens = tokens
-        self._look_again(reservation, reservation.origin + (tokens - reservation.base) / reservation.pace)
+        due = reservation.origin + (tokens - reservation.base) / reservation.pace
+        self._look_again(reservation, due)
 
     def _look_again(self, reservation: Reservation, reading: float) -> None:
         self._tickets += 1

@@ -122,6 +122,10 @@ class Queue:
             if accept(lanes[key].head()) and key in lanes:
                 heappush(heads, (lanes[key].head().order, key))
 
+    def is_head(self, request: Request) -> bool:
+        """Whether a request that waits is the first of its lane."""
+        return self._bands[request.arrival.band][request.lane].head() is request
+
     def oldest(self) -> Request | None:
         """Whoever arrived first."""
         ages = self._ages

@@ -1,0 +1,379 @@
+"""What holds of the admission core whatever happens, in whatever order."""
+
+import math
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.admission.commands import Dispatch, Reject, WakeAt
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Capacity,
+    Demand,
+    EndpointDown,
+    EndpointGone,
+    EndpointUp,
+    Finished,
+    Observed,
+    Progress,
+    Returned,
+    ShutdownStarted,
+    Tick,
+    Verdict,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Policy
+
+POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=8, max_bytes=5000)
+ENDPOINTS = ("a", "b", "c")
+CAPACITIES = (
+    Capacity(max_model_len=600, kv_blocks=40, block_size=16),
+    Capacity(max_model_len=300, kv_blocks=40, block_size=16, max_num_seqs=4),
+    Capacity(max_model_len=2000, kv_blocks=60, block_size=32, shares_prefix=False),
+    Capacity(max_model_len=600, kv_blocks=None, block_size=16, max_num_seqs=3),
+)
+STEPS = st.sampled_from([0.0, 0.001, 0.06, 0.4, 1.0, 3.0, 7.0])
+
+
+def fits(demand: Demand, capacity: Capacity) -> bool:
+    """By the promise: the longest prompt and one token more, in length and in blocks."""
+    need = max(demand.prompts) + 1
+    if need > capacity.max_model_len:
+        return False
+    return capacity.kv_blocks is None or math.ceil(need / capacity.block_size) <= capacity.kv_blocks
+
+
+def brute_force_blocks(demand: Demand, capacity: Capacity, generated: int) -> int:
+    """Block by block, each named by who shares it."""
+    blocks = set()
+    for index, prompt in enumerate(demand.prompts):
+        for sequence in range(demand.n):
+            for start in range(0, prompt + generated, capacity.block_size):
+                shared = capacity.shares_prefix and start + capacity.block_size < prompt
+                blocks.add((index, None if shared else sequence, start))
+    return len(blocks)
+
+
+@dataclass
+class Known:
+    """A request as the test knows it."""
+
+    arrival: Arrived
+    arrived_at: float
+    order: int
+    waiting: bool = True
+    endpoint: str | None = None
+    avoid: str | None = None
+    failures: int = 0
+    seen: int = 0
+    ends: int = 0
+
+
+@dataclass
+class Pool:
+    """An endpoint as the test knows it."""
+
+    capacity: Capacity
+    up: bool = True
+    gone: bool = False
+    aborted: list = field(default_factory=list)
+
+
+class Admission(RuleBasedStateMachine):
+    """Random lives of requests and endpoints. Every event goes to two controllers, which must agree."""
+
+    def __init__(self):
+        super().__init__()
+        self.controller = AdmissionController(POLICY)
+        self.twin = AdmissionController(POLICY)
+        self.now = 100.0
+        self.known: dict[int, Known] = {}
+        self.pool: dict[str, Pool] = {}
+        self.since = -math.inf
+        self.wake_at = math.inf
+        self.draining = False
+        self.tokens = 0.0
+        self.measured = False
+
+    # What the test feeds
+
+    @initialize(capacities=st.lists(st.sampled_from(CAPACITIES), max_size=3), measured=st.booleans())
+    def start(self, capacities, measured):
+        self.measured = measured
+        for name, capacity in zip(ENDPOINTS, capacities, strict=False):
+            self.up(name, capacity)
+
+    @rule(name=st.sampled_from(ENDPOINTS), capacity=st.sampled_from(CAPACITIES))
+    def up(self, name, capacity):
+        was = any(p.up for p in self.pool.values())
+        if name in self.pool:
+            known = self.pool[name]
+            known.capacity, known.up, known.gone = capacity, True, False
+        else:
+            self.pool[name] = Pool(capacity)
+        if not was:
+            self.since = self.now
+        self.feed(EndpointUp(name, capacity))
+
+    @rule(name=st.sampled_from(ENDPOINTS), gone=st.booleans())
+    def down(self, name, gone):
+        was = any(p.up for p in self.pool.values())
+        if name in self.pool:
+            self.pool[name].up = False
+            self.pool[name].gone |= gone
+        if was and not any(p.up for p in self.pool.values()):
+            self.since = self.now
+        self.feed(EndpointGone(name) if gone else EndpointDown(name, "killed"))
+
+    @rule(
+        prompts=st.lists(st.integers(1, 700), min_size=1, max_size=3),
+        n=st.sampled_from([1, 1, 1, 2, 6]),
+        max_tokens=st.integers(1, 400),
+        band=st.sampled_from([0, 0, 1, -5]),
+        body_bytes=st.integers(0, 2000),
+        streamed=st.booleans(),
+    )
+    def arrive(self, *, prompts, n, max_tokens, band, body_bytes, streamed):
+        request = len(self.known) + 1
+        demand = Demand(tuple(prompts), max_tokens, n)
+        event = Arrived(request, demand, band=band, body_bytes=body_bytes, streamed=streamed)
+        self.known[request] = Known(event, self.now, request)
+        self.feed(event)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def cancel(self, data):
+        request = self.any_request(data)
+        known = self.known[request]
+        if known.waiting:
+            known.waiting = False
+            known.ends += 1
+        self.feed(Cancelled(request))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), more=st.integers(1, 200))
+    def progress(self, data, more):
+        some = data.draw(st.lists(st.sampled_from(sorted(self.known)), unique=True, max_size=4))
+        items = []
+        for request in some:
+            known = self.known[request]
+            ceiling = known.arrival.demand.max_tokens * known.arrival.demand.sequences
+            seen = min(known.seen + more, ceiling)
+            if known.endpoint is not None:
+                known.seen = seen
+            items.append((request, seen))
+        self.feed(Progress(tuple(items)))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), verdict=st.sampled_from(list(Verdict)), usage=st.booleans())
+    def finish(self, data, verdict, usage):
+        request = self.any_request(data)
+        known = self.known[request]
+        if known.endpoint is not None:
+            if verdict is Verdict.ABORTED:
+                self.pool[known.endpoint].aborted.append((self.now, known))
+            known.endpoint = None
+            known.ends += 1
+        self.feed(Finished(request, verdict, max(known.seen, 1) if usage else None))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), busy=st.booleans())
+    def come_back(self, data, busy):
+        request = self.any_request(data)
+        known = self.known[request]
+        failed_twice = False
+        if known.endpoint is not None:
+            if not busy:
+                known.failures += 1
+                known.avoid = known.endpoint
+                failed_twice = known.failures == 2
+            known.endpoint, known.seen, known.waiting = None, 0, True
+        commands = self.feed(Returned(request, busy))
+        if failed_twice and not self.draining:
+            assert [c.outcome for c in commands if isinstance(c, Reject) and c.request == request] == [
+                Outcome.UPSTREAM_ERROR
+            ]
+
+    @rule(
+        name=st.sampled_from(ENDPOINTS),
+        usage=st.one_of(st.none(), st.floats(0, 1)),
+        running=st.integers(0, 8),
+        waiting=st.integers(0, 5),
+        tokens=st.sampled_from([0.0, 50.0, 500.0]),
+    )
+    def observe(self, name, usage, running, waiting, tokens):
+        self.tokens += tokens
+        counter = self.tokens if self.measured else None
+        self.feed(Observed(name, self.now, usage, running, waiting, counter))
+
+    @rule(step=STEPS)
+    def wait(self, step):
+        """Time passes; the driver keeps its promise of a `Tick` at every wake."""
+        until = self.now + step
+        while self.wake_at <= until:
+            self.now = max(self.now, self.wake_at)
+            self.wake_at = math.inf
+            self.feed(Tick())
+        self.now = until
+
+    @precondition(lambda self: len(self.known) > 12)
+    @rule()
+    def shut_down(self):
+        self.draining = True
+        self.feed(ShutdownStarted())
+
+    # What must hold of every answer
+
+    def any_request(self, data) -> int:
+        alive = [r for r, k in self.known.items() if k.waiting or k.endpoint is not None]
+        if alive and data.draw(st.integers(0, 9)):
+            return data.draw(st.sampled_from(alive))
+        return data.draw(st.sampled_from(sorted(self.known)))
+
+    def eligible(self, known: Known) -> list[str]:
+        names = [n for n, p in self.pool.items() if p.up and fits(known.arrival.demand, p.capacity)]
+        if known.avoid in names and len(names) > 1:
+            names.remove(known.avoid)
+        return names
+
+    def deadline(self, known: Known) -> float:
+        live = any(p.up for p in self.pool.values())
+        ttl = POLICY.ttl if live else POLICY.no_endpoint_ttl
+        longest = known.arrived_at + POLICY.ttl + POLICY.no_endpoint_ttl
+        return min(max(known.arrived_at, self.since) + ttl, longest)
+
+    def feed(self, event):
+        commands = self.controller.handle(event, self.now)
+        assert commands == self.twin.handle(event, self.now), "same events, other commands"
+        before = self.controller.snapshot(self.now)
+        for command in commands:
+            match command:
+                case Dispatch(request, endpoint, would):
+                    known = self.known[request]
+                    assert known.waiting, "dispatched without waiting"
+                    assert would is None
+                    assert self.now < self.deadline(known), "dispatched after its TTL"
+                    assert not self.draining
+                    assert endpoint in self.eligible(known), "dispatched to where it cannot go"
+                    known.waiting, known.endpoint = False, endpoint
+                case Reject(request, outcome, retry_after):
+                    known = self.known[request]
+                    assert known.waiting, "refused without waiting"
+                    known.waiting = False
+                    known.ends += 1
+                    self.check_refusal(known, outcome, retry_after)
+                case WakeAt(at):
+                    self.wake_at = at
+        for command in commands:
+            if isinstance(command, Dispatch):
+                self.check_dispatch(command, before)
+        return commands
+
+    def check_refusal(self, known, outcome, retry_after):
+        known_endpoints = [p for p in self.pool.values() if not p.gone]
+        live = any(p.up for p in self.pool.values())
+        if outcome is Outcome.CONTEXT_LENGTH_EXCEEDED:
+            assert known_endpoints
+            assert not any(fits(known.arrival.demand, p.capacity) for p in known_endpoints)
+        elif outcome in (Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT):
+            assert self.deadline(known) <= self.now
+            assert (outcome is Outcome.QUEUE_TIMEOUT) == live
+        elif outcome is Outcome.DRAINING:
+            assert self.draining
+        elif outcome is Outcome.QUEUE_FULL:
+            others = [k for k in self.known.values() if k.waiting]
+            size = sum(k.arrival.body_bytes for k in others) + known.arrival.body_bytes
+            assert len(others) >= POLICY.max_requests or size > POLICY.max_bytes
+        else:
+            assert outcome is Outcome.UPSTREAM_ERROR
+        no_retry = (Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.UPSTREAM_ERROR)
+        assert (retry_after is None) == (outcome in no_retry)
+        assert retry_after is None or 1 <= retry_after <= 60
+
+    def check_dispatch(self, command, state):
+        """At the instant of a dispatch the limits hold, or nothing else is on the endpoint; nobody is overtaken."""
+        (shown,) = [e for e in state.endpoints if e.id == command.endpoint]
+        if shown.in_flight > 1:
+            assert shown.effective_usage is None or shown.effective_usage <= POLICY.kv_high + 1e-9
+            assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
+        one = self.known[command.request]
+        for other in self.known.values():
+            if other.waiting and command.endpoint in self.eligible(other):
+                mine = (one.arrival.band, one.order)
+                assert mine < (other.arrival.band, other.order), "overtook"
+
+    @invariant()
+    def at_most_one_outcome(self):
+        for known in self.known.values():
+            assert known.ends + known.waiting + (known.endpoint is not None) == 1
+
+    @invariant()
+    def the_queue_is_exact(self):
+        queue = self.controller.snapshot(self.now).queue
+        waiting = [k for k in self.known.values() if k.waiting]
+        assert queue.depth == len(waiting) == sum(band.depth for band in queue.bands)
+        assert queue.bytes == sum(k.arrival.body_bytes for k in waiting)
+        oldest = min((k.arrived_at for k in waiting), default=self.now)
+        assert queue.oldest_age == self.now - oldest
+
+    @invariant()
+    def nobody_waits_too_long_unnoticed(self):
+        """A `Tick` is asked for by the next deadline."""
+        for known in self.known.values():
+            if known.waiting:
+                assert self.wake_at <= self.deadline(known)
+
+    @invariant()
+    def no_head_waits_while_an_idle_endpoint_fits_it(self):
+        for shown in self.controller.snapshot(self.now).endpoints:
+            if shown.up and not shown.in_flight and "busy" not in shown.closed_by:
+                assert not [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)], shown
+
+    @invariant()
+    def the_ledger_holds_what_is_in_flight(self):
+        for shown in self.controller.snapshot(self.now).endpoints:
+            flying = [k for k in self.known.values() if k.endpoint == shown.id]
+            demands = [(k.arrival.demand, k.seen) for k in flying]
+            aborted = [(k.arrival.demand, k.seen) for at, k in self.pool[shown.id].aborted if self.now - at < 1.0]
+            least = self.brute_force(demands, shown.capacity)
+            most = self.brute_force(demands + aborted, shown.capacity, longest=self.measured)
+            assert least <= shown.held_blocks <= most
+            assert shown.in_flight - shown.aborting == len(flying)
+            assert shown.sequences >= sum(k.arrival.demand.sequences for k in flying)
+
+    def brute_force(self, demands, capacity, *, longest=False):
+        total = 0
+        for demand, seen in demands:
+            generated = max(1, math.ceil(seen / demand.sequences))
+            total += brute_force_blocks(demand, capacity, demand.max_tokens if longest else generated)
+        return total
+
+    def teardown(self):
+        """Everything ends, and everything is given back."""
+        self.shut_down()
+        for request, known in self.known.items():
+            if known.endpoint is not None:
+                known.endpoint = None
+                known.ends += 1
+                self.feed(Finished(request, Verdict.FAILED))
+        self.now += 1.0
+        self.feed(Tick())
+        state = self.controller.snapshot(self.now)
+        assert state.queue.depth == state.queue.bytes == 0
+        for shown in state.endpoints:
+            assert shown.held_blocks == shown.in_flight == shown.sequences == shown.aborting == 0
+            assert shown.unconfirmed_sequences == 0
+
+
+Admission.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=50,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAdmission = Admission.TestCase

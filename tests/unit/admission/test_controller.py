@@ -1,0 +1,333 @@
+"""The product, as scripts: what the core is told, and what it answers."""
+
+import pytest
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.events import (
+    Cancelled,
+    EndpointDown,
+    EndpointGone,
+    Progress,
+    Returned,
+    ShutdownStarted,
+    Tick,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Mode
+from tests.unit.admission.playbook import (
+    aborted,
+    arrived,
+    at,
+    done,
+    nothing,
+    progress,
+    refused,
+    scrape,
+    up,
+    wakes,
+)
+
+
+class TestRoom:
+    def test_a_request_goes_at_once_where_there_is_room(self, play):
+        play() >> up("a") >> arrived(1) << Dispatch(1, "a")
+
+    def test_what_would_exceed_the_high_mark_waits_for_room(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
+        p >> arrived(2, blocks=40) << Dispatch(2, "a")  # 90 of 100: just on the mark
+        p >> arrived(3, blocks=1) << nothing
+        p >> done(2) << Dispatch(3, "a")
+
+    def test_nobody_overtakes_the_head_of_the_queue(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
+        p >> arrived(2, blocks=60) << nothing
+        p >> arrived(3, blocks=1) << nothing
+        p >> done(1) << Dispatch(2, "a") << Dispatch(3, "a")
+
+    def test_a_lower_band_goes_first(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2, blocks=80, band=1) >> arrived(3, blocks=80, band=0) << nothing
+        p >> done(1) << Dispatch(3, "a")
+        p >> done(3) << Dispatch(2, "a")
+
+    def test_an_idle_endpoint_takes_one_request_beyond_its_high_mark_and_nothing_beside_it(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=95) << Dispatch(1, "a")
+        p >> arrived(2, blocks=1) << nothing
+        p >> done(1) << Dispatch(2, "a")
+
+    def test_a_group_larger_than_the_endpoint_waits_until_it_is_idle(self, play):
+        p = play() >> up("a", blocks=100, seqs=4) >> arrived(1) << Dispatch(1, "a")
+        p >> arrived(2, blocks=2, n=200) << nothing
+        p >> done(1) << Dispatch(2, "a")
+
+    def test_the_sequence_limit_counts_every_sequence_of_a_group(self, play):
+        p = play() >> up("a", seqs=4) >> arrived(1, n=3) << Dispatch(1, "a")
+        p >> arrived(2, n=2) << nothing
+        p >> done(1) << Dispatch(2, "a")
+        assert p.endpoint("a").sequences == 2
+
+    def test_tokens_that_go_by_take_room(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
+        p >> progress(r1=16 * 39) >> arrived(2, blocks=1) << Dispatch(2, "a")
+        p >> progress(r1=16 * 40) >> arrived(3, blocks=1) << nothing
+
+    def test_the_gate_closes_above_the_high_mark_and_opens_only_below_the_low_one(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=70) << Dispatch(1, "a")
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> arrived(3, blocks=4) << Dispatch(3, "a")
+        p >> progress(r1=16 * 7) >> arrived(4, blocks=1) << nothing  # 91
+        assert p.endpoint("a").closed_by == ("kv",)
+        p >> done(3) << nothing  # 87: below the high mark, above the low one
+        p >> done(2) << Dispatch(4, "a")  # 77
+        assert p.endpoint("a").gate_open
+
+
+class TestChoice:
+    def test_the_least_used_endpoint_gets_it(self, play):
+        p = play() >> up("a") >> up("b") >> arrived(1, blocks=5) << Dispatch(1, "a")
+        p >> arrived(2, blocks=3) << Dispatch(2, "b") >> arrived(3, blocks=1) << Dispatch(3, "b")
+
+    def test_a_small_request_passes_a_large_one_only_on_an_endpoint_that_the_large_one_cannot_use(self, play):
+        p = play() >> up("big", blocks=1000, length=10_000) >> up("small", length=100)
+        p >> arrived(1, 9000) << Dispatch(1, "big") >> arrived(2, 9000) << nothing
+        p >> arrived(3, 50) << Dispatch(3, "small")
+        p >> done(1) << Dispatch(2, "big")
+
+    def test_a_large_head_is_not_starved_by_small_ones_that_fit_its_endpoint_too(self, play):
+        p = play() >> up("big", blocks=100, length=2000) >> up("small", blocks=100, length=100)
+        p >> arrived(1, blocks=60) << Dispatch(1, "big") >> arrived(2, blocks=60) << nothing
+        p >> arrived(3, blocks=6) << Dispatch(3, "small")
+        for request in range(4, 18):
+            p >> arrived(request, blocks=6) << Dispatch(request, "small")
+        p >> arrived(18, blocks=6) << nothing  # the big one has room, but keeps it for the head
+        p >> done(1) << Dispatch(2, "big") << Dispatch(18, "big")
+
+    def test_a_prompt_that_fits_no_known_endpoint_is_refused(self, play):
+        p = play() >> up("a", length=100) >> up("b", length=200)
+        p >> arrived(1, 199) << Dispatch(1, "b")
+        p >> arrived(2, 200) << refused(2, Outcome.CONTEXT_LENGTH_EXCEEDED)
+
+    def test_a_prompt_of_more_blocks_than_an_endpoint_has_does_not_fit_it(self, play):
+        play() >> up("a", blocks=10) >> arrived(1, blocks=11) << refused(1, Outcome.CONTEXT_LENGTH_EXCEEDED)
+
+    def test_a_prompt_that_fits_only_an_endpoint_that_is_down_waits_for_it(self, play):
+        p = play() >> up("big", length=1000) >> up("small", length=100) >> EndpointDown("big", "killed")
+        p >> arrived(1, 500) << nothing >> arrived(2, 50) << Dispatch(2, "small")
+        p >> up("big", length=1000) << Dispatch(1, "big")
+
+    def test_when_the_last_endpoint_that_fits_goes_away_for_good_its_waiters_are_refused(self, play):
+        p = play() >> up("big", length=1000) >> up("small", length=100) >> EndpointDown("big", "killed")
+        p >> arrived(1, 500) >> EndpointGone("big") << refused(1, Outcome.CONTEXT_LENGTH_EXCEEDED)
+
+    def test_before_any_endpoint_is_known_everything_waits(self, play):
+        play() >> arrived(1, 10**6) << nothing >> up("a") << refused(1, Outcome.CONTEXT_LENGTH_EXCEEDED)
+
+
+class TestWaiting:
+    def test_a_full_queue_refuses_by_requests(self, play):
+        p = play(max_requests=1) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2, blocks=90) << nothing
+        p >> arrived(3) << refused(3, Outcome.QUEUE_FULL)
+
+    def test_a_full_queue_refuses_by_bytes(self, play):
+        p = play(max_bytes=100) >> up("a") >> arrived(1, blocks=90, size=500) << Dispatch(1, "a")
+        p >> arrived(2, blocks=90, size=60) << nothing
+        p >> arrived(3, size=41) << refused(3, Outcome.QUEUE_FULL)
+        p >> Cancelled(2) << nothing >> arrived(4, blocks=90, size=100) << nothing
+
+    def test_a_queue_of_none_still_dispatches(self, play):
+        p = play(max_requests=0) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2) << refused(2, Outcome.QUEUE_FULL)
+
+    def test_with_a_live_endpoint_the_ttl_ends_in_a_timeout(self, play):
+        p = play(ttl=10) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> at(1) >> arrived(2) << nothing >> at(10.9) >> Tick() << nothing
+        p >> at(11) >> Tick() << refused(2, Outcome.QUEUE_TIMEOUT)
+
+    def test_without_an_endpoint_its_own_ttl_counts(self, play):
+        p = play(ttl=10, no_endpoint_ttl=5) >> at(1) >> arrived(1) << nothing
+        p >> at(6) >> Tick() << refused(1, Outcome.NO_ENDPOINT)
+
+    def test_when_the_last_endpoint_goes_that_clock_starts_anew(self, play):
+        p = play(ttl=10, no_endpoint_ttl=5) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> at(1) >> arrived(2) << nothing >> at(9) >> EndpointDown("a", "killed") << nothing
+        p >> at(13.9) >> Tick() << nothing >> at(14) >> Tick() << refused(2, Outcome.NO_ENDPOINT)
+
+    def test_when_the_first_endpoint_comes_the_ttl_starts_anew(self, play):
+        p = play(ttl=3, no_endpoint_ttl=100) >> arrived(1, blocks=90) >> arrived(2, blocks=90) << nothing
+        p >> at(50) >> up("a") << Dispatch(1, "a")
+        p >> at(52.9) >> Tick() << nothing >> at(53) >> Tick() << refused(2, Outcome.QUEUE_TIMEOUT)
+
+    def test_a_flapping_pool_makes_nobody_wait_longer_than_both_ttls(self, play):
+        p = play(ttl=10, no_endpoint_ttl=5) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2) << nothing
+        for time in (4, 8, 12):
+            p >> at(time) >> EndpointDown("a", "killed") << nothing >> at(time + 1) >> up("a") << nothing
+        p >> at(15) >> Tick() << refused(2, Outcome.QUEUE_TIMEOUT)
+
+    def test_nothing_goes_out_at_the_instant_of_its_deadline(self, play):
+        p = play(ttl=10) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a") >> arrived(2) << nothing
+        p >> at(10) >> done(1) << refused(2, Outcome.QUEUE_TIMEOUT)
+
+    def test_the_timeout_of_a_head_lets_those_behind_it_go(self, play):
+        p = play(ttl=10) >> up("a", seqs=4) >> arrived(1) << Dispatch(1, "a") >> arrived(2, n=4) << nothing
+        p >> at(5) >> arrived(3) << nothing
+        p >> at(10) >> arrived(4) << refused(2, Outcome.QUEUE_TIMEOUT) << Dispatch(3, "a") << Dispatch(4, "a")
+
+    def test_the_departure_of_a_head_lets_those_behind_it_go(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
+        p >> arrived(2, blocks=60) >> arrived(3) << nothing >> Cancelled(2) << Dispatch(3, "a")
+
+    def test_shutdown_refuses_who_waits_and_who_comes_later(self, play):
+        p = play() >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a") >> arrived(2) << nothing
+        p >> ShutdownStarted() << refused(2, Outcome.DRAINING)
+        p >> arrived(3) << refused(3, Outcome.DRAINING)
+        p >> Returned(1, busy=False) << refused(1, Outcome.DRAINING)
+        assert p.controller.snapshot(p.now).draining
+
+
+class TestWaking:
+    def test_nothing_is_asked_for_while_nothing_waits(self, play):
+        play() >> up("a") << wakes(None) >> arrived(1) << Dispatch(1, "a") << wakes(None)
+
+    def test_the_deadline_is_asked_for(self, play):
+        p = play(ttl=0.5, no_endpoint_ttl=5) >> arrived(1) << wakes(5) >> at(1) >> up("a") << Dispatch(1, "a")
+        p >> arrived(2, blocks=90) << nothing << wakes(1.5)
+
+    def test_while_somebody_waits_every_poll_is_looked_at(self, play):
+        p = play(poll_interval=2.0) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2) << wakes(2) >> at(1) >> arrived(3) << wakes(None)
+        p >> at(2) >> Tick() << wakes(4)
+
+    def test_the_end_of_an_abort_is_asked_for(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> at(3) >> aborted(1) << wakes(4)
+        p >> at(4) >> Tick() << wakes(None)
+        assert not p.endpoint("a").in_flight
+
+
+class TestEndings:
+    def test_blocks_of_an_aborted_request_count_until_a_step_is_seen(self, play):
+        p = play() >> up("a") >> arrived(1, blocks=50) << Dispatch(1, "a")
+        p >> arrived(2, blocks=40) << Dispatch(2, "a") >> arrived(3, blocks=20) << nothing
+        p >> at(1) >> aborted(2) << nothing
+        p >> at(1.04) >> progress(r1=3) << nothing  # may tell of a step before the abort
+        p >> at(1.06) >> progress(r1=4) << Dispatch(3, "a")
+
+    def test_without_any_step_they_are_free_after_a_second(self, play):
+        p = play() >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a") >> arrived(2) << nothing
+        p >> aborted(1) << wakes(None) >> at(1) >> Tick() << Dispatch(2, "a")
+
+    def test_a_failure_is_tried_once_more_elsewhere(self, play):
+        p = play() >> up("a") >> up("b", blocks=10) >> arrived(1, blocks=4) << Dispatch(1, "a")
+        p >> Returned(1, busy=False) << Dispatch(1, "b")
+        p >> Returned(1, busy=False) << refused(1, Outcome.UPSTREAM_ERROR)
+
+    def test_it_waits_for_the_other_endpoint_rather_than_go_back(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> up("b") >> arrived(2, blocks=95)
+        p << Dispatch(2, "b") >> Returned(1, busy=False) << nothing
+        p >> arrived(3) << Dispatch(3, "a")  # who has no quarrel with it may use it
+        p >> done(2) << Dispatch(1, "b")
+
+    def test_where_there_is_no_other_it_goes_back(self, play):
+        play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, busy=False) << Dispatch(1, "a")
+
+    def test_returned_requests_keep_their_turn(self, play):
+        p = play() >> up("a", seqs=2) >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")
+        p >> arrived(3) << nothing >> EndpointDown("a", "killed")
+        p >> Returned(1, busy=False) >> Returned(2, busy=False) << nothing
+        p >> up("b", seqs=1) << Dispatch(1, "b") >> done(1) << Dispatch(2, "b") >> done(2) << Dispatch(3, "b")
+
+    def test_a_returned_request_keeps_its_deadline(self, play):
+        p = play(ttl=10) >> up("a") >> arrived(1) << Dispatch(1, "a")
+        p >> at(10) >> Returned(1, busy=True) << refused(1, Outcome.QUEUE_TIMEOUT)
+
+    def test_a_busy_endpoint_is_left_alone_until_the_next_scrape(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, busy=True) << nothing
+        assert p.endpoint("a").closed_by == ("busy",)
+        p >> at(0.3) >> arrived(2) << nothing
+        p >> at(0.4) >> scrape("a", 0.4) << Dispatch(1, "a") << Dispatch(2, "a")
+
+    def test_or_for_a_second_and_never_counts_as_failure(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
+        for second in range(5):
+            p >> Returned(1, busy=True) << nothing << wakes(second + 1)
+            p >> at(second + 1) >> Tick() << Dispatch(1, "a")
+
+    def test_another_endpoint_takes_what_a_busy_one_refused(self, play):
+        p = play() >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, busy=True) << Dispatch(1, "b")
+
+    def test_what_runs_on_an_endpoint_that_went_away_is_released_at_its_own_end(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> EndpointGone("a") << nothing
+        assert p.endpoint("a").in_flight == 1
+        p >> done(1) << nothing
+        assert not p.controller.snapshot(0).endpoints
+
+
+class TestNoise:
+    """What comes late, twice or from nowhere changes nothing."""
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            Cancelled(9),
+            Cancelled(1),
+            done(9),
+            aborted(9),
+            done(2),
+            Returned(9, busy=False),
+            Returned(2, busy=False),
+            progress(r9=5, r2=5),
+            Progress(()),
+            arrived(1),
+            arrived(2),
+            EndpointDown("z", "?"),
+            EndpointGone("z"),
+            scrape("z", 1.0, kv=0.5),
+        ],
+    )
+    def test_nothing_changes(self, play, event):
+        p = play() >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a") >> arrived(2) << nothing
+        before = p.controller.snapshot(0)
+        p >> event << nothing
+        assert p.controller.snapshot(0) == before
+
+    def test_a_second_end_releases_nothing_twice(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")
+        p >> done(1) >> done(1) >> aborted(1) >> Returned(1, busy=False) << nothing
+        assert p.endpoint("a").in_flight == 1
+
+
+class TestObserveMode:
+    def test_everything_goes_at_once_and_says_what_would_have_been(self, play):
+        p = play(mode=Mode.OBSERVE) >> up("a", length=2000) >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2, blocks=90) << Dispatch(2, "a", would="queued")
+        p >> arrived(3, 5000) << Dispatch(3, "a", would=Outcome.CONTEXT_LENGTH_EXCEEDED)
+
+    def test_a_queue_of_none_would_have_refused(self, play):
+        p = play(mode=Mode.OBSERVE, max_requests=0) >> up("a") >> arrived(1, blocks=95) << Dispatch(1, "a")
+        p >> arrived(2) << Dispatch(2, "a", would=Outcome.QUEUE_FULL)
+
+    def test_the_least_used_endpoint_gets_what_none_would_take(self, play):
+        p = play(mode=Mode.OBSERVE) >> up("a") >> up("b") >> arrived(1, blocks=95) << Dispatch(1, "a")
+        p >> arrived(2, blocks=92) << Dispatch(2, "b") >> arrived(3) << Dispatch(3, "b", would="queued")
+
+    def test_without_an_endpoint_it_waits(self, play):
+        p = play(mode=Mode.OBSERVE, no_endpoint_ttl=5) >> arrived(1) << nothing >> up("a") << Dispatch(1, "a")
+        p >> EndpointDown("a", "killed") >> arrived(2) << nothing
+        p >> at(5) >> Tick() << refused(2, Outcome.NO_ENDPOINT)
+
+    def test_an_endpoint_that_says_busy_is_left_alone(self, play):
+        p = play(mode=Mode.OBSERVE) >> up("a") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, busy=True) << nothing >> at(1) >> Tick() << Dispatch(1, "a")
+
+
+class TestRetryAfter:
+    def test_it_tells_the_wait_by_the_measured_rate(self, play):
+        p = play(max_requests=10) >> up("a", seqs=1) >> arrived(0) << Dispatch(0, "a")
+        for second in range(1, 31):  # one a second
+            p >> at(second) >> done(second - 1) >> arrived(second) << Dispatch(second, "a")
+        for request in range(100, 110):
+            p >> arrived(request) << nothing
+        (refusal,) = [c for c in p.controller.handle(arrived(200), 30.0) if hasattr(c, "outcome")]
+        assert refusal.outcome is Outcome.QUEUE_FULL
+        assert 11 <= refusal.retry_after <= 11 * 1.25 * 1.1

@@ -1,0 +1,32 @@
+"""What `/kvgate/state` and the metrics are made of."""
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.state import BandState
+from tests.unit.admission.playbook import aborted, arrived, at, progress, up
+
+
+def test_an_endpoint_shows_what_it_holds(play):
+    p = play() >> up("a", seqs=8) >> arrived(1, blocks=20) << Dispatch(1, "a")
+    p >> arrived(2, blocks=5, n=2) << Dispatch(2, "a") >> progress(r1=1)
+    p >> arrived(3, blocks=1) << Dispatch(3, "a") >> aborted(3)
+    state = p.endpoint("a")
+    assert (state.held_blocks, state.in_flight, state.aborting) == (20 + 6 + 1, 3, 1)
+    assert (state.sequences, state.unconfirmed_sequences) == (4, 2)
+    assert (state.ledger_usage, state.effective_usage, state.observed_usage) == (0.27, 0.27, None)
+    assert (state.sequence_limit, state.sequence_limit_learned) == (8, False)
+    assert (state.gate_open, state.closed_by) == (True, ())
+    assert state.capacity.kv_blocks == 100
+
+
+def test_the_queue_shows_who_waits(play):
+    p = play() >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+    p >> at(3) >> arrived(2, band=2, size=70) >> at(4) >> arrived(3, size=30) >> at(6)
+    queue = p.controller.snapshot(p.now).queue
+    assert (queue.depth, queue.bytes, queue.oldest_age) == (2, 100, 3)
+    assert queue.bands == (BandState(0, 1), BandState(2, 1))
+
+
+def test_an_empty_pool_shows_itself_too(play):
+    state = play().controller.snapshot(5.0)
+    assert (state.endpoints, state.queue.depth, state.queue.oldest_age) == ((), 0, 0)
+    assert (state.drain_rate, state.draining) == (None, False)
