@@ -54,6 +54,9 @@ class Usage:
     completion_tokens: int
 
 
+_ABSENT = msgspec.Raw(b"null")
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
@@ -83,12 +86,16 @@ class _Event(msgspec.Struct):
     type: str | None = None
     choices: list[_Choice] | None = None
     usage: _UsageFields | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _ABSENT  # an optional `Raw` would take nothing but null
     response: _Response | None = None
-    message: msgspec.Raw | None = None
     code: int | str | None = None
     status: str | None = None
     id: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is an `error`: null is none."""
+        return bytes(self.error) != b"null"
 
 
 class _Error(msgspec.Struct):
@@ -99,6 +106,8 @@ class _Error(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
+_BOUNDARY_BYTES = 3
+"""As many of the last bytes sent may belong to a boundary that the next ones complete."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _DONE = b"[DONE]"
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
@@ -119,8 +128,9 @@ _TOKEN_MARK: dict[Api, bytes] = {
 }
 """What occurs once for each generated token, until the engine merges two of them into one event."""
 
-_PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress")
-"""The Responses API sends these at once, before the engine has even taken the request: they promise nothing."""
+_PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress", b":")
+"""The Responses API sends the first two at once, before the engine has even taken the request, and a comment is
+no event: they promise nothing."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -147,20 +157,23 @@ class StreamReader:
         usage: the engine's count, once seen.
         failure: set when the answer failed; nothing after it is forwarded.
         response_id: of the Responses API.
+        torn: whether the last thing that left is a part of an event whose end is still to come.
     """
 
     __slots__ = (
+        "_last_sent",
         "_marks",
-        "_passing",
         "_strip_usage",
         "_tail",
         "_token_mark",
+        "_unread",
         "api",
         "closed",
         "failure",
         "finished",
         "response_id",
         "tokens",
+        "torn",
         "usage",
     )
 
@@ -169,6 +182,7 @@ class StreamReader:
         self.tokens = 0
         self.finished = False
         self.closed = False
+        self.torn = False
         self.usage: Usage | None = None
         self.failure: Failure | None = None
         self.response_id: str | None = None
@@ -176,11 +190,12 @@ class StreamReader:
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
         self._tail = b""
-        self._passing = False
+        self._last_sent = b""
+        self._unread = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take what arrived; return what may leave now: complete events only."""
-        if self._tail or self._passing or not data.endswith(b"\n\n"):
+        """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
+        if self._tail or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
         self.tokens += data.count(self._token_mark)
         for mark in self._marks:
@@ -191,46 +206,54 @@ class StreamReader:
     def end(self) -> bytes:
         """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
         rest, self._tail = self._tail, b""
-        if rest and self.failure is None:
-            rest = self._read(rest + b"\n\n")
-        if not self.finished and self.failure is None:
-            self.failure = Failure(FailureKind.UNFINISHED, 502, "the engine's stream ended without a finish reason")
+        if rest and self.failure is None and not self._read_event(rest):
+            rest = b""
+        self._expect_finished("the engine's stream ended without a finish reason")
         return b"" if self.failure is not None else rest
 
     def _complete(self, data: bytes) -> bytes:
         """Hold back an incomplete last event."""
+        if self.torn:
+            return self._pass(data)
         data = self._tail + data
-        if self._passing:
-            boundary = _BOUNDARY.search(data)
-            if boundary is None:
-                self._tail = b""
-                return data
-            self._passing = False
-            head, data = data[: boundary.end()], data[boundary.end() :]
-            self._tail = b""
-            return head + (self._complete(data) if data else b"")
-        end = data.rfind(b"\n\n") + 2
-        if end == 1:
-            end = data.rfind(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else 0
+        end = _end_of_events(data)
         self._tail = data[end:]
         if len(self._tail) > MAX_EVENT_BYTES:
-            self._passing, self._tail = True, b""
+            self.torn = self._unread = True
+            self._last_sent, self._tail = self._tail[-_BOUNDARY_BYTES:], b""
             return data
         return data[:end]
 
+    def _pass(self, data: bytes) -> bytes:
+        """Let the rest of an event through that was too large to hold."""
+        window = self._last_sent + data
+        boundary = _BOUNDARY.search(window)
+        if boundary is None:
+            self._last_sent = window[-_BOUNDARY_BYTES:]
+            return data
+        end = boundary.end() - len(self._last_sent)
+        self.torn = False
+        return data[:end] + self._complete(data[end:])
+
     def _read(self, data: bytes) -> bytes:
         """Read each event of a piece that carries a mark; drop the ones that are not for the client."""
-        forward = []
+        forward: list[bytes] = []
         start = 0
         for boundary in _BOUNDARY.finditer(data):
             event = data[start : boundary.end()]
             start = boundary.end()
             keep = self._read_event(event)
             if self.failure is not None:
-                break
+                return b"".join(forward)
             if keep:
                 forward.append(event)
+        forward.append(data[start:])  # the beginning of one too large to hold
         return b"".join(forward)
+
+    def _expect_finished(self, otherwise: str) -> None:
+        # An event that passed unread may have been the one that finished.
+        if not self.finished and not self._unread and self.failure is None:
+            self.failure = Failure(FailureKind.UNFINISHED, 502, otherwise)
 
     def _read_event(self, event: bytes) -> bool:
         found = _DATA.search(event)
@@ -238,17 +261,14 @@ class StreamReader:
             return True
         payload = found.group(1).strip()
         if payload == _DONE:
-            if not self.finished:
-                self.failure = Failure(
-                    FailureKind.UNFINISHED, 502, "the engine ended the stream without a finish reason"
-                )
+            self._expect_finished("the engine ended the stream without a finish reason")
             self.closed = True
             return True
         try:
             parsed = _EVENT.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return True  # not a shape we know: it is the client's
-        if parsed.error is not None or parsed.type == "error":
+        if parsed.failed or parsed.type == "error":
             self.failure = _engine_failure(parsed, payload, event)
             return False
         return self._read_known(parsed, event)
@@ -276,6 +296,12 @@ class StreamReader:
         return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
 
 
+def _end_of_events(data: bytes) -> int:
+    """Where the last complete event ends."""
+    plain, carried = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
+    return max(plain + 2 if plain >= 0 else 0, carried + 3 if carried >= 0 else 0)
+
+
 def is_preliminary(data: bytes) -> bool:
     """Whether these events say nothing yet about whether the engine will answer."""
     return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
@@ -297,7 +323,7 @@ def read_body(body: bytes) -> BodyFacts:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return BodyFacts(None, None, None)
     failure = None
-    if parsed.error is not None and bytes(parsed.error) != b"null":
+    if parsed.failed:
         failure = _engine_failure(parsed, body, None)
     elif parsed.status == "cancelled" or any(choice.finish_reason == "abort" for choice in parsed.choices or ()):
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
@@ -308,7 +334,7 @@ def error_message(body: bytes) -> str:
     """The sentence in an engine's error body, whichever of its shapes it has."""
     try:
         parsed = _EVENT.decode(body)
-        raw = bytes(parsed.error) if parsed.error is not None else body
+        raw = bytes(parsed.error) if parsed.failed else body
         if raw.startswith(b'"'):
             return str(msgspec.json.decode(raw))
         return _ERROR.decode(raw).message
@@ -319,7 +345,7 @@ def error_message(body: bytes) -> str:
 def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Failure:
     message = error_message(payload)
     code: int | str | None = parsed.code
-    if parsed.error is not None:
+    if parsed.failed:
         try:
             code = _ERROR.decode(parsed.error).code
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,0 +1,344 @@
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.wire import stream as stream_module
+from gateway.wire.request import Api
+from gateway.wire.stream import (
+    FailureKind,
+    StreamReader,
+    Usage,
+    error_message,
+    is_busy,
+    is_preliminary,
+    read_body,
+)
+from tests.fakes.vllm.requests import Api as FakeApi
+from tests.fakes.vllm.requests import ApiError, Generation
+from tests.fakes.vllm.server import SHAPES
+from tests.fakes.vllm.shapes import BUSY, DEAD
+
+FAKE = {
+    Api.CHAT: FakeApi.CHAT,
+    Api.COMPLETIONS: FakeApi.COMPLETIONS,
+    Api.RESPONSES: FakeApi.RESPONSES,
+    Api.MESSAGES: FakeApi.MESSAGES,
+}
+OPENAI = (Api.CHAT, Api.COMPLETIONS)
+
+
+def shape_of(api, *, usage=False, continuous=False, n=1, tokens=4):
+    asked = Generation(FAKE[api], "fake", (3,), n, tokens, tokens, True, usage, continuous)
+    return SHAPES[FAKE[api]](asked, "id-1", 1)
+
+
+def answer(api, *, tokens=4, reason="length", n=1, **asked):
+    """The events of an answer as vLLM writes it."""
+    shape = shape_of(api, n=n, tokens=tokens, **asked)
+    events = [*shape.opening()]
+    for index in range(n):
+        events += shape.first(index)
+        events += [shape.token(index, b" %d" % number, number + 1) for number in range(tokens - 1)]
+    for index in range(n):
+        events += shape.last(index, b" %d" % (tokens - 1), reason, tokens)
+    return [*events, *shape.closing(tokens * n)]
+
+
+def chunk(**fields):
+    return b"data: " + json.dumps({"id": "x", **fields}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def read(api, pieces, *, strip_usage=False):
+    reader = StreamReader(api, strip_usage=strip_usage)
+    forwarded = b"".join(reader.feed(piece) for piece in pieces)
+    return reader, forwarded + reader.end()
+
+
+def cut(data, positions):
+    edges = [0, *sorted({position % (len(data) + 1) for position in positions}), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(edges) if end > start]
+
+
+def facts(reader):
+    return reader.finished, reader.closed, reader.usage, reader.response_id, reader.failure
+
+
+@pytest.mark.parametrize("api", Api)
+def test_an_answer_passes_byte_for_byte_and_is_understood(api):
+    events = answer(api, usage=True)
+    reader, forwarded = read(api, events)
+    assert forwarded == b"".join(events)
+    assert reader.finished
+    assert reader.closed
+    assert reader.failure is None
+    assert reader.usage == Usage(3, 4)
+    assert reader.tokens >= 4 - 1
+
+
+@pytest.mark.parametrize("api", Api)
+def test_each_event_leaves_when_it_has_arrived(api):
+    reader = StreamReader(api, strip_usage=False)
+    for event in answer(api):
+        assert reader.feed(event[:-1]) == b""
+        assert reader.feed(event[-1:]) == event
+
+
+@settings(max_examples=150)
+@given(
+    api=st.sampled_from(Api),
+    strip=st.booleans(),
+    crlf=st.booleans(),
+    comments=st.booleans(),
+    cuts=st.lists(st.integers(0, 10**6), max_size=40),
+)
+def test_how_the_network_cuts_a_stream_changes_nothing(api, strip, crlf, comments, cuts):
+    events = answer(api, usage=api in OPENAI)
+    if comments:
+        events = [part for event in events for part in (b": keep-alive\n\n", event)]
+    whole = b"".join(events)
+    if crlf:
+        whole = whole.replace(b"\n", b"\r\n")
+    expected_reader, expected = read(api, [whole], strip_usage=strip)
+    reader, forwarded = read(api, cut(whole, cuts), strip_usage=strip)
+    assert forwarded == expected
+    assert facts(reader) == facts(expected_reader)
+    assert reader.failure is None
+    assert reader.usage == Usage(3, 4)
+    if not (strip and api in OPENAI):
+        assert forwarded == whole
+
+
+@settings(max_examples=150)
+@given(
+    data=st.lists(
+        st.sampled_from(
+            [
+                b"\n",
+                b"\r\n",
+                b"\n\n",
+                b"\r\n\r\n",
+                b"data: x",
+                b": comment",
+                b"data: [DONE]",
+                b'{"usage":{',
+                b"event: e",
+            ]
+        )
+        | st.binary(max_size=8),
+        max_size=30,
+    ).map(b"".join),
+    cuts=st.lists(st.integers(0, 10**6), max_size=20),
+    limit=st.sampled_from([1, 7, 1000]),
+)
+def test_whatever_an_engine_sends_not_a_byte_is_lost_before_a_failure(data, cuts, limit):
+    kept, stream_module.MAX_EVENT_BYTES = stream_module.MAX_EVENT_BYTES, limit
+    try:
+        reader = StreamReader(Api.CHAT, strip_usage=False)
+        forwarded = b"".join(reader.feed(piece) for piece in cut(data, cuts) if reader.failure is None)
+        if reader.failure is None:
+            held = len(data) - len(forwarded)
+            assert held <= limit
+            forwarded += reader.end()
+            ended_well = reader.failure is None
+            assert forwarded == data if ended_well else data.startswith(forwarded)
+        else:
+            assert data.startswith(forwarded)
+    finally:
+        stream_module.MAX_EVENT_BYTES = kept
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, 10**6), max_size=30), crlf=st.booleans())
+def test_an_event_too_large_to_hold_passes_and_those_after_it_are_read(cuts, crlf):
+    kept, stream_module.MAX_EVENT_BYTES = stream_module.MAX_EVENT_BYTES, 300
+    try:
+        large = chunk(choices=[{"index": 0, "delta": {"content": '"usage":{ ' * 100}}])
+        events = answer(Api.CHAT, usage=True)
+        events.insert(2, large)
+        whole = b"".join(events)
+        if crlf:
+            whole = whole.replace(b"\n", b"\r\n")
+        reader, forwarded = read(Api.CHAT, cut(whole, cuts))
+        assert forwarded == whole
+        assert (reader.finished, reader.closed, reader.failure) == (True, True, None)
+        assert reader.usage == Usage(3, 4)
+        assert not reader.torn
+    finally:
+        stream_module.MAX_EVENT_BYTES = kept
+
+
+def test_a_stream_that_ends_inside_an_event_too_large_to_hold_is_torn():
+    reader = StreamReader(Api.CHAT, strip_usage=False)
+    large = b"data: " + b"x" * (stream_module.MAX_EVENT_BYTES + 1)
+    assert reader.feed(large) == large
+    assert reader.torn
+    assert reader.feed(b"y\n\n") == b"y\n\n"
+    assert not reader.torn
+
+
+def test_framings_may_be_mixed_without_delay():
+    reader = StreamReader(Api.CHAT, strip_usage=False)
+    both = b": a\n\ndata: {}\r\n\r\n"
+    assert reader.feed(both) == both
+
+
+def test_only_the_usage_chunk_kvgate_asked_for_is_taken_out():
+    events = answer(Api.CHAT, usage=True)
+    reader, forwarded = read(Api.CHAT, events, strip_usage=True)
+    assert forwarded == b"".join(events[:-2] + events[-1:])
+    assert reader.usage == Usage(3, 4)
+
+
+def test_usage_in_every_event_is_the_clients_to_keep():
+    events = answer(Api.CHAT, usage=True, continuous=True)
+    assert read(Api.CHAT, events)[1] == b"".join(events)
+    stripped = read(Api.CHAT, events, strip_usage=True)[1]
+    assert stripped == b"".join(events[:-2] + events[-1:])
+
+
+@pytest.mark.parametrize("api", OPENAI)
+def test_every_choice_is_followed(api):
+    events = answer(api, n=3, usage=True)
+    reader, forwarded = read(api, events)
+    assert forwarded == b"".join(events)
+    assert reader.usage == Usage(3, 12)
+
+
+@pytest.mark.parametrize("api", OPENAI)
+def test_an_abort_is_a_failure_and_its_event_is_not_shown(api):
+    reader, forwarded = read(api, answer(api, reason="abort"))
+    assert reader.failure.kind is FailureKind.ABORTED
+    assert b"abort" not in forwarded
+
+
+@pytest.mark.parametrize("api", Api)
+def test_a_stream_without_its_finish_is_a_failure(api):
+    events = answer(api)
+    for stop in range(len(events) - 3):
+        reader, forwarded = read(api, events[:stop])
+        assert reader.failure.kind is FailureKind.UNFINISHED
+        assert forwarded == b"".join(events[:stop])
+
+
+def test_done_without_a_finish_is_a_failure_and_not_shown():
+    reader, forwarded = read(Api.CHAT, [*answer(Api.CHAT)[:3], b"data: [DONE]\n\n"])
+    assert reader.failure.kind is FailureKind.UNFINISHED
+    assert b"DONE" not in forwarded
+
+
+def test_an_end_without_a_last_blank_line_is_read_and_left_as_it_is():
+    whole = b"".join(answer(Api.CHAT))[:-2]
+    reader, forwarded = read(Api.CHAT, [whole])
+    assert forwarded == whole
+    assert reader.closed
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_engines_busy_is_told_from_its_death(api, after):
+    for error, kind in ((BUSY, FailureKind.BUSY), (DEAD, FailureKind.ENGINE_ERROR)):
+        shape = shape_of(api)
+        failing = shape.failure(error)
+        if failing is None:
+            continue  # vLLM tears the body
+        events = [*shape.opening(), *shape.first(0), *(shape.token(0, b" t", n + 1) for n in range(after))]
+        reader, forwarded = read(api, [*events, *failing])
+        assert reader.failure.kind is kind
+        assert forwarded == b"".join(events)
+        assert reader.failure.event == failing[0]
+
+
+def test_an_engines_refusal_in_a_stream_keeps_its_status():
+    events = shape_of(Api.CHAT).failure(ApiError(400, "too much", "BadRequestError"))
+    reader, _ = read(Api.CHAT, events)
+    assert (reader.failure.kind, reader.failure.status) == (FailureKind.REFUSED, 400)
+    assert reader.failure.message == "too much"
+
+
+@pytest.mark.parametrize(
+    "status_fields", [{"type": "response.failed"}, {"type": "response.completed", "response": {"status": "cancelled"}}]
+)
+def test_a_response_that_failed_is_a_failure(status_fields):
+    event = b"event: response.failed\ndata: " + json.dumps(status_fields).encode() + b"\n\n"
+    reader, _ = read(Api.RESPONSES, [*answer(Api.RESPONSES)[:3], event])
+    assert reader.failure.kind is FailureKind.ABORTED
+
+
+def test_an_error_that_is_null_is_none():
+    reader, forwarded = read(Api.CHAT, [chunk(error=None, choices=[{"index": 0, "finish_reason": "stop"}])])
+    assert reader.failure is None
+    assert b"error" in forwarded
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'data: {"usage":{"prompt_tokens":"many"}}\n\n',
+        b'data: {"usage":{\xff}}\n\n',
+        b'data: {"usage":{\n\n',
+        b'data: {"choices":7,"usage":{}}\n\n',
+        b'data: {"error" \n\n',
+        b'event: something\nid: 4\nretry: 10\ndata: {"usage":{\ndata: }}\n\n',
+    ],
+)
+def test_an_event_of_no_known_shape_is_the_clients(odd):
+    events = answer(Api.CHAT)
+    events.insert(2, odd)
+    reader, forwarded = read(Api.CHAT, events)
+    assert forwarded == b"".join(events)
+    assert reader.failure is None
+
+
+def test_the_responses_api_is_held_until_the_engine_works():
+    opening = shape_of(Api.RESPONSES).opening()
+    assert opening
+    assert is_preliminary(b"".join(opening))
+    assert is_preliminary(b": keep-alive\n\n")
+    assert not is_preliminary(b"".join([*opening, *shape_of(Api.RESPONSES).first(0)]))
+    assert not is_preliminary(answer(Api.CHAT)[0])
+
+
+def test_the_id_of_a_response_is_kept_for_those_who_ask_for_it_later():
+    assert read(Api.RESPONSES, answer(Api.RESPONSES))[0].response_id == "id-1"
+
+
+@pytest.mark.parametrize("api", Api)
+def test_a_whole_answer_is_read(api):
+    facts = read_body(shape_of(api).body(4, ["length"]))
+    assert facts.usage == Usage(3, 4)
+    assert facts.failure is None
+
+
+@pytest.mark.parametrize("api", OPENAI)
+def test_a_whole_answer_that_was_aborted_is_a_failure(api):
+    assert read_body(shape_of(api).body(2, ["abort"])).failure.kind is FailureKind.ABORTED
+
+
+def test_a_whole_answer_of_another_shape_passes():
+    for body in (b"", b"not json", b"[]", b'{"choices":1}', b"\xff"):
+        assert read_body(body).failure is None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error":{"message":"no","type":"t","param":null,"code":400}}', "no"),
+        (b'{"object":"error","message":"older","code":400}', "older"),
+        (b'{"error":"plain"}', "plain"),
+        (b'{"type":"error","error":{"type":"x","message":"anthropic"}}', "anthropic"),
+        (b"<html>", "the engine gave no reason"),
+        (b"", "the engine gave no reason"),
+        (b'{"error":{}}', "the engine gave no reason"),
+    ],
+)
+def test_an_engines_sentence_is_found_in_each_of_its_shapes(body, message):
+    assert error_message(body) == message
+
+
+def test_busy_is_one_status_and_known_sentences():
+    assert is_busy(503, BUSY.message)
+    assert not is_busy(500, BUSY.message)
+    assert not is_busy(503, DEAD.message)
