@@ -82,6 +82,7 @@ REFUSED_FIELDS: dict[str, str] = {
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL = b"null"
+_TRUE = msgspec.Raw(b"true")
 
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
@@ -124,10 +125,17 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
 
 
 def with_usage(request: GenerationRequest) -> bytes:
-    """The body with `stream_options.include_usage` set on the client's behalf; every other value keeps its bytes."""
+    """The body with `stream_options.include_usage` set on the client's behalf; every other value keeps its bytes.
+
+    `continuous_usage_stats` has no effect without `include_usage`, so the client that set only the former does not
+    expect it either.
+    """
     fields = dict(request.fields)
-    options = request.field("stream_options") or {}
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
+    given = fields.get("stream_options")
+    options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
+    options.pop("continuous_usage_stats", None)
+    options["include_usage"] = _TRUE
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
 
 

@@ -1,0 +1,166 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.wire.request import (
+    MAX_SEQUENCES,
+    REFUSED_FIELDS,
+    Api,
+    ForbiddenFieldError,
+    InvalidRequestError,
+    parse,
+    with_usage,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+READ = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "priority", *REFUSED_FIELDS}
+
+
+def body(**fields):
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def test_what_a_decision_needs_is_read():
+    request = parse(Api.CHAT, body(stream=True, n=3, max_tokens=7, priority=2, messages=[]))
+    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == ("m", True, 3, 7, 2)
+    assert request.include_usage is False
+    assert request.field("messages") == []
+    assert request.field("absent") is None
+
+
+def test_what_is_not_set_has_the_apis_defaults():
+    request = parse(Api.COMPLETIONS, b"{}")
+    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, None, 0)
+
+
+def test_null_is_as_if_absent():
+    nulls = dict.fromkeys(("model", "stream", "stream_options", "n", "max_tokens", "priority", *REFUSED_FIELDS))
+    request = parse(Api.CHAT, json.dumps(nulls).encode())
+    assert (request.model, request.stream, request.n, request.max_tokens) == (None, False, 1, None)
+
+
+def test_the_newer_name_of_the_output_limit_wins():
+    assert parse(Api.CHAT, body(max_tokens=5, max_completion_tokens=9)).max_tokens == 9
+    assert parse(Api.CHAT, body(max_tokens=5, max_completion_tokens=None)).max_tokens == 5
+    assert parse(Api.RESPONSES, body(max_output_tokens=4)).max_tokens == 4
+
+
+def test_messages_must_say_how_much_they_want():
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(Api.MESSAGES, body())
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("value", [5, 5.0, "5", " 5 ", True])
+def test_integers_are_read_as_the_engine_reads_them(value):
+    assert parse(Api.CHAT, body(max_tokens=value)).max_tokens == int(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": []}, "stream_options"),
+        ({"stream_options": "include_usage"}, "stream_options"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": MAX_SEQUENCES + 1}, "n"),
+        ({"n": [2]}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -7}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": "9" * 5000}, "max_tokens"),
+        ({"max_tokens": {}}, "max_tokens"),
+        ({"priority": "high"}, "priority"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(fields, param):
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(Api.CHAT, body(**fields))
+    assert refused.value.param == param
+    assert param in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"1",
+        b"null",
+        b'{"a":1,}',
+        b'{"a":NaN}',
+        b'{"a":1}{}',
+        b'\xef\xbb\xbf{"a":1}',
+        b'{"\xff":1}',
+        b'{"model":"\xff"}',
+        b'{"max_tokens":' + b"9" * 5000 + b"}",
+        b'{"max_tokens":1e999}',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' + b'{"b":' * 100_000,
+        b"\x00" * 10,
+    ],
+)
+def test_what_is_not_a_request_is_refused_without_echoing_it(malformed):
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(Api.CHAT, malformed)
+    assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize("name", REFUSED_FIELDS)
+@pytest.mark.parametrize("value", [{"prompt_token_ids": [1]}, "", False, {}])
+def test_what_is_the_operators_to_set_is_refused(name, value):
+    with pytest.raises(ForbiddenFieldError) as refused:
+        parse(Api.CHAT, body(**{name: value}))
+    assert refused.value.param == name
+
+
+@given(
+    others=st.dictionaries(st.text(max_size=20).filter(lambda name: name not in READ), JSON, max_size=6),
+    options=st.none() | st.dictionaries(st.text(max_size=10), JSON, max_size=3),
+    continuous=st.booleans(),
+    indent=st.none() | st.integers(0, 3),
+    escapes=st.booleans(),
+)
+def test_asking_for_usage_changes_nothing_else(others, options, continuous, indent, escapes):
+    if options is not None:
+        options.pop("include_usage", None)
+        if continuous:
+            options["continuous_usage_stats"] = True
+    sent = {"stream": True, **others, "stream_options": options}
+    encoded = json.dumps(sent, indent=indent, ensure_ascii=escapes)
+    try:
+        raw = encoded.encode()
+    except UnicodeEncodeError:
+        return  # half a surrogate pair is not UTF-8
+    try:
+        before = parse(Api.CHAT, raw)
+    except InvalidRequestError:
+        return  # half a surrogate pair, escaped
+    after = parse(Api.CHAT, with_usage(before))
+    assert after.include_usage
+    kept = {name: bytes(value) for name, value in before.fields.items() if name != "stream_options"}
+    assert {name: bytes(value) for name, value in after.fields.items() if name != "stream_options"} == kept
+    expected = {name: value for name, value in (options or {}).items() if name != "continuous_usage_stats"}
+    assert after.field("stream_options") == {**expected, "include_usage": True}
+
+
+def test_asking_for_usage_keeps_numbers_no_machine_word_holds():
+    digits = b"9" * 60
+    raw = b'{"stream":true,"seed":%b,"stream_options":{"x":%b,"include_usage":false}}' % (digits, digits)
+    assert with_usage(parse(Api.CHAT, raw)).count(digits) == 2
+
+
+def test_a_client_that_asked_for_usage_is_known():
+    assert parse(Api.CHAT, body(stream=True, stream_options={"include_usage": True})).include_usage
