@@ -9,7 +9,9 @@ def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = No
     return EngineSpec("m/0", "/models/m", "m", 18000, Path("/venv/bin/python"), gpus, args, env or {})
 
 
-def environ(of: EngineSpec, inherited: dict[str, str] | None = None, memory: int = 32 * GIB, *, local: bool = True):
+def environ(
+    of: EngineSpec, inherited: dict[str, str] | None = None, memory: int = 32 * GIB, *, local: bool = True
+) -> dict[str, str]:
     return environment(of, inherited or {}, memory_bytes=memory, local_folder=local)
 
 

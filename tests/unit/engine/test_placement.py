@@ -32,6 +32,8 @@ def test_a_configured_assignment_is_taken_as_it_is() -> None:
         (3, None, [0, 1], "3 replicas need a GPU each, and there are 2"),
     ],
 )
-def test_what_cannot_be_placed_is_said(replicas: int, wanted: list[tuple[int]] | None, present: list[int], says: str):
+def test_what_cannot_be_placed_is_said(
+    replicas: int, wanted: list[tuple[int]] | None, present: list[int], says: str
+) -> None:
     with pytest.raises(PlacementError, match=says):
         place(replicas, wanted, present, {})

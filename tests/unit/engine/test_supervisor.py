@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-import pytest
-
 from engine import events
 from engine.events import SupervisorEvent
 from engine.lifecycle import Policy
@@ -251,15 +249,3 @@ def test_a_parent_killed_with_sigkill_leaves_no_orphan() -> None:
         assert all(map(is_alive, pids))
         parent.kill()
     assert eventually(lambda: not any(map(is_alive, pids)))
-
-
-@pytest.mark.parametrize(
-    ("event", "line"),
-    [
-        (events.Launched("m/0", 1), "m/0: starting"),
-        (events.Launched("m/0", 3), "m/0: starting (attempt 3)"),
-        (events.BecameReady("m/0", 31.4), "m/0: ready after 31 s"),
-    ],
-)
-def test_events_read_as_lines(event: SupervisorEvent, line: str) -> None:
-    assert str(event) == line

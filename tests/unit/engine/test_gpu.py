@@ -1,0 +1,26 @@
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from engine.gpu import Gpu, gpus
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert gpus() == ()
+
+
+def test_each_gpu_is_read_and_nvml_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut: list[bool] = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut.append(True))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"NVIDIA H200 {handle}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=100, free=90))
+    assert gpus() == (Gpu(0, "NVIDIA H200 0", 100, 90), Gpu(1, "NVIDIA H200 1", 100, 90))
+    assert shut == [True]
