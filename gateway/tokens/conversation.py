@@ -20,7 +20,8 @@ class ContentFormat(StrEnum):
     """A list of parts, even for a single text (vLLM calls it "openai")."""
 
 
-_BILLING_HEADER = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
+"""How the line starts that Claude Code puts before a system prompt; it changes with every request."""
 
 # Keys of any content part vLLM knows (vllm 0.32, renderers/chat_utils.py); every other key of a text part reaches
 # the template, such as `cache_control`.
@@ -94,7 +95,7 @@ def _without_billing_header(parts: Iterable[Json]) -> list[Json]:
     kept = []
     for part in parts:
         text = part.get("text")
-        if isinstance(text, str) and text.startswith(_BILLING_HEADER):
+        if isinstance(text, str) and text.startswith(BILLING_HEADER):
             rest = text.partition("\n")[2]
             if not rest:
                 continue

@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 
-from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
+from gateway.tokens.count import (
+    CountingOverloadedError,
+    CountUnavailableError,
+    PromptCount,
+    PromptTooLongError,
+    Source,
+)
 from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body, load
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
+from gateway.tokens.features import ALL, Feature
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.probes import MAX_MODEL_LEN, ParityReport, Probe, UncountedError, compare, probes
@@ -91,19 +98,23 @@ class ModelCounter:
 
     @property
     def mode(self) -> Source:
-        """Who counts conversations: `LOCAL` or `ENGINE`."""
-        return Source.ENGINE if self.reason else Source.LOCAL
+        """Who counts an ordinary conversation: `LOCAL` or `ENGINE`."""
+        return Source.ENGINE if Feature.PROMPT in self._distrusted(Api.CHAT) else Source.LOCAL
 
     @property
     def reason(self) -> str:
-        """Why the engine counts conversations; empty where it does not."""
-        return self._distrust(Api.CHAT)
+        """Why the engine counts all or some requests; empty where it counts none that we can."""
+        if self._unavailable or self._drifted:
+            return self._unavailable or _DRIFTED
+        return "; ".join(_difference(target, report) for target, report in self._known() if not report.equal)
 
     async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
         """Count a request's prompts; see `TokenCounter.count`."""
-        if not self._distrust(request.api):
+        distrusted = self._distrusted(request.api)
+        if Feature.PROMPT not in distrusted:
             try:
-                return _local(await self._here(flow, request.api, request.body, max_model_len))
+                counted = await self._here(flow, request.api, request.body, max_model_len, distrusted)
+                return PromptCount(counted.prompts, Source.LOCAL, counted.kind)
             except (NeedsEngineError, WorkerDiedError):
                 pass
             except NotCountableError:
@@ -120,16 +131,18 @@ class ModelCounter:
             self._drifted = True
             self._on_switch(_DRIFTED)
 
-    async def _here(self, flow: str, api: Api, body: bytes, max_model_len: int) -> Counted:
+    async def _here(
+        self, flow: str, api: Api, body: bytes, max_model_len: int, distrusted: frozenset[Feature] = frozenset()
+    ) -> Counted:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
-        return await self._pool.run(flow, len(body), count_body, self._source, api, body, max_model_len)
+        return await self._pool.run(flow, len(body), count_body, self._source, api, body, max_model_len, distrusted)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         try:
             work = await self._pool.run(flow, len(request.body), engine_work, request.api, request.body)
             counts = await self._engine.count(work, max_model_len)
-        except (NotCountableError, RouteMissingError):
+        except (NeedsEngineError, NotCountableError, RouteMissingError):
             return await self._estimate(flow, request)
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
@@ -155,32 +168,24 @@ class ModelCounter:
             return sum((await self._here(_PROBING, probe.api, probe.body, MAX_MODEL_LEN)).prompts)
         except InvalidRequestError:
             return None
-        except (NeedsEngineError, NotCountableError):
+        except (NeedsEngineError, NotCountableError, CountingOverloadedError):
             raise UncountedError from None
 
-    def _distrust(self, api: Api) -> str:
-        """Why requests of an API are not counted here; empty where they are."""
-        if self._unavailable:
-            return self._unavailable
-        if self._drifted:
-            return _DRIFTED
-        for target in self._engine.targets():
-            report = self._reports.get(target.url)
-            if report is not None and not report.trusts(api):
-                return _difference(target, report)
-        return ""
+    def _distrusted(self, api: Api) -> frozenset[Feature]:
+        """What must not be counted here in requests of an API."""
+        if self._unavailable or self._drifted:
+            return ALL
+        return frozenset().union(*(report.distrusted(api) for _, report in self._known()))
+
+    def _known(self) -> list[tuple[Target, ParityReport]]:
+        """The endpoints that are up, as far as they were compared."""
+        return [(target, self._reports[target.url]) for target in self._engine.targets() if target.url in self._reports]
 
 
 _DRIFTED = f"{LIMIT} of the last {WINDOW} local counts differ from the engine's usage"
 
 
-def _local(counted: Counted) -> PromptCount:
-    return PromptCount(counted.prompts, Source.LOCAL, counted.kind)
-
-
 def _difference(target: Target, report: ParityReport) -> str:
-    if not report.mismatches:
-        return f"{target.url} cannot be compared"
-    first, more = report.mismatches[0], len(report.mismatches) - 1
-    also = f", and {more} more" if more else ""
-    return f'{target.url} counts {first.engine} tokens for the probe "{first.probe}" where we count {first.local}{also}'
+    first = report.mismatches[0]
+    probes = ", ".join(f'"{mismatch.probe.name}"' for mismatch in report.mismatches)
+    return f"{target.url} differs in the probes {probes} (the first: {first.engine} tokens there, {first.local} here)"

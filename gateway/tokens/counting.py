@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.tokens.features import Feature, features
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
-from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt, text_prompt
+from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_encoding, chat_prompt, text_prompt
 from gateway.tokens.render import TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
 from gateway.wire.request import Api, InvalidRequestError
@@ -19,7 +20,7 @@ class Counted:
 
     prompts: tuple[int, ...]
     kind: str
-    """What kind of request it was, of low cardinality: the API, with `+tools` and the like."""
+    """What kind of request it was: the API, with `+tools` and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,17 @@ def load(source: TokenizerSource) -> None:
     renderer(source)
 
 
-def count_body(source: TokenizerSource, api: Api, body: bytes, max_model_len: int) -> Counted:
+def count_body(
+    source: TokenizerSource, api: Api, body: bytes, max_model_len: int, distrusted: frozenset[Feature] = frozenset()
+) -> Counted:
     """Count with the tokenizer of the model.
+
+    Args:
+        source: the tokenizer.
+        api: of the request.
+        body: its bytes.
+        max_model_len: tokens; what cannot fit is not encoded.
+        distrusted: features that this model's engine is known to treat otherwise.
 
     Raises:
         NeedsEngineError, NotCountableError: it cannot be counted here.
@@ -61,41 +71,37 @@ def count_body(source: TokenizerSource, api: Api, body: bytes, max_model_len: in
         PromptTooLongError: it cannot fit.
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    fields = _fields(body)
-    prompt = _prompt(api, fields)
+    prompt = _prompt(api, _fields(body))
+    brought = features(prompt)
+    if brought & distrusted:
+        raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
     if isinstance(prompt, TextPrompt):
-        return Counted(renderer(source).count_texts(prompt, max_model_len), _kind(api, fields))
-    return Counted((renderer(source).count_chat(prompt, max_model_len),), _kind(api, fields))
+        return Counted(renderer(source).count_texts(prompt, max_model_len), _kind(api, brought))
+    return Counted((renderer(source).count_chat(prompt, max_model_len),), _kind(api, brought))
 
 
 def engine_work(api: Api, body: bytes) -> EngineWork:
     """The engine's own counting requests for a body.
 
     Raises:
-        NotCountableError: the engine has no route that counts such a request.
+        NeedsEngineError, NotCountableError: no counting route takes such a request.
         InvalidRequestError: it has no prompt.
     """
-    fields = _fields(body)
-    kind = _kind(api, fields)
     if api is Api.MESSAGES:
-        call = EngineCall("/v1/messages/count_tokens", body)
-        return EngineWork((call,), Encoding(add_special_tokens=False), kind)
+        return EngineWork(
+            (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), api.value
+        )
+    fields = _fields(body)
     if api is Api.CHAT:
-        return EngineWork((_tokenize(_chat_fields(fields)),), _chat_encoding(fields), kind)
+        return EngineWork((_tokenize(_chat_fields(fields)),), chat_encoding(fields), api.value)
     model = {"model": fields["model"]} if "model" in fields else {}
     if api is Api.RESPONSES:
         prompt = from_responses(fields)
-        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, kind)
+        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, _kind(api, features(prompt)))
     texts = text_prompt(fields)
-    add_special_tokens = {"add_special_tokens": texts.encoding.add_special_tokens}
-    return EngineWork(
-        tuple(
-            item if isinstance(item, int) else _tokenize(model | {"prompt": item} | add_special_tokens)
-            for item in texts.prompts
-        ),
-        texts.encoding,
-        kind,
-    )
+    special = {"add_special_tokens": texts.encoding.add_special_tokens}
+    calls = (item if isinstance(item, int) else _tokenize(model | {"prompt": item} | special) for item in texts.prompts)
+    return EngineWork(tuple(calls), texts.encoding, _kind(api, features(texts)))
 
 
 def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
@@ -109,7 +115,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
     fields = _fields(body)
     text = "\n".join(_texts([fields[name] for name in _ESTIMATED_FIELDS if name in fields]))
     tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
-    return Counted((tokens,), _kind(api, fields))
+    return Counted((tokens,), api.value)
 
 
 def _fields(body: bytes) -> Json:
@@ -135,9 +141,8 @@ def _prompt(api: Api, fields: Mapping[str, Any]) -> ChatPrompt | TextPrompt:
             return from_responses(fields)
 
 
-def _kind(api: Api, fields: Mapping[str, Any]) -> str:
-    marks = ("tools", "documents", "continue_final_message", "truncate_prompt_tokens")
-    return "+".join([api.value, *(mark for mark in marks if fields.get(mark))])
+def _kind(api: Api, brought: frozenset[Feature]) -> str:
+    return "+".join([api.value, *sorted(brought - {Feature.PROMPT})])
 
 
 def _tokenize(fields: Json) -> EngineCall:
@@ -156,22 +161,15 @@ def _chat_fields(fields: Mapping[str, Any]) -> Json:
     asked = {name: fields[name] for name in _TOKENIZE_FIELDS if name in fields}
     if isinstance(asked.get("messages"), list):
         asked["messages"] = [_renamed(message) for message in asked["messages"]]
-    kwargs = dict(fields.get("chat_template_kwargs") or {})
-    for name in ("documents", "reasoning_effort"):
-        if fields.get(name) is not None:
-            kwargs[name] = fields[name]
-    if fields.get("reasoning_effort") is not None:
-        kwargs.setdefault("enable_thinking", fields["reasoning_effort"] != "none")
-    if kwargs:
-        asked["chat_template_kwargs"] = kwargs
+    given = fields.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, dict):
+        raise NeedsEngineError("chat_template_kwargs is not an object")
+    own = {name: fields[name] for name in ("documents", "reasoning_effort") if fields.get(name) is not None}
+    if "reasoning_effort" in own:
+        own = {"enable_thinking": own["reasoning_effort"] != "none"} | (given or {}) | own
+    if given or own:
+        asked["chat_template_kwargs"] = (given or {}) | own
     return asked
-
-
-def _chat_encoding(fields: Mapping[str, Any]) -> Encoding:
-    try:
-        return chat_prompt({**fields, "messages": []}).encoding
-    except NeedsEngineError:
-        return Encoding(add_special_tokens=False)
 
 
 def _renamed(message: Any) -> Any:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.tokens.conversation import BILLING_HEADER
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
 from gateway.tokens.normalise import ChatPrompt, Encoding, function_definition, template_kwargs
 from gateway.wire.request import InvalidRequestError
 
-_BILLING_HEADER = "x-anthropic-billing-header"
 _EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
 _BLOCKS = {
     "user": frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"}),
@@ -52,7 +52,7 @@ def _system(system: Any) -> str:
         if block.get("type") != "text" or not isinstance(block.get("text"), str | None):
             raise NeedsEngineError("the system prompt is not text")
         text = block.get("text")
-        if text and not text.startswith(_BILLING_HEADER):
+        if text and not text.startswith(BILLING_HEADER):
             texts.append(text)
     return "".join(texts)
 
@@ -124,7 +124,7 @@ def _effort(fields: Mapping[str, Any]) -> str | None:
     if config is None:
         return None
     effort = config.get("effort") if isinstance(config, dict) else ""
-    if effort is not None and effort not in _EFFORTS:
+    if effort is not None and not (isinstance(effort, str) and effort in _EFFORTS):
         raise NeedsEngineError("output_config is not well formed")
     return effort
 

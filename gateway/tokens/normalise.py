@@ -78,9 +78,6 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
     documents = fields.get("documents")
     if documents is not None and not _is_documents(documents):
         raise NeedsEngineError("documents are not plain strings by name")
-    output = fields.get("max_completion_tokens")
-    if output is None:
-        output = fields.get("max_tokens")
     return ChatPrompt(
         messages=[well_formed(message) for message in messages],
         tools=tool_definitions(fields.get("tools")),
@@ -91,11 +88,21 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
             reasoning_effort=fields.get("reasoning_effort"),
             documents=documents,
         ),
-        encoding=Encoding(
-            add_special_tokens=flag(fields, "add_special_tokens", default=False),
-            truncate=_truncation(fields),
-            output_budget=bool(output),
-        ),
+        encoding=chat_encoding(fields),
+    )
+
+
+def chat_encoding(fields: Mapping[str, Any]) -> Encoding:
+    """How a chat request's text is encoded.
+
+    Raises:
+        NeedsEngineError: a field about that is of an unexpected type.
+    """
+    output = fields.get("max_completion_tokens")
+    return Encoding(
+        add_special_tokens=flag(fields, "add_special_tokens", default=False),
+        truncate=_truncation(fields),
+        output_budget=bool(fields.get("max_tokens") if output is None else output),
     )
 
 
@@ -147,7 +154,7 @@ def template_kwargs(
     if documents is not None:
         kwargs["documents"] = documents
     if reasoning_effort is not None:
-        if reasoning_effort not in _EFFORTS:
+        if not isinstance(reasoning_effort, str) or reasoning_effort not in _EFFORTS:
             raise NeedsEngineError("reasoning_effort is not one of OpenAI's")
         kwargs["reasoning_effort"] = reasoning_effort
         if "enable_thinking" not in given:

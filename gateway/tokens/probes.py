@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.tokens.features import ALL, Feature
 from gateway.tokens.messages import Json
 from gateway.wire.request import Api
 
@@ -18,6 +19,8 @@ class Probe:
 
     name: str
     api: Api
+    feature: Feature
+    """What a difference would speak against; `PROMPT` against everything of this API."""
     body: bytes
 
 
@@ -25,8 +28,7 @@ class Probe:
 class Mismatch:
     """A probe that is counted otherwise here and there; None stands for a refusal."""
 
-    probe: str
-    api: Api
+    probe: Probe
     local: int | None
     engine: int | None
 
@@ -45,14 +47,15 @@ class ParityReport:
         """Whether every probe that could be compared was counted alike."""
         return not self.mismatches
 
-    def trusts(self, api: Api) -> bool:
-        """Whether requests of an API may be counted here.
+    def distrusted(self, api: Api) -> frozenset[Feature]:
+        """The features that must not be counted here in requests of an API; with `PROMPT` among them, none may.
 
         The Messages and Responses APIs become conversations, so the chat probes speak for them too. The Responses API
         adds special tokens as completions do, and has no counting route.
         """
-        deciding = _DECIDING[api]
-        return not any(mismatch.api in deciding for mismatch in self.mismatches) and api not in self.unverified
+        if api in self.unverified:
+            return ALL
+        return frozenset(mismatch.probe.feature for mismatch in self.mismatches if mismatch.probe.api in _DECIDING[api])
 
 
 _DECIDING = {
@@ -92,20 +95,23 @@ async def compare(probes: tuple[Probe, ...], local: Count, engine: Count) -> Par
             continue
         compared += 1
         if ours != theirs:
-            mismatches.append(Mismatch(probe.name, probe.api, ours, theirs))
+            mismatches.append(Mismatch(probe, ours, theirs))
     return ParityReport(compared, tuple(mismatches), frozenset(unverified))
 
 
 def probes(model: str) -> tuple[Probe, ...]:
     """The probes for a served model: each part of a prompt that engines, versions and flags treat differently."""
-    return tuple(Probe(name, api, msgspec.json.encode({"model": model} | body)) for api, name, body in _probe_bodies())
+    return tuple(
+        Probe(name, api, feature, msgspec.json.encode({"model": model} | body))
+        for api, name, feature, body in _probe_bodies()
+    )
 
 
 def _user(text: str = "What is the weather in Oslo?") -> Json:
     return {"role": "user", "content": text}
 
 
-def _probe_bodies() -> list[tuple[Api, str, Json]]:
+def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "weather", "description": "Look.", "parameters": parameters}}
     odd_tool = {"type": "function", "function": {"parameters": parameters, "name": "weather", "x-note": "unknown"}}
@@ -115,49 +121,62 @@ def _probe_bodies() -> list[tuple[Api, str, Json]]:
     system = {"role": "system", "content": "You are brief."}
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
     thought = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
-    conversations: dict[str, Json] = {
-        "user": {"messages": [_user()]},
-        "system": {"messages": [system, _user()]},
-        "turns": {"messages": [system, _user("Hi."), {"role": "assistant", "content": "Hello."}, _user()]},
-        "developer": {"messages": [_user("Hi."), {"role": "developer", "content": "Be kind."}, _user()]},
-        "parts": {"messages": [{"role": "user", "content": parts}]},
-        "tools": {"messages": [_user()], "tools": [tool]},
-        "tools with odd keys": {"messages": [system, _user()], "tools": [odd_tool, tool]},
-        "tool calls": {"messages": [_user(), calls, result, _user("And then?")], "tools": [tool]},
-        "tool results as parts": {"messages": [_user(), calls, result | {"content": parts}], "tools": [tool]},
-        "reasoning": {"messages": [_user("2+2?"), thought, _user("Sure?")]},
-        "thinking on": {"messages": [_user()], "chat_template_kwargs": {"enable_thinking": True}},
-        "thinking off": {"messages": [_user()], "chat_template_kwargs": {"enable_thinking": False}},
-        "effort": {"messages": [_user()], "reasoning_effort": "low"},
-        "no generation prompt": {"messages": [_user()], "add_generation_prompt": False},
-        "continued": {
+    conversations: dict[tuple[str, Feature], Json] = {
+        ("user", Feature.PROMPT): {"messages": [_user()]},
+        ("system", Feature.PROMPT): {"messages": [system, _user()]},
+        ("turns", Feature.PROMPT): {
+            "messages": [system, _user("Hi."), {"role": "assistant", "content": "Hello."}, _user()]
+        },
+        ("developer", Feature.DEVELOPER): {
+            "messages": [_user("Hi."), {"role": "developer", "content": "Be kind."}, _user()]
+        },
+        ("parts", Feature.PARTS): {"messages": [{"role": "user", "content": parts}]},
+        ("tools", Feature.TOOLS): {"messages": [_user()], "tools": [tool]},
+        ("tools with odd keys", Feature.TOOLS): {"messages": [system, _user()], "tools": [odd_tool, tool]},
+        ("tool calls", Feature.TOOL_CALLS): {"messages": [_user(), calls, result, _user("And then?")], "tools": [tool]},
+        ("tool results as parts", Feature.TOOL_CALLS): {
+            "messages": [_user(), calls, result | {"content": parts}],
+            "tools": [tool],
+        },
+        ("reasoning", Feature.REASONING): {"messages": [_user("2+2?"), thought, _user("Sure?")]},
+        ("thinking on", Feature.VARIABLES): {"messages": [_user()], "chat_template_kwargs": {"enable_thinking": True}},
+        ("thinking off", Feature.VARIABLES): {
+            "messages": [_user()],
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+        ("effort", Feature.EFFORT): {"messages": [_user()], "reasoning_effort": "low"},
+        ("no generation prompt", Feature.PROMPT): {"messages": [_user()], "add_generation_prompt": False},
+        ("continued", Feature.CONTINUED): {
             "messages": [_user(), {"role": "assistant", "content": "It is"}],
             "add_generation_prompt": False,
             "continue_final_message": True,
         },
-        "documents": {"messages": [_user()], "documents": [{"title": "Oslo", "text": "A city."}]},
-        "special tokens": {"messages": [_user()], "add_special_tokens": True},
-        "billing header": {
+        ("documents", Feature.DOCUMENTS): {"messages": [_user()], "documents": [{"title": "Oslo", "text": "A city."}]},
+        ("special tokens", Feature.SPECIAL_TOKENS): {"messages": [_user()], "add_special_tokens": True},
+        ("billing header", Feature.HEADER): {
             "messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=1\nBe brief."}, _user()]
         },
-        "unicode": {"messages": [_user("Grüße, 世界! 👩‍🚀 \u200b \r\n\t naïve")]},
-        "marks": {"messages": [_user("<|im_start|>system\n</s><s>[INST]<|eot_id|><think>")]},
+        ("unicode", Feature.PROMPT): {"messages": [_user("Grüße, 世界! 👩‍🚀 \u200b \r\n\t naïve")]},
+        ("marks", Feature.PROMPT): {"messages": [_user("<|im_start|>system\n</s><s>[INST]<|eot_id|><think>")]},
     }
-    completions: dict[str, Json] = {
-        "text": {"prompt": "The capital of France is"},
-        "text without special tokens": {"prompt": "The capital of France is", "add_special_tokens": False},
-        "texts": {"prompt": ["One", "two\n\n  three", "<|im_end|></s>"]},
+    completions: dict[tuple[str, Feature], Json] = {
+        ("text", Feature.PROMPT): {"prompt": "The capital of France is"},
+        ("text without special tokens", Feature.PROMPT): {
+            "prompt": "The capital of France is",
+            "add_special_tokens": False,
+        },
+        ("texts", Feature.PROMPT): {"prompt": ["One", "two\n\n  three", "<|im_end|></s>"]},
     }
     anthropic_tool = {"name": "weather", "description": "Look.", "input_schema": parameters}
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
     answer = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "4 degrees"}]}
-    messages: dict[str, Json] = {
-        "messages": {"system": "You are brief.", "messages": [_user()]},
-        "messages with tools": {
+    messages: dict[tuple[str, Feature], Json] = {
+        ("messages", Feature.PROMPT): {"system": "You are brief.", "messages": [_user()]},
+        ("messages with tools", Feature.TOOLS): {
             "messages": [_user(), {"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}],
             "tools": [anthropic_tool],
         },
-        "messages with thinking": {
+        ("messages with thinking", Feature.REASONING): {
             "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Hi."}],
             "messages": [
                 _user(),
@@ -167,7 +186,7 @@ def _probe_bodies() -> list[tuple[Api, str, Json]]:
         },
     }
     return [
-        *((Api.CHAT, name, body) for name, body in conversations.items()),
-        *((Api.COMPLETIONS, name, body) for name, body in completions.items()),
-        *((Api.MESSAGES, name, body) for name, body in messages.items()),
+        *((Api.CHAT, *key, body) for key, body in conversations.items()),
+        *((Api.COMPLETIONS, *key, body) for key, body in completions.items()),
+        *((Api.MESSAGES, *key, body) for key, body in messages.items()),
     ]

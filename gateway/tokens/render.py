@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ _TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", 
 
 # Twice what a token of ordinary text has: a prefix this long tells whether such a text can fit.
 _PREFIX_CHARS_PER_TOKEN = 8
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Renderer:
@@ -115,6 +119,8 @@ class Renderer:
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
 
     def _count(self, text: str, encoding: Encoding, max_model_len: int) -> int:
+        if not text.isascii() and _SURROGATE.search(text):
+            raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         if encoding.truncate is None:
             self._check_length(text, encoding, max_model_len)
         return cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from gateway.tokens import counting
 from gateway.tokens.counting import EngineCall, count_body, engine_work
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.features import Feature
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.probes import UncountedError, compare, probes
 from gateway.tokens.render import Renderer, TokenizerSource, cut
@@ -239,8 +240,8 @@ async def test_the_probes_agree_with_an_engine_of_the_same_template(engine: str,
 async def test_the_probes_notice_another_template(engine: str, model: Path, template: str) -> None:
     text = (TEMPLATES / f"{template}.jinja").read_text()
     report = await _probed(engine, TokenizerSource(str(model), chat_template=text))
-    assert not report.trusts(Api.CHAT)
-    assert report.trusts(Api.COMPLETIONS)
+    assert Feature.PROMPT in report.distrusted(Api.CHAT)
+    assert not report.distrusted(Api.COMPLETIONS)
 
 
 async def _probed(engine: str, source: TokenizerSource) -> Any:

@@ -50,6 +50,8 @@ MARKED = [
 HEADER = "x-anthropic-billing-header: cc_version=2; cch=9f1c2;"
 TOOL_TURNS = [user(), assistant(None, tool_calls=[call()]), result()]
 
+CALL_WITHOUT_ID = {"type": "function", "function": {"name": "f", "arguments": ""}}
+
 CHAT: dict[str, Body] = {
     # 1: the generation prompt
     "1 user": {"messages": [user()]},
@@ -142,11 +144,10 @@ CHAT: dict[str, Body] = {
     # Refused, or beyond what we count: never a wrong number
     "x empty": {"messages": []},
     "x null content": {"messages": [user(None)]},
-    "x call without id": {
-        "messages": [user(), assistant("", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": ""}}])]
-    },
+    "x call without id": {"messages": [user(), assistant("", tool_calls=[CALL_WITHOUT_ID])]},
     "x image": {"messages": [user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}])]},
     "x input_text": {"messages": [user([{"type": "input_text", "text": "Hi."}])]},
+    "x lone surrogate": {"messages": [user("half a pair: \ud83d")]},
     "x no tools": {"messages": [user()], "tools": []},
 }  # fmt: skip
 

@@ -1,5 +1,3 @@
-import random
-
 import pytest
 
 from gateway.tokens.fair_queue import FairQueue
@@ -11,9 +9,9 @@ def drained(queue: FairQueue[str]) -> list[str]:
 
 def test_one_flow_leaves_in_the_order_it_came() -> None:
     queue: FairQueue[str] = FairQueue()
-    for item in "abcd":
-        queue.push("flow", random.Random(1).random(), item)
-    assert drained(queue) == ["a", "b", "c", "d"]
+    for cost, item in enumerate("dcba"):
+        queue.push("flow", 10 - cost, item)
+    assert drained(queue) == ["d", "c", "b", "a"]
 
 
 def test_a_flow_with_a_long_backlog_does_not_delay_a_newcomer() -> None:

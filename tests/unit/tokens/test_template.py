@@ -15,7 +15,8 @@ from gateway.tokens.template import ChatTemplate
         ("{% for m in messages[1:] %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}", ContentFormat.PARTS),
         (
             (
-                "{% set rest = messages[1:] %}{% set rest = rest %}{% for m in rest %}{% for c in m.content %}{% endfor %}"
+                "{% set rest = messages[1:] %}{% set rest = rest %}"
+                "{% for m in rest %}{% for c in m.content %}{% endfor %}"
                 "{% endfor %}"
             ),
             ContentFormat.PARTS,

@@ -1,0 +1,73 @@
+"""The parts of a request that engines of different versions and settings make different prompts of."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from gateway.tokens.conversation import BILLING_HEADER
+from gateway.tokens.normalise import ChatPrompt, TextPrompt
+
+
+class Feature(StrEnum):
+    """What a request may bring. An engine found to differ in one of them counts the requests that bring it."""
+
+    PROMPT = "prompt"
+    """Every request brings this one."""
+    CONTINUED = "continue_final_message"
+    DEVELOPER = "developer"
+    DOCUMENTS = "documents"
+    EFFORT = "reasoning_effort"
+    HEADER = "billing_header"
+    PARTS = "content_parts"
+    REASONING = "reasoning"
+    SPECIAL_TOKENS = "add_special_tokens"
+    TOOLS = "tools"
+    TOOL_CALLS = "tool_calls"
+    TRUNCATION = "truncate_prompt_tokens"
+    VARIABLES = "chat_template_kwargs"
+
+
+ALL = frozenset(Feature)
+
+_FLAGS = {"add_generation_prompt", "continue_final_message"}
+_OWN_FIELDS = {"documents": Feature.DOCUMENTS, "reasoning_effort": Feature.EFFORT}
+
+
+def features(prompt: ChatPrompt | TextPrompt) -> frozenset[Feature]:
+    """The features a request brings."""
+    found = {Feature.PROMPT}
+    if prompt.encoding.truncate is not None:
+        found.add(Feature.TRUNCATION)
+    if isinstance(prompt, TextPrompt):
+        return frozenset(found)
+    if prompt.tools is not None:
+        found.add(Feature.TOOLS)
+    if prompt.encoding.add_special_tokens:
+        found.add(Feature.SPECIAL_TOKENS)
+    if prompt.template_kwargs.get("continue_final_message"):
+        found.add(Feature.CONTINUED)
+    found |= {_OWN_FIELDS.get(name, Feature.VARIABLES) for name in prompt.template_kwargs.keys() - _FLAGS}
+    for message in prompt.messages:
+        found |= _of_message(message)
+    return frozenset(found)
+
+
+def _of_message(message: Mapping[str, Any]) -> set[Feature]:
+    found = set()
+    content = message.get("content")
+    if message["role"] == "developer":
+        found.add(Feature.DEVELOPER)
+    if message["role"] == "system" and _has_header(content):
+        found.add(Feature.HEADER)
+    if isinstance(content, list):
+        found.add(Feature.PARTS)
+    if message.get("reasoning") is not None:
+        found.add(Feature.REASONING)
+    if message["role"] == "tool" or message.get("tool_calls"):
+        found.add(Feature.TOOL_CALLS)
+    return found
+
+
+def _has_header(content: Any) -> bool:
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
+    return any(isinstance(text, str) and text.startswith(BILLING_HEADER) for text in texts)

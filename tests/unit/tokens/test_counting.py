@@ -1,0 +1,166 @@
+import contextlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.counting import Counted, EngineCall, count_body, engine_work, estimate_body
+from gateway.tokens.features import Feature
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
+from gateway.tokens.render import TokenizerSource
+from gateway.wire.request import Api, InvalidRequestError
+
+USER = {"role": "user", "content": "the fox"}
+TOOL = {"function": {"name": "f"}}
+FAR = 10**6
+
+
+@pytest.fixture
+def source(tokenizer_folder: Path) -> TokenizerSource:
+    return TokenizerSource(str(tokenizer_folder))
+
+
+def asked(api: Api, fields: dict[str, Any]) -> list[Any]:
+    return [
+        (prompt.path, json.loads(prompt.body)) if isinstance(prompt, EngineCall) else prompt
+        for prompt in engine_work(api, json.dumps(fields).encode()).prompts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "kind"),
+    [
+        (Api.CHAT, {"messages": [USER]}, "chat"),
+        (
+            Api.CHAT,
+            {"messages": [USER], "tools": [{"function": {"name": "f"}}], "documents": []},
+            "chat+documents+tools",
+        ),
+        (Api.COMPLETIONS, {"prompt": ["the", "fox"]}, "completions"),
+        (Api.MESSAGES, {"messages": [USER], "system": "be kind"}, "messages"),
+        (Api.RESPONSES, {"input": "the fox"}, "responses+add_special_tokens"),
+    ],
+)
+def test_each_api_is_counted_and_named(source: TokenizerSource, api: Api, fields: dict[str, Any], kind: str) -> None:
+    counted = count_body(source, api, json.dumps(fields).encode(), FAR)
+    assert counted.kind == kind
+    assert all(count > 0 for count in counted.prompts)
+
+
+def test_a_distrusted_feature_is_left_to_the_engine(source: TokenizerSource) -> None:
+    body = json.dumps({"messages": [USER], "documents": [{"text": "A."}]}).encode()
+    count_body(source, Api.CHAT, body, FAR, frozenset({Feature.TOOLS}))
+    with pytest.raises(NeedsEngineError):
+        count_body(source, Api.CHAT, body, FAR, frozenset({Feature.DOCUMENTS}))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'"x"', b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_body_that_is_no_object_is_refused(source: TokenizerSource, body: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        count_body(source, Api.CHAT, body, FAR)
+
+
+_FIELDS = (
+    "messages", "prompt", "input", "tools", "system", "chat_template_kwargs", "documents", "reasoning", "thinking",
+    "reasoning_effort", "add_generation_prompt", "truncate_prompt_tokens", "instructions", "output_config",
+)  # fmt: skip
+_KEYS = ("role", "content", "type", "text", "tool_calls", "function", "name", "arguments", "id", "input", "tools")
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(_KEYS),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(api=st.sampled_from(list(Api)), fields=st.dictionaries(st.sampled_from(_FIELDS), _VALUES))
+def test_whatever_the_body_says_there_is_a_count_or_a_reason(
+    source: TokenizerSource, api: Api, fields: dict[str, Any]
+) -> None:
+    body = json.dumps(fields).encode()
+    for work in (lambda: count_body(source, api, body, 100), lambda: engine_work(api, body)):
+        with contextlib.suppress(NeedsEngineError, NotCountableError, InvalidRequestError, PromptTooLongError):
+            work()
+    estimate_body(None, api, body)
+
+
+@pytest.mark.parametrize("error", [PromptTooLongError(5), InvalidRequestError("m", "p"), NeedsEngineError("r")])
+def test_errors_come_back_whole_from_another_process(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+
+
+def test_a_chat_is_asked_of_the_engine_with_what_its_route_does_not_know_as_variables() -> None:
+    fields = {
+        "model": "m",
+        "messages": [USER, {"role": "assistant", "reasoning_content": "Hm."}],
+        "tools": [{"function": {"name": "f"}}],
+        "documents": [{"text": "A."}],
+        "reasoning_effort": "none",
+        "chat_template_kwargs": {"flavour": "sweet"},
+        "temperature": 1,
+        "stream": True,
+    }
+    [(path, body)] = asked(Api.CHAT, fields)
+    assert path == "/tokenize"
+    assert body == {
+        "model": "m",
+        "messages": [USER, {"role": "assistant", "reasoning": "Hm."}],
+        "tools": [{"function": {"name": "f"}}],
+        "chat_template_kwargs": {
+            "flavour": "sweet",
+            "documents": [{"text": "A."}],
+            "reasoning_effort": "none",
+            "enable_thinking": False,
+        },
+    }
+
+
+def test_messages_go_to_the_engine_as_they_came() -> None:
+    body = b'{ "messages" : [ ] }'
+    assert engine_work(Api.MESSAGES, body).prompts == (EngineCall("/v1/messages/count_tokens", body),)
+
+
+def test_each_text_is_a_question_and_ids_are_none() -> None:
+    assert asked(Api.COMPLETIONS, {"prompt": ["a", "b"], "model": "m"}) == [
+        ("/tokenize", {"model": "m", "prompt": "a", "add_special_tokens": True}),
+        ("/tokenize", {"model": "m", "prompt": "b", "add_special_tokens": True}),
+    ]
+    assert asked(Api.COMPLETIONS, {"prompt": [1, 2]}) == [2]
+
+
+def test_a_response_is_asked_for_as_the_chat_it_becomes() -> None:
+    assert asked(Api.RESPONSES, {"input": "Hi.", "model": "m"}) == [
+        (
+            "/tokenize",
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "Hi."}],
+                "chat_template_kwargs": {},
+                "add_generation_prompt": True,
+                "continue_final_message": False,
+                "add_special_tokens": True,
+            },
+        )
+    ]
+
+
+def test_an_estimate_is_about_all_texts_but_media(source: TokenizerSource) -> None:
+    fields = {"input": [{"role": "user", "content": [{"text": "the fox"}, {"image_url": "data:" + "A" * 9999}]}]}
+    body = json.dumps(fields).encode()
+    assert 2 <= estimate_body(source, Api.RESPONSES, body).prompts[0] < 20
+    assert 2 <= estimate_body(None, Api.RESPONSES, body).prompts[0] < 20
+    assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), "responses")

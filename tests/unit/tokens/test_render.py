@@ -1,0 +1,204 @@
+import json
+import shutil
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.messages import NeedsEngineError
+from gateway.tokens.normalise import Encoding, TextPrompt, chat_prompt
+from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, renderer
+from gateway.wire.request import InvalidRequestError
+
+USER = {"role": "user", "content": "the fox"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+FAR = 10**6
+
+
+def texts(*prompts: str | int, special: bool = True, truncate: int | None = None) -> TextPrompt:
+    return TextPrompt(prompts, Encoding(add_special_tokens=special, truncate=truncate))
+
+
+@pytest.fixture
+def plain(tokenizer_folder: Path) -> Renderer:
+    return renderer(TokenizerSource(str(tokenizer_folder)))
+
+
+def with_template(folder: Path, template: str) -> Renderer:
+    return renderer(TokenizerSource(str(folder), chat_template=template))
+
+
+def test_a_conversation_is_rendered_with_the_tokenizers_own_template(plain: Renderer) -> None:
+    text = plain.render(chat_prompt({"messages": [USER]}))
+    assert text == "<bos><user>the fox</user><assistant>"
+    assert (
+        plain.count_chat(chat_prompt({"messages": [USER]}), FAR)
+        == plain.count_texts(texts(text, special=False), FAR)[0]
+    )
+
+
+def test_special_tokens_are_added_where_the_request_says_so(plain: Renderer) -> None:
+    assert plain.count_texts(texts("the fox"), FAR)[0] == plain.count_texts(texts("the fox", special=False), FAR)[0] + 1
+    chat = {"messages": [USER]}
+    assert (
+        plain.count_chat(chat_prompt(chat | {"add_special_tokens": True}), FAR)
+        == plain.count_chat(chat_prompt(chat), FAR) + 1
+    )
+
+
+def test_special_tokens_in_a_text_are_one_token(plain: Renderer) -> None:
+    assert plain.count_texts(texts("<bos><bos>", special=False), FAR) == (2,)
+
+
+def test_prompts_of_token_ids_keep_their_length(plain: Renderer) -> None:
+    assert plain.count_texts(texts(7, "", 3, special=False), FAR) == (7, 0, 3)
+
+
+def test_variables_a_template_does_not_read_stay_outside(tokenizer_folder: Path) -> None:
+    reader = with_template(tokenizer_folder, "{% set a = 1 %}{{ a }}{{ b }}{{ messages | length }}")
+    assert reader.render(chat_prompt({"messages": [USER], "chat_template_kwargs": {"a": 5, "b": 6}})) == "161"
+
+
+def test_a_template_that_knows_developers_sees_them(tokenizer_folder: Path) -> None:
+    developer = {"messages": [USER, {"role": "developer", "content": "be kind"}]}
+    roles = "{% for m in messages %}{{ m.role }} {% endfor %}"
+    assert with_template(tokenizer_folder, roles).render(chat_prompt(developer)) == "system user "
+    knowing = roles + "{# 'developer' #}"
+    assert with_template(tokenizer_folder, knowing).render(chat_prompt(developer)) == "user developer "
+
+
+def test_tools_have_a_template_of_their_own_where_there_is_one(tokenizer_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "named")
+    settings = json.loads((tokenizer_folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{% for m in messages %}{% for c in m.content %}part{% endfor %}{% endfor %}"},
+    ]
+    (tmp_path / "named" / "tokenizer_config.json").write_text(json.dumps(settings))
+    named = renderer(TokenizerSource(str(tmp_path / "named")))
+    assert named.render(chat_prompt({"messages": [USER]})) == "plain"
+    assert named.render(chat_prompt({"messages": [USER], "tools": [TOOL]})) == "part"
+
+
+def test_a_template_that_refuses_is_the_clients_error_in_its_own_words(tokenizer_folder: Path) -> None:
+    refusing = with_template(tokenizer_folder, "{{ raise_exception('Roles must alternate.') }}")
+    with pytest.raises(InvalidRequestError, match=r"^Roles must alternate\.$"):
+        refusing.render(chat_prompt({"messages": [USER]}))
+
+
+def test_a_template_that_fails_otherwise_is_left_to_the_engine(tokenizer_folder: Path) -> None:
+    failing = with_template(tokenizer_folder, "{{ 1 / 0 }}")
+    with pytest.raises(NeedsEngineError, match="ZeroDivisionError"):
+        failing.render(chat_prompt({"messages": [USER]}))
+
+
+def test_an_empty_conversation_is_left_to_the_engine(plain: Renderer) -> None:
+    with pytest.raises(NeedsEngineError):
+        plain.render(chat_prompt({"messages": []}))
+
+
+def test_a_text_that_cannot_fit_by_its_characters_is_not_encoded(
+    plain: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "_encode", lambda *_: pytest.fail("encoded"))
+    text = "x" * (100 * plain.max_chars_per_token + 1)
+    with pytest.raises(PromptTooLongError) as caught:
+        plain.count_texts(texts(text), 100)
+    assert caught.value.at_least == 101
+
+
+def test_a_text_that_fits_by_its_characters_is_counted_however_long(plain: Renderer) -> None:
+    assert plain.count_texts(texts("x" * (100 * plain.max_chars_per_token), special=False), 100)[0] >= 100
+
+
+def test_a_long_text_is_refused_by_its_beginning(plain: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    original = plain._encode
+
+    def encode(text: str, *how: bool) -> int:
+        encoded.append(len(text))
+        return original(text, *how)
+
+    monkeypatch.setattr(plain, "_encode", encode)
+    monkeypatch.setattr(plain, "max_chars_per_token", 50)
+    text = "q" * 30_000
+    with pytest.raises(PromptTooLongError) as caught:
+        plain.count_texts(texts(text), 1000)
+    assert max(encoded) < len(text) / 2
+    assert 1000 < caught.value.at_least <= len(text)
+
+
+def test_truncation_takes_any_length(plain: Renderer) -> None:
+    long = "x" * 10_000
+    assert plain.count_texts(texts(long, 50, "the fox", truncate=20), 100) == (
+        20,
+        20,
+        plain.count_texts(texts("the fox"), FAR)[0],
+    )
+
+
+def test_half_a_surrogate_pair_is_no_prompt(plain: Renderer) -> None:
+    with pytest.raises(InvalidRequestError):
+        plain.count_texts(texts("\ud83d"), FAR)
+    assert plain.count_texts(texts("\U0001f680", special=False), FAR)[0] > 0
+
+
+def test_a_tokenizer_without_a_template_counts_texts_only(tokenizer_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    bare = renderer(TokenizerSource(str(tmp_path / "bare")))
+    assert bare.count_texts(texts("the fox"), FAR)[0] > 0
+    with pytest.raises(NeedsEngineError):
+        bare.count_chat(chat_prompt({"messages": [USER]}), FAR)
+
+
+def test_a_tokenizer_that_is_not_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerUnavailableError, match="cannot be loaded"):
+        renderer(TokenizerSource(str(tmp_path)))
+
+
+def test_a_broken_template_makes_the_tokenizer_unavailable(tokenizer_folder: Path) -> None:
+    with pytest.raises(TokenizerUnavailableError) as caught:
+        with_template(tokenizer_folder, "{% for %}")
+    assert isinstance(caught.value.__cause__, jinja2.TemplateSyntaxError)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
+        {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]},
+        {"model_type": "kimi_k3", "architectures": ["KimiK3ForConditionalGeneration"]},
+    ],
+)
+def test_models_whose_prompts_the_engine_builds_itself_are_left_to_it(
+    tokenizer_folder: Path, tmp_path: Path, config: dict[str, object]
+) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "own")
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerUnavailableError, match="code of its own"):
+        renderer(TokenizerSource(str(tmp_path / "own")))
+
+
+def test_mistrals_own_tokenizer_is_left_to_the_engine(tokenizer_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "mistral")
+    for name in ("tekken.json", "params.json"):
+        (tmp_path / "mistral" / name).write_text("{}")
+    with pytest.raises(TokenizerUnavailableError, match="Mistral"):
+        renderer(TokenizerSource(str(tmp_path / "mistral")))
+
+
+def test_a_tokenizer_that_encodes_in_its_own_way_is_asked_as_a_whole(tokenizer_folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    class Doubling(PreTrainedTokenizerFast):
+        def _encode_plus(self, text: str, **kwargs: object) -> object:
+            return super()._encode_plus(text + text, **kwargs)
+
+    single = renderer(TokenizerSource(str(tokenizer_folder)))
+    doubled = Renderer(Doubling.from_pretrained(tokenizer_folder))
+    assert (
+        doubled.count_texts(texts("fox", special=False), FAR)[0]
+        == single.count_texts(texts("foxfox", special=False), FAR)[0]
+    )
