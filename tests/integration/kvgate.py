@@ -1,0 +1,63 @@
+"""`kvgate serve` as a process of its own, as a user runs it."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+STOP_TIMEOUT = 60.0
+
+
+class Kvgate:
+    """A running kvgate."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.url = url
+        self.process = process
+        self.log = log
+
+    def state(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/kvgate/state", timeout=10).json())
+
+    def healthy(self) -> list[str]:
+        """Base URLs of the endpoints that take traffic."""
+        try:
+            return [endpoint["url"] for endpoint in self.state()["endpoints"] if endpoint["healthy"]]
+        except httpx.TransportError:
+            return []
+
+    def wait_healthy(self, endpoints: int, timeout: float) -> list[str]:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"kvgate ended:\n{self.log.read_text()[-4000:]}")
+            if len(healthy := self.healthy()) >= endpoints:
+                return healthy
+            time.sleep(0.2)
+        raise AssertionError(f"{endpoints} endpoints not healthy in {timeout:.0f} s:\n{self.log.read_text()[-4000:]}")
+
+
+@contextlib.contextmanager
+def serving(log: Path, port: int, *args: str) -> Iterator[Kvgate]:
+    """`kvgate serve ARGS` on that port; ended with SIGTERM, as a person or systemd would."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(port), *args],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield Kvgate(f"http://127.0.0.1:{port}", process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

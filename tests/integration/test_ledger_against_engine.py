@@ -1,0 +1,106 @@
+"""The account that kvgate keeps agrees with what a real engine holds, over a real load."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import aiohttp
+import httpx
+import pytest
+
+from engine.process import free_port
+from loadtests.streaming import stream_completion
+from loadtests.workload import Workload
+from tests.integration.conftest import Vllm
+from tests.integration.kvgate import serving
+
+pytestmark = pytest.mark.engine
+
+WORKLOAD = Workload(requests=60, rate=20.0, prompt_tokens=(50, 200), output_tokens=(100, 400))
+SAMPLE_INTERVAL = 0.1
+
+
+async def test_running_requests_and_kv_usage_agree_with_the_ledger(random_vllm: Vllm, tmp_path: Path) -> None:
+    with serving(tmp_path / "kvgate.log", free_port(), "--endpoint", random_vllm.url) as kvgate:
+        kvgate.wait_healthy(1, 60)
+        samples: list[Sample] = []
+
+        async def watch() -> None:
+            async with httpx.AsyncClient() as client:
+                while True:
+                    before = await _account(client, kvgate.url)
+                    seen = _gauges((await client.get(f"{random_vllm.url}/metrics")).text)
+                    after = await _account(client, kvgate.url)
+                    samples.append(Sample(before, after, seen))
+                    await asyncio.sleep(SAMPLE_INTERVAL)
+
+        watching = asyncio.create_task(watch())
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            epoch = asyncio.get_running_loop().time()
+            outcomes = await asyncio.gather(
+                *(
+                    stream_completion(session, kvgate.url, random_vllm.model, arrival, epoch)
+                    for arrival in WORKLOAD.arrivals(seed=3)
+                )
+            )
+        watching.cancel()
+        (after,) = kvgate.state()["endpoints"]
+
+    assert [outcome.loss for outcome in outcomes if outcome.loss] == []
+    assert after["kv"]["ledger"] == 0.0, "something is still reserved"
+    assert after["in_flight"] == 0
+    busy = [sample for sample in samples if sample.comparable]
+    kv = [sample.kv_off for sample in busy]
+    running = [sample.running_off for sample in busy]
+    print(
+        f"\n{len(busy)} samples under load; ledger off the engine's gauge by {fmean(kv):.3f} of the cache on average, "
+        f"median {median(kv):.3f}; sequences by {fmean(running):.2f}, median {median(running)}"
+    )
+    assert len(busy) >= 10, "the load was too light to tell anything"
+    assert max(sample.before["kv"] for sample in samples) > 0.5
+    assert median(kv) < 0.03
+    assert fmean(kv) < 0.08
+    assert median(running) <= 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The engine's gauges, and the account as it was just before and just after they were read."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+    seen: dict[str, float]
+
+    @property
+    def comparable(self) -> bool:
+        """Under load, and nothing just being handed over: a request that waits in the engine holds nothing there."""
+        return min(self.before["kv"], self.after["kv"]) > 0.1 and self.seen["num_requests_waiting"] == 0
+
+    @property
+    def kv_off(self) -> float:
+        return _outside(self.seen["kv_cache_usage_perc"], self.before["kv"], self.after["kv"])
+
+    @property
+    def running_off(self) -> float:
+        return _outside(self.seen["num_requests_running"], self.before["sequences"], self.after["sequences"])
+
+
+def _outside(value: float, one: float, other: float) -> float:
+    """How far a value lies outside the range of two others."""
+    return max(min(one, other) - value, value - max(one, other), 0.0)
+
+
+async def _account(client: httpx.AsyncClient, url: str) -> dict[str, float]:
+    (endpoint,) = (await client.get(f"{url}/kvgate/state")).json()["endpoints"]
+    return {"kv": endpoint["kv"]["ledger"], "sequences": endpoint["sequences"]}
+
+
+def _gauges(text: str) -> dict[str, float]:
+    wanted = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+    return {
+        name: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        for name in wanted
+        if line.startswith(f"vllm:{name}{{")
+    }
