@@ -29,8 +29,14 @@ from loadtests.provenance import provenance
 from loadtests.raw_client import Repeater, Stream, Tally, post
 
 PROXY_CORE, LOAD_CORE = 0, 1
+CONNECTIONS = 32
+"""For plain requests."""
+WARM_UP_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
+"""Streams go on for this long before and after they are measured."""
 START_SECONDS = 60.0
+QUIET_SHARE = 0.05
+"""Of a core: what a proxy without work may use before its measurement begins."""
 PATH = "/v1/chat/completions"
 QUESTION = "how now brown cow " * 60
 """About 1 KB."""
@@ -41,11 +47,10 @@ ENGINE = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at so many events per second each; no streams: plain requests over `connections`."""
+    """So many streams at so many events per second each; no streams: plain requests."""
 
     streams: int
     rate: float = 50.0
-    connections: int = 32
 
     @property
     def label(self) -> str:
@@ -94,6 +99,8 @@ class Bench:
         with child(argv, PROXY_CORE, log) as process:
             ready = "/health" if name == "nginx" else "/readyz"
             await answers(f"http://127.0.0.1:{port}{ready}", process, log)
+            await repeat(port, WARM_UP_SECONDS)
+            await quiet(process.pid)
             yield Proxy(process.pid, port)
 
     async def measure(self, name: str, load: Load) -> float:
@@ -103,7 +110,7 @@ class Bench:
             async with self.engine(load.rate, folder) as engine, self.proxy(name, engine, folder) as proxy:
                 if load.streams:
                     return await self._streams(proxy, load)
-                return await self._requests(proxy, load)
+                return await self._requests(proxy)
 
     async def _streams(self, proxy: Proxy, load: Load) -> float:
         loop = asyncio.get_running_loop()
@@ -124,25 +131,45 @@ class Bench:
                 raise RuntimeError(f"a stream broke after {stream.check.events} of {tokens}: {stream.check.error!r}")
         return cost * 1e6
 
-    async def _requests(self, proxy: Proxy, load: Load) -> float:
-        loop = asyncio.get_running_loop()
-        request = post(PATH, body(stream=False, max_tokens=1))
-        repeaters = [
-            (await loop.create_connection(lambda: Repeater(request), "127.0.0.1", proxy.port))[1]
-            for _ in range(load.connections)
-        ]
-        await asyncio.sleep(SETTLE_SECONDS)
-        answered, cpu = sum(one.answered for one in repeaters), cpu_seconds(proxy.pid)
-        await asyncio.sleep(self.seconds)
-        done = sum(one.answered for one in repeaters) - answered
-        cost = (cpu_seconds(proxy.pid) - cpu) / done
-        for one in repeaters:
-            one.stop()
-        await asyncio.gather(*(one.stopped for one in repeaters))
-        failed = sum(one.failed for one in repeaters)
-        if failed:
-            raise RuntimeError(f"{failed} requests failed")
-        return cost * 1e6
+    async def _requests(self, proxy: Proxy) -> float:
+        cpu = cpu_seconds(proxy.pid)
+        done = await repeat(proxy.port, self.seconds)
+        return (cpu_seconds(proxy.pid) - cpu) / done * 1e6
+
+
+async def repeat(port: int, seconds: float) -> int:
+    """Send plain requests over and over on a few connections and count them.
+
+    Raises:
+        RuntimeError: one was not answered with 200.
+    """
+    loop = asyncio.get_running_loop()
+    request = post(PATH, body(stream=False, max_tokens=1))
+    repeaters = [
+        (await loop.create_connection(lambda: Repeater(request), "127.0.0.1", port))[1] for _ in range(CONNECTIONS)
+    ]
+    await asyncio.sleep(seconds)
+    for one in repeaters:
+        one.stop()
+    await asyncio.gather(*(one.stopped for one in repeaters))
+    failed = sum(one.failed for one in repeaters)
+    if failed:
+        raise RuntimeError(f"{failed} of {sum(one.answered for one in repeaters)} plain requests failed")
+    return sum(one.answered for one in repeaters)
+
+
+async def quiet(pid: int) -> None:
+    """Wait until a process has done what it does on start: an answer to a probe is not the end of that.
+
+    Raises:
+        RuntimeError: it is still busy after half a minute.
+    """
+    for _ in range(30):
+        before = cpu_seconds(pid)
+        await asyncio.sleep(1.0)
+        if cpu_seconds(pid) - before < QUIET_SHARE:
+            return
+    raise RuntimeError(f"process {pid} uses more than {QUIET_SHARE:.0%} of a core with nothing to do")
 
 
 def body(*, stream: bool, max_tokens: int) -> bytes:

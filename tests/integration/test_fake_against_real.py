@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -109,9 +110,18 @@ def event_shape(event: str) -> Any:
 
 
 def event_shapes(text: str) -> list[Any]:
-    """Shapes of a stream's events, runs of the same one as one: a tokenizer may hold a token's text back."""
+    """Shapes of a stream's events, choice by choice: one may be ahead of another, or wait for a token's text."""
     assert text.endswith("\n\n")
-    return [kind for kind, _ in groupby(map(event_shape, text.removesuffix("\n\n").split("\n\n")))]
+    events = sorted(text.removesuffix("\n\n").split("\n\n"), key=choice_of)
+    return [kind for kind, _ in groupby(map(event_shape, events))]
+
+
+def choice_of(event: str) -> float:
+    """Which choice an event belongs to; what belongs to all of them comes last."""
+    if not event.startswith("data: {"):
+        return math.inf
+    choices = json.loads(event.removeprefix("data: ")).get("choices")
+    return choices[0]["index"] if choices else math.inf
 
 
 @pytest.mark.parametrize(("path", "fields"), GENERATIONS)

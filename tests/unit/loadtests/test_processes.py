@@ -1,0 +1,31 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtests.processes import answers, child, cpu_seconds, free_port
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\ninput()"
+
+
+def test_cpu_counts_descendants_that_have_ended():
+    with subprocess.Popen([sys.executable, "-c", BURN.format(0.3) + NESTED + "\n"], stdin=subprocess.PIPE) as process:
+        while cpu_seconds(process.pid) < 0.5:
+            assert process.poll() is None
+        process.communicate(b"\n")
+    assert process.returncode == 0
+
+
+async def test_a_process_that_dies_is_reported_with_its_last_words(tmp_path: Path):
+    log = tmp_path / "log"
+    script = "raise SystemExit('no such thing')"
+    with child([sys.executable, "-c", script], None, log) as process, pytest.raises(RuntimeError, match="no such"):
+        await answers(f"http://127.0.0.1:{free_port()}/health", process, log)
+
+
+def test_a_child_ends_with_its_block(tmp_path: Path):
+    with child([sys.executable, "-c", "import time; time.sleep(60)"], 0, tmp_path / "log") as process:
+        assert process.poll() is None
+    assert process.poll() is not None
