@@ -84,7 +84,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(api=st.sampled_from(list(Api)), fields=st.dictionaries(st.sampled_from(_FIELDS), _VALUES))
 def test_whatever_the_body_says_there_is_a_count_or_a_reason(
     source: TokenizerSource, api: Api, fields: dict[str, Any]

@@ -1,0 +1,247 @@
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
+from gateway.tokens.counter import ModelCounter
+from gateway.tokens.counting import count_body
+from gateway.tokens.drift import LIMIT, Drift
+from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.features import Feature
+from gateway.tokens.pool import CountingPool
+from gateway.tokens.render import TokenizerSource
+from gateway.wire.request import Api, InvalidRequestError, parse
+
+USER = {"role": "user", "content": "the fox"}
+FAR = 10**6
+TARGET = Target("http://engine")
+
+
+class Engine:
+    """Counts as vLLM's routes do, with a tokenizer of its own, and remembers what it was asked."""
+
+    def __init__(self, source: TokenizerSource) -> None:
+        self.source = source
+        self.up = True
+        self.asked: list[str] = []
+        self.counts_messages = True
+        self.more_for: dict[str, int] = {}
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if not self.up:
+            raise httpx.ConnectError("refused", request=request)
+        fields = {name: value for name, value in json.loads(request.content).items() if value != []}
+        if request.url.path == "/v1/messages/count_tokens":
+            if not self.counts_messages:
+                return httpx.Response(404)
+            return httpx.Response(200, json={"input_tokens": self._count(Api.MESSAGES, fields)})
+        try:
+            count = self._count(Api.CHAT if "messages" in fields else Api.COMPLETIONS, fields)
+        except InvalidRequestError as error:
+            return httpx.Response(400, json={"error": {"message": error.message, "param": error.param}})
+        return httpx.Response(200, json={"count": count})
+
+    def _count(self, api: Api, fields: dict[str, Any]) -> int:
+        more = sum(count for name, count in self.more_for.items() if fields.get(name))
+        return count_body(self.source, api, json.dumps(fields).encode(), FAR).prompts[0] + more
+
+
+class Counter:
+    """A counter, the engine it asks, and what it told of."""
+
+    def __init__(self, engine: Engine, counter: ModelCounter, drifts: list[Drift], switches: list[str]) -> None:
+        self.engine, self.counter, self.drifts, self.switches = engine, counter, drifts, switches
+
+    async def count(self, api: Api = Api.CHAT, **fields: Any) -> PromptCount:
+        given = {"max_tokens": 5} | ({"messages": [USER]} if api in (Api.CHAT, Api.MESSAGES) else {}) | fields
+        request = parse(api, json.dumps(given).encode())
+        return await self.counter.count(request, flow="flow", max_model_len=1000)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[CountingPool]:
+    pool = CountingPool(threads=1, processes=0, process_bytes=1, max_pending_bytes=10**6)
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]:
+    clients = []
+
+    async def make(source: TokenizerSource | None, engine: Engine | None = None) -> Counter:
+        engine = engine or Engine(TokenizerSource(str(tokenizer_folder)))
+        clients.append(httpx.AsyncClient(transport=httpx.MockTransport(engine.answer)))
+        drifts: list[Drift] = []
+        switches: list[str] = []
+        counter = ModelCounter(
+            "m",
+            source,
+            pool,
+            EngineCounter(clients[-1], lambda: (TARGET,)),
+            on_drift=drifts.append,
+            on_switch=switches.append,
+        )
+        await counter.start()
+        return Counter(engine, counter, drifts, switches)
+
+    yield make
+    for client in clients:
+        await client.aclose()
+
+
+@pytest.fixture
+async def ours(made: Any, tokenizer_folder: Path) -> Counter:
+    """A counter with the engine's own tokenizer, which was found equal."""
+    counter = await made(TokenizerSource(str(tokenizer_folder)))
+    await counter.counter.verify(TARGET)
+    counter.engine.asked.clear()
+    return counter
+
+
+async def test_what_is_proven_equal_is_counted_here(ours: Counter) -> None:
+    for api, fields in (
+        (Api.CHAT, {}),
+        (Api.COMPLETIONS, {"prompt": "the fox"}),
+        (Api.MESSAGES, {}),
+        (Api.RESPONSES, {"input": "the fox"}),
+    ):
+        count = await ours.count(api, **fields)
+        assert count.source is Source.LOCAL
+        assert count.kind.startswith(api)
+    assert ours.engine.asked == []
+    assert ours.counter.mode is Source.LOCAL
+    assert ours.counter.reason == ""
+    assert ours.switches == []
+
+
+async def test_a_request_beyond_us_is_counted_by_the_engine(ours: Counter) -> None:
+    count = await ours.count(tools=[])
+    assert count.source is Source.ENGINE
+    assert ours.engine.asked == ["/tokenize"]
+
+
+async def test_what_the_template_refuses_is_refused_without_the_engine(made: Any, tokenizer_folder: Path) -> None:
+    refusing = TokenizerSource(str(tokenizer_folder), chat_template="{{ raise_exception('No.') }}")
+    counter = await made(refusing)
+    with pytest.raises(InvalidRequestError, match=r"No\."):
+        await counter.count()
+
+
+async def test_a_prompt_that_cannot_fit_is_refused(ours: Counter) -> None:
+    with pytest.raises(PromptTooLongError):
+        await ours.count(messages=[{"role": "user", "content": "x" * 100_000}])
+    assert ours.engine.asked == []
+
+
+async def test_an_engine_with_another_template_counts_for_itself_and_that_is_said(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    other = TokenizerSource(
+        str(tokenizer_folder), chat_template="other {% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    counter = await made(other)
+    assert (await counter.count()).source is Source.LOCAL
+    report = await counter.counter.verify(TARGET)
+    assert not report.equal
+    assert counter.counter.mode is Source.ENGINE
+    assert counter.switches == [counter.counter.reason]
+    assert "http://engine" in counter.counter.reason
+    counter.engine.asked.clear()
+    assert (await counter.count()).source is Source.ENGINE
+    assert (await counter.count(Api.COMPLETIONS, prompt="the fox")).source is Source.LOCAL
+    assert counter.engine.asked == ["/tokenize"]
+
+
+async def test_an_engine_that_differs_in_one_feature_counts_requests_with_that_feature(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.more_for = {"tools": 3}
+    counter = await made(source, engine)
+    report = await counter.counter.verify(TARGET)
+    assert Feature.PROMPT not in report.distrusted(Api.CHAT)
+    assert counter.counter.mode is Source.LOCAL
+    assert "tools" in counter.counter.reason
+    assert (await counter.count()).source is Source.LOCAL
+    assert (await counter.count(tools=[{"function": {"name": "f"}}])).source is Source.ENGINE
+
+
+async def test_an_engine_that_comes_up_equal_again_is_trusted_again(ours: Counter) -> None:
+    ours.engine.more_for = {"messages": 1}
+    await ours.counter.verify(TARGET)
+    assert ours.counter.mode is Source.ENGINE
+    ours.engine.more_for = {}
+    await ours.counter.verify(TARGET)
+    assert ours.counter.mode is Source.LOCAL
+
+
+@pytest.mark.parametrize("name", [None, "/nowhere/at/all"])
+async def test_without_a_tokenizer_the_engine_counts(made: Any, name: str | None) -> None:
+    counter = await made(None if name is None else TokenizerSource(name))
+    assert len(counter.switches) == 1
+    assert counter.counter.reason == counter.switches[0]
+    assert await counter.counter.verify(TARGET) is None
+    assert (await counter.count()).source is Source.ENGINE
+    assert (await counter.count(Api.MESSAGES)).source is Source.ENGINE
+    assert (await counter.count(Api.COMPLETIONS, prompt="the fox")).source is Source.ENGINE
+    assert (await counter.count(Api.RESPONSES, input="the fox")).source is Source.ENGINE
+
+
+async def test_the_engines_refusal_reaches_the_client(made: Any) -> None:
+    counter = await made(None)
+    with pytest.raises(InvalidRequestError) as caught:
+        await counter.count(messages="x")
+    assert caught.value.param == "messages"
+
+
+async def test_where_nobody_can_count_that_is_said(made: Any) -> None:
+    counter = await made(None)
+    counter.engine.up = False
+    with pytest.raises(CountUnavailableError):
+        await counter.count()
+
+
+async def test_an_endpoint_that_does_not_answer_probes_proves_nothing(ours: Counter) -> None:
+    ours.engine.up = False
+    with pytest.raises(CountUnavailableError):
+        await ours.counter.verify(TARGET)
+    assert ours.counter.mode is Source.LOCAL
+
+
+async def test_a_stored_response_can_only_be_estimated(ours: Counter, made: Any) -> None:
+    count = await ours.count(Api.RESPONSES, input="the fox", previous_response_id="resp_1")
+    assert count.source is Source.ESTIMATE
+    assert count.prompts[0] > 0
+    without = await made(None)
+    assert (await without.count(Api.RESPONSES, input="the fox", previous_response_id="r")).source is Source.ESTIMATE
+
+
+async def test_an_engine_too_old_to_count_messages_leaves_us_an_estimate(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.counts_messages = False
+    counter = await made(source, engine)
+    await counter.counter.verify(TARGET)
+    estimate = await counter.count(Api.MESSAGES)
+    assert estimate.source is Source.ESTIMATE
+    assert estimate.prompts == (await counter.count()).prompts
+
+
+async def test_drift_is_told_each_time_and_when_it_persists_the_engine_takes_over(ours: Counter) -> None:
+    count = await ours.count()
+    ours.counter.settle(count, sum(count.prompts))
+    for _ in range(LIMIT):
+        ours.counter.settle(count, sum(count.prompts) + 1)
+    assert [drift.first for drift in ours.drifts] == [True] + [False] * (LIMIT - 1)
+    assert ours.drifts[0].reported == ours.drifts[0].counted + 1
+    assert len(ours.switches) == 1
+    assert (await ours.count()).source is Source.ENGINE
+    await ours.counter.verify(TARGET)
+    assert ours.counter.mode is Source.ENGINE

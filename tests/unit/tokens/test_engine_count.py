@@ -1,0 +1,125 @@
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from gateway.tokens.count import CountUnavailableError
+from gateway.tokens.counting import EngineCall, EngineWork
+from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
+from gateway.tokens.normalise import Encoding
+from gateway.wire.request import InvalidRequestError
+
+FIRST, SECOND = Target("http://first", {"authorization": "Bearer key"}), Target("http://second")
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def work(*prompts: EngineCall | int, truncate: int | None = None) -> EngineWork:
+    return EngineWork(prompts, Encoding(add_special_tokens=True, truncate=truncate), "chat")
+
+
+def ask(text: str) -> EngineCall:
+    return EngineCall("/tokenize", json.dumps({"prompt": text}).encode())
+
+
+def words(request: httpx.Request) -> httpx.Response:
+    tokens = json.loads(request.content)["prompt"].split()
+    return httpx.Response(200, json={"count": len(tokens), "max_model_len": 5, "tokens": list(range(len(tokens)))})
+
+
+async def counted(answer: Answer, prompts: EngineWork, *targets: Target) -> tuple[int, ...]:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        return await EngineCounter(client, lambda: targets or (FIRST,)).count(prompts, 1000)
+
+
+async def test_every_prompt_is_counted_in_order_and_ids_are_not_asked_about() -> None:
+    assert await counted(words, work(ask("a b"), 7, ask("a b c"))) == (2, 7, 3)
+
+
+async def test_truncation_is_ours_to_apply() -> None:
+    assert await counted(words, work(ask("a b c d"), 9, truncate=3)) == (3, 3)
+
+
+async def test_anthropics_form_of_a_count_is_read() -> None:
+    assert await counted(lambda _: httpx.Response(200, json={"input_tokens": 4}), work(ask(""))) == (4,)
+
+
+async def test_the_endpoints_key_goes_along_as_json() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return words(request)
+
+    await counted(answer, work(ask("a")))
+    assert str(seen[0].url) == "http://first/tokenize"
+    assert seen[0].headers["authorization"] == "Bearer key"
+    assert seen[0].headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 401])
+async def test_another_endpoint_is_asked_where_one_fails(status: int) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status) if request.url.host == "first" else words(request)
+
+    assert await counted(answer, work(ask("a b")), FIRST, SECOND) == (2,)
+    with pytest.raises(CountUnavailableError, match=str(status)):
+        await counted(answer, work(ask("a b")), FIRST)
+
+
+async def test_no_connection_is_no_count_and_says_nothing_of_the_prompt() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(CountUnavailableError) as caught:
+        await counted(answer, work(ask("secret")))
+    assert str(caught.value) == "/tokenize of the engine failed: ConnectError"
+
+
+async def test_without_an_endpoint_nobody_counts() -> None:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(words)) as client:
+        with pytest.raises(CountUnavailableError):
+            await EngineCounter(client, lambda: ()).count(work(ask("a")), 1000)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_the_engines_refusal_is_the_clients_error_in_its_words(status: int) -> None:
+    error = {"error": {"message": "Roles must alternate.", "type": "BadRequestError", "param": "messages", "code": 400}}
+    with pytest.raises(InvalidRequestError) as caught:
+        await counted(lambda _: httpx.Response(status, json=error), work(ask("a")))
+    assert (caught.value.message, caught.value.param) == ("Roles must alternate.", "messages")
+
+
+async def test_a_refusal_that_cannot_be_read_is_one_still() -> None:
+    with pytest.raises(InvalidRequestError, match="refused"):
+        await counted(lambda _: httpx.Response(400, content=b"<html>"), work(ask("a")))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"count": "x"}'])
+async def test_an_answer_that_cannot_be_read_is_no_count(content: bytes) -> None:
+    with pytest.raises(CountUnavailableError):
+        await counted(lambda _: httpx.Response(200, content=content), work(ask("a")))
+
+
+async def test_a_route_that_is_missing_is_told_apart() -> None:
+    with pytest.raises(RouteMissingError):
+        await counted(lambda _: httpx.Response(404), work(ask("a")))
+
+
+async def test_a_thousand_prompts_are_not_asked_all_at_once() -> None:
+    import asyncio
+
+    now, most = 0, 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        return words(request)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        counts = await EngineCounter(client, lambda: (FIRST,)).count(work(*[ask("a b")] * 200), 1000)
+    assert counts == (2,) * 200
+    assert 1 < most <= 8

@@ -1,0 +1,157 @@
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.tokens.count import CountingOverloadedError
+from gateway.tokens.pool import CountingPool, WorkerDiedError
+
+LARGE = 1000
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[CountingPool]:
+    pool = CountingPool(threads=1, processes=1, process_bytes=LARGE, max_pending_bytes=10_000)
+    yield pool
+    await pool.close()
+
+
+class Gate:
+    """Work that waits until it is let go, and remembers the order in which it was started."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.started: list[str] = []
+
+    def pass_through(self, name: str) -> str:
+        self.started.append(name)
+        assert self.opened.wait(10)
+        return name
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in threads and processes
+            await asyncio.sleep(0.001)
+
+
+async def test_work_comes_back_with_its_result_or_its_error(pool: CountingPool) -> None:
+    assert await pool.run("flow", 1, len, "abc") == 3
+    assert await pool.run("flow", LARGE, len, "abcd") == 4
+    for size in (1, LARGE):
+        with pytest.raises(ZeroDivisionError):
+            await pool.run("flow", size, divmod, 1, 0)
+
+
+async def test_large_bodies_are_counted_in_another_process(pool: CountingPool) -> None:
+    assert await pool.run("flow", LARGE - 1, os.getpid) == os.getpid()
+    other = await pool.run("flow", LARGE, os.getpid)
+    assert other != os.getpid()
+    assert await pool.run("flow", LARGE, os.getpid) == other
+
+
+async def test_without_processes_threads_count_everything() -> None:
+    pool = CountingPool(threads=1, processes=0, process_bytes=LARGE, max_pending_bytes=10_000)
+    assert await pool.run("flow", LARGE, os.getpid) == os.getpid()
+    await pool.close()
+
+
+async def test_a_flows_backlog_does_not_delay_another_flow(pool: CountingPool) -> None:
+    gate = Gate()
+    jobs = [asyncio.create_task(pool.run("busy", 100, gate.pass_through, f"busy {n}")) for n in range(5)]
+    await until(lambda: gate.started)
+    jobs.append(asyncio.create_task(pool.run("new", 100, gate.pass_through, "new")))
+    await asyncio.sleep(0)
+    gate.opened.set()
+    await asyncio.gather(*jobs)
+    assert gate.started.index("new") <= 2
+
+
+async def test_a_small_body_does_not_wait_behind_a_large_one(pool: CountingPool) -> None:
+    await pool.run("flow", LARGE, os.getpid)
+    slow = asyncio.create_task(pool.run("flow", LARGE, time.sleep, 1))
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(pool.run("flow", 1, len, "abc"), 0.8) == 3
+    assert not slow.done()
+    slow.cancel()
+
+
+async def test_too_many_bytes_at_once_are_refused_and_their_end_makes_room(pool: CountingPool) -> None:
+    gate = Gate()
+    first = asyncio.create_task(pool.run("flow", 900, gate.pass_through, "a"))
+    rest = [asyncio.create_task(pool.run("flow", 900, gate.pass_through, "b")) for _ in range(10)]
+    await until(lambda: gate.started)
+    assert pool.pending_bytes == 9900
+    with pytest.raises(CountingOverloadedError):
+        await pool.run("flow", 200, len, "abc")
+    gate.opened.set()
+    await asyncio.gather(first, *rest)
+    assert pool.pending_bytes == 0
+    assert await pool.run("flow", 200, len, "abc") == 3
+
+
+async def test_a_body_larger_than_the_bound_is_counted_when_it_is_alone(pool: CountingPool) -> None:
+    assert await pool.run("flow", 50_000, len, "abc") == 3
+
+
+async def test_a_caller_who_leaves_takes_waiting_work_along(pool: CountingPool) -> None:
+    gate = Gate()
+    running = asyncio.create_task(pool.run("flow", 100, gate.pass_through, "running"))
+    waiting = asyncio.create_task(pool.run("flow", 100, gate.pass_through, "waiting"))
+    await until(lambda: gate.started)
+    waiting.cancel()
+    running.cancel()
+    await asyncio.gather(waiting, running, return_exceptions=True)
+    assert pool.pending_bytes == 0
+    gate.opened.set()
+    assert await pool.run("flow", 100, gate.pass_through, "later") == "later"
+    assert gate.started == ["running", "later"]
+
+
+async def test_a_process_that_dies_of_its_work_is_replaced(pool: CountingPool) -> None:
+    first = await pool.run("flow", LARGE, os.getpid)
+    with pytest.raises(WorkerDiedError):
+        await pool.run("flow", LARGE, os._exit, 1)
+    second = await pool.run("flow", LARGE, os.getpid)
+    assert second not in (first, os.getpid())
+
+
+async def test_a_process_that_died_while_idle_costs_nobody_an_answer(pool: CountingPool) -> None:
+    first = await pool.run("flow", LARGE, os.getpid)
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: not _alive(first))
+    await asyncio.sleep(0.2)
+    assert await pool.run("flow", LARGE, os.getpid) != first
+
+
+async def test_what_all_need_is_loaded_everywhere(pool: CountingPool) -> None:
+    await pool.run_everywhere(len, "abc")
+    with pytest.raises(ZeroDivisionError):
+        await pool.run_everywhere(divmod, 1, 0)
+
+
+async def test_closing_drops_what_waits_and_ends_the_process() -> None:
+    pool = CountingPool(threads=1, processes=1, process_bytes=LARGE, max_pending_bytes=10_000)
+    process = await pool.run("flow", LARGE, os.getpid)
+    gate = Gate()
+    running = asyncio.create_task(pool.run("flow", 1, gate.pass_through, "running"))
+    waiting = asyncio.create_task(pool.run("flow", 1, gate.pass_through, "waiting"))
+    await until(lambda: gate.started)
+    gate.opened.set()
+    await pool.close()
+    assert await running == "running"
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not _alive(process)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from gateway.tokens.features import ALL, Feature
+from gateway.tokens.probes import ParityReport, Probe, UncountedError, compare, probes
+from gateway.wire.request import Api
+
+
+async def length(probe: Probe) -> int | None:
+    return len(probe.body)
+
+
+async def compared(**engine: int | None) -> ParityReport:
+    """All probes against an engine that differs in those named."""
+
+    async def there(probe: Probe) -> int | None:
+        return engine[probe.name] if probe.name in engine else len(probe.body)
+
+    return await compare(probes("m"), length, there)
+
+
+def test_probes_are_requests_for_the_model_with_names_of_their_own() -> None:
+    made = probes("m")
+    assert {json.loads(probe.body)["model"] for probe in made} == {"m"}
+    assert len({probe.name for probe in made}) == len(made) >= 20
+    assert {probe.api for probe in made} == {Api.CHAT, Api.COMPLETIONS, Api.MESSAGES}
+
+
+async def test_an_engine_that_counts_alike_is_trusted_in_everything() -> None:
+    report = await compared()
+    assert report.equal
+    assert report.compared == len(probes("m"))
+    assert [report.distrusted(api) for api in Api] == [frozenset()] * 4
+
+
+async def test_another_template_shows_in_plain_conversations_and_all_that_become_them() -> None:
+    report = await compared(user=1)
+    assert [Feature.PROMPT in report.distrusted(api) for api in Api] == [api is not Api.COMPLETIONS for api in Api]
+
+
+async def test_a_difference_in_a_feature_speaks_against_that_feature_only() -> None:
+    report = await compared(tools=1, developer=None)
+    assert not report.equal
+    assert report.distrusted(Api.CHAT) == {Feature.TOOLS, Feature.DEVELOPER}
+    assert report.distrusted(Api.COMPLETIONS) == frozenset()
+
+
+async def test_the_conversion_of_messages_speaks_for_that_api_only() -> None:
+    report = await compared(messages=1)
+    assert report.distrusted(Api.MESSAGES) == {Feature.PROMPT}
+    assert report.distrusted(Api.CHAT) == frozenset()
+
+
+async def test_a_refusal_on_both_sides_is_agreement() -> None:
+    async def refuse(_: Probe) -> int | None:
+        return None
+
+    assert (await compare(probes("m"), refuse, refuse)).equal
+
+
+async def test_an_api_that_the_engine_does_not_count_is_not_trusted() -> None:
+    async def there(probe: Probe) -> int | None:
+        if probe.api is Api.MESSAGES:
+            raise UncountedError
+        return len(probe.body)
+
+    report = await compare(probes("m"), length, there)
+    assert report.equal
+    assert report.distrusted(Api.MESSAGES) == ALL
+    assert report.distrusted(Api.CHAT) == frozenset()
+
+
+async def test_what_we_do_not_count_is_not_asked() -> None:
+    async def here(_: Probe) -> int | None:
+        raise UncountedError
+
+    async def there(_: Probe) -> int | None:
+        pytest.fail("asked")
+
+    assert (await compare(probes("m"), here, there)).compared == 0
