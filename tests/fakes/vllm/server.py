@@ -207,14 +207,17 @@ class FakeVllm:
 
     def _generate(self, connection: Connection, seen: SeenRequest, api: Api, fault: Fault | None) -> None:
         settings = self.settings
-        request = read(
-            api,
-            decode(seen.body),
-            models=(settings.model,),
-            max_model_len=settings.max_model_len,
-            natural=settings.output_tokens,
-            tokenize=self.tokenize,
-        )
+        try:
+            request = read(
+                api,
+                decode(seen.body),
+                models=(settings.model,),
+                max_model_len=settings.max_model_len,
+                natural=settings.output_tokens,
+                tokenize=self.tokenize,
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ApiError(400, f"1 validation error:\n  {error}", "Bad Request") from error
         if settings.max_queued is not None and self.scheduler.unfinished >= settings.max_queued:
             self.rejections += 1
             raise BUSY

@@ -82,6 +82,7 @@ async def test_usage_counts_words_ids_and_every_choice():
         ({"messages": [{"role": "user", "content": "w " * 3000}]}, 400, "maximum context length is 2048 tokens"),
         ({"max_tokens": 5000}, 400, "cannot be greater than max_model_len"),
         ({"max_tokens": 0}, 400, "must be at least 1"),
+        ({"max_tokens": "many"}, 400, "validation error"),
     ],
 )
 async def test_what_vllm_refuses_is_refused(fields, status, words):
