@@ -1,0 +1,35 @@
+# The gateway alone: no vLLM, no torch. `docker run kvgate --endpoint http://vllm:8000`
+
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+# pip stays here: the environment that is shipped has none.
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/kvgate
+# What kvgate needs changes less often than kvgate: a layer of its own.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --requirement requirements.txt
+COPY README.md LICENSE ./
+COPY gateway ./gateway
+COPY engine ./engine
+RUN /opt/build/bin/pip wheel --no-deps --wheel-dir dist . \
+    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --no-deps dist/*.whl
+
+FROM python:3.11-slim-bookworm
+LABEL org.opencontainers.image.title="kvgate" \
+      org.opencontainers.image.description="Admission control for vLLM" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# A number, so that an orchestrator can see that it is not root.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin kvgate \
+    && install --directory --owner 10001 --group 10001 /var/cache/huggingface
+COPY --from=build /opt/kvgate /opt/kvgate
+COPY deploy/healthcheck.py /opt/kvgate/healthcheck.py
+ENV PATH=/opt/kvgate/bin:$PATH \
+    HF_HOME=/var/cache/huggingface \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --start-interval=1s --retries=3 \
+    CMD ["python", "-I", "-S", "/opt/kvgate/healthcheck.py"]
+ENTRYPOINT ["kvgate", "serve"]
