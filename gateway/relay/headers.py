@@ -19,7 +19,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-"""RFC 9110, 7.6.1: they mean one connection, not the message."""
+"""RFC 9110, 7.6.1: they mean one connection, not the message. So do those that `Connection` names."""
 
 _NOT_SENT = _HOP_BY_HOP | {
     b"host",
@@ -31,7 +31,12 @@ _NOT_SENT = _HOP_BY_HOP | {
     b"x-vllm-priority",
 }
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-_NOT_RETURNED = _HOP_BY_HOP | {b"x-request-id", b"x-accel-buffering"}
+_NOT_RETURNED = _HOP_BY_HOP | {
+    b"content-length",
+    b"date",  # uvicorn writes one
+    b"x-request-id",
+    b"x-accel-buffering",
+}
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -53,7 +58,7 @@ def bearer(scope: Scope) -> str | None:
 
 
 def towards_endpoint(
-    scope: Scope, identifier: bytes, *, api_key: str | None, keep_credentials: bool, priority: int = 0
+    scope: Scope, identifier: bytes, *, api_key: str | None, keep_credentials: bool, priority: int | None = None
 ) -> Headers:
     """The headers an endpoint gets.
 
@@ -62,13 +67,15 @@ def towards_endpoint(
         identifier: the request id.
         api_key: the endpoint's own key, in place of what the client sent.
         keep_credentials: pass the client's key on where the endpoint has none of its own.
-        priority: the priority band, for engines that schedule by it.
+        priority: the priority band, for engines that schedule by it; goes before what the client's body says.
     """
     drop_credentials = api_key is not None or not keep_credentials
+    named = _named_by_connection(scope["headers"])
     headers = [
         (name, value)
         for name, value in scope["headers"]
         if name not in _NOT_SENT
+        and name not in named
         and not (drop_credentials and name in _CREDENTIALS)
         and not name.startswith(b"x-kvgate-")
     ]
@@ -76,20 +83,27 @@ def towards_endpoint(
     headers.append((b"accept-encoding", b"identity"))
     if api_key is not None:
         headers.append((b"authorization", b"Bearer " + api_key.encode()))
-    if priority:
+    if priority is not None:
         headers.append((b"x-vllm-priority", b"%d" % priority))
     return headers
 
 
 def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -> list[tuple[bytes, bytes]]:
     """The headers a client gets; `length` is the body's where it is known."""
+    named = _named_by_connection(headers)
     kept = [
         (lowered, value)
         for name, value in headers
-        if (lowered := name.lower()) not in _NOT_RETURNED and lowered != b"content-length"
+        if (lowered := name.lower()) not in _NOT_RETURNED and lowered not in named
     ]
     if length is not None:
         kept.append((b"content-length", b"%d" % length))
     kept.append((b"x-request-id", identifier))
     kept.append((b"x-accel-buffering", b"no"))
     return kept
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    """Headers that `Connection` declares to be of this connection only."""
+    options = [value for name, value in headers if name.lower() == b"connection"]
+    return frozenset(option.strip().lower() for value in options for option in value.split(b","))
