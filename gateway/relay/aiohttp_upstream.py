@@ -84,14 +84,16 @@ class AiohttpUpstream:
         try:
             return await _request(self._pooled, options, body)
         except (aiohttp.ClientError, OSError) as error:
-            stale = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError)) and used.reused
-            if not stale or isinstance(error, aiohttp.ClientConnectorError):
+            # A reset is aiohttp's own `ClientOSError`, an end without an answer its `ServerDisconnectedError`.
+            lost = isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError))
+            if not (lost and used.reused) or isinstance(error, aiohttp.ClientConnectorError):
                 raise _failure(error) from error
         # The engine closed an idle connection just as it was used: nothing of an answer was seen.
         try:
             return await _request(self._fresh, options, body)
         except (aiohttp.ClientError, OSError) as error:
-            raise _failure(error) from error
+            # Never `ConnectFailedError`: the endpoint may have seen the request, and died of it.
+            raise ConnectionLostError(_described(error)) from error
 
     def _url(self, base_url: str, path: str) -> URL:
         key = (base_url, path)
