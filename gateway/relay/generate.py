@@ -167,19 +167,18 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
         raise _refusal(error.command, "") from None
     finally:
         exchange.waited += plane.clock() - queued
-    if dispatch.would is not None:
-        plane.metrics.model(pool.name).would(dispatch.would)
-
-    ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
-    outgoing = Outgoing(
-        request=identifier,
-        path=path(scope),
-        body=with_usage(request) if ask_usage else request.body,
-        prompt_tokens=asked.prompt_tokens,
-        strip_usage=ask_usage,
-    )
     reservation = _Reservation(pool.driver, identifier)
     try:
+        if dispatch.would is not None:
+            plane.metrics.model(pool.name).would(dispatch.would)
+        ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+        outgoing = Outgoing(
+            request=identifier,
+            path=path(scope),
+            body=with_usage(request) if ask_usage else request.body,
+            prompt_tokens=asked.prompt_tokens,
+            strip_usage=ask_usage,
+        )
         while True:
             endpoint = pool.endpoints[dispatch.endpoint]
             exchange.endpoint = endpoint.id
@@ -188,7 +187,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
                 exchange.identifier,
                 api_key=endpoint.api_key,
                 keep_credentials=plane.keeps_credentials,
-                priority=band,
+                priority=band if band or request.priority else None,
             )
             exchange.sent()
             attempt = Attempt(exchange, pool.driver, plane.flights, plane.upstream, endpoint)
