@@ -28,6 +28,9 @@ class LimitedProtocol(HttpToolsProtocol):
     head_timeout: float
 
     _head_bytes = 0
+    """Of the names and values that were parsed."""
+    _received_bytes = 0
+    """The same in all, while the head has not ended: a header that never ends is never shown to us."""
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -42,15 +45,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_head:
-            # A header that never ends is never shown to us as a header.
-            self._head_bytes += len(data)
-            if self._head_bytes > self.max_header_bytes:
+            self._received_bytes += len(data)
+            if self._received_bytes > self.max_header_bytes:
                 self._refuse(_TOO_LARGE, f"The request's headers are over {self.max_header_bytes} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._received_bytes = 0
         if self._head_timer is None:
             self._expect_head()
 
