@@ -48,6 +48,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _EXACT = {(route.method, route.path): route for route in ROUTES if not route.path.endswith("*")}
+_DOTS = frozenset({".", ".."})
 _PREFIXED = tuple((route.method, route.path[:-1], route) for route in ROUTES if route.path.endswith("*"))
 
 
@@ -56,6 +57,8 @@ def find(method: str, path: str) -> Route | None:
     route = _EXACT.get((method, path))
     if route is not None:
         return route
+    if not _DOTS.isdisjoint(path.split("/")):
+        return None  # whoever is behind us might resolve them, and arrive at a path that is not in the table
     for prefixed_method, prefix, prefixed in _PREFIXED:
         if method == prefixed_method and path.startswith(prefix) and len(path) > len(prefix):
             return prefixed
