@@ -1,6 +1,7 @@
 """One try of a request at one endpoint: sent, its answer classified, then streamed through."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from gateway.admission.events import RequestId, Verdict
@@ -26,6 +27,8 @@ from gateway.wire.stream import (
 _OK = 200
 _UNAUTHORIZED = 401
 _SERVER_ERRORS = 500
+_LAST_EVENT_TIMEOUT = 5.0
+"""Seconds a client gets to take the error that ends its stream: nobody watches over it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,9 @@ class Attempt:
         try:
             return await self._exchanged(flight, outgoing, headers)
         except asyncio.CancelledError:
-            if flight.interruption is None:
+            if flight.interruption is None or flight.task.uncancel():  # the client left, if only at the same time
                 raise
-            flight.task.uncancel()
-            return await self._interrupted(flight.interruption)
+            return await self._interrupted(flight)
         finally:
             self._flights.close(flight)
 
@@ -152,13 +154,15 @@ class Attempt:
                 held += ready
                 if reader.failure is not None:
                     return await self._failed_unseen(reader.failure)
-                if not held or (reader.api is Api.RESPONSES and is_preliminary(held)):
+                if not held or is_preliminary(held):
                     continue
                 flight.answering = True
                 await self._start(answer)
                 ready, held = held, b""
             if ready:
+                flight.delivering = True
                 await send({"type": "http.response.body", "body": ready, "more_body": True})
+                flight.delivering = False
             if reader.failure is not None:
                 return await self._failed_midway(reader.failure)
             progress(request, reader.tokens)
@@ -171,6 +175,7 @@ class Attempt:
             return await self._failed_midway(reader.failure)
         if not exchange.committed:
             await self._start(answer)
+        flight.delivering = True
         await send({"type": "http.response.body", "body": rest, "more_body": False})
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
@@ -212,8 +217,10 @@ class Attempt:
             return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
         return await self._end_with(self._error_event(message))
 
-    async def _interrupted(self, why: Interruption) -> Settled | Again:
-        overdue = why is Interruption.OVERDUE
+    async def _interrupted(self, flight: Flight) -> Settled | Again:
+        if flight.delivering:  # it is the client that did not go on
+            return Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
+        overdue = flight.interruption is Interruption.OVERDUE
         message = "The endpoint did not go on in time." if overdue else "The endpoint went down."
         if not self._exchange.committed:
             return Again(busy=False, reason=message, overdue=overdue)
@@ -227,7 +234,11 @@ class Attempt:
         """A clean end of the HTTP body, with the error as its last event and without `[DONE]`."""
         if self.reader is not None:
             self._exchange.usage = self.reader.usage
-        await self._exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+            if self.reader.torn:
+                event = b"\n\n" + event
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
+                await self._exchange.send({"type": "http.response.body", "body": event, "more_body": False})
         return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from enum import Enum, auto
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.endpoints.health import State
 from gateway.pools import Endpoint
 
 ABANDONED_AFTER = 10.0
@@ -26,15 +27,32 @@ class Interruption(Enum):
 class Flight:
     """One request on one endpoint."""
 
-    __slots__ = ("answering", "endpoint", "interruption", "moved_at", "request", "task")
+    __slots__ = (
+        "answering",
+        "delivering",
+        "endpoint",
+        "interruption",
+        "moved_at",
+        "request",
+        "streams",
+        "task",
+        "watched",
+    )
 
-    def __init__(self, request: RequestId, endpoint: Endpoint, task: "asyncio.Task[object]", now: float) -> None:
+    def __init__(
+        self, request: RequestId, endpoint: Endpoint, task: "asyncio.Task[object]", now: float, *, streams: bool
+    ) -> None:
         self.request = request
         self.endpoint = endpoint
         self.task = task
+        self.streams = streams
         self.moved_at = now
         self.answering = False
         """Whether a first event has come."""
+        self.delivering = False
+        """Whether what has come is being handed to the client: in between, nothing is read."""
+        self.watched = True
+        """Whether its progress tells how its endpoint is: not while it waits for its client."""
         self.interruption: Interruption | None = None
 
     def interrupt(self, why: Interruption) -> None:
@@ -66,7 +84,7 @@ class Flights:
         """The current task sends a request to an endpoint; `streams` says that its tokens will be seen one by one."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
-        flight = self._flights[request] = Flight(request, endpoint, task, self._clock())
+        flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
         endpoint.monitor.dispatched(request, prompt_tokens, streams=streams)
         return flight
 
@@ -95,14 +113,26 @@ class Flights:
                 flight.interrupt(Interruption.EVACUATED)
 
     def sweep(self) -> None:
-        """Interrupt what is overdue."""
+        """Interrupt what is overdue, and hold no endpoint to account for a client that does not read."""
         now = self._clock()
         for flight in list(self._flights.values()):
-            limit = self._idle_timeout if flight.answering else self._first_byte_timeout
-            if not flight.endpoint.healthy:
-                limit = min(limit, ABANDONED_AFTER)
-            if now - flight.moved_at > limit:
+            silence = now - flight.moved_at
+            if silence > self._patience(flight):
                 flight.interrupt(Interruption.OVERDUE)
+            elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
+                flight.watched = False
+                flight.endpoint.monitor.finished(flight.request)
+            elif not flight.watched and not flight.delivering:
+                flight.watched = True
+                flight.endpoint.monitor.dispatched(flight.request, 0, streams=flight.streams)
+
+    def _patience(self, flight: Flight) -> float:
+        """The longest silence it is allowed, seconds."""
+        limit = self._idle_timeout if flight.answering else self._first_byte_timeout
+        endpoint = flight.endpoint
+        if endpoint.healthy or flight.delivering or endpoint.monitor.status.state is State.DRAINING:
+            return limit
+        return min(limit, ABANDONED_AFTER)
 
     async def watch(self) -> None:
         """Sweep for ever."""
