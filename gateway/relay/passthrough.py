@@ -1,5 +1,6 @@
 """Requests that are passed to an endpoint without being admitted: they cost it little of its KV cache."""
 
+import asyncio
 import re
 
 import msgspec
@@ -24,7 +25,10 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
-    """Pass a request to a healthy endpoint of the model it names, when one of the places for such is free."""
+    """Pass a request to a healthy endpoint of the model it names, when one of the places for such is free.
+
+    A request that waits for an endpoint takes no place from those whose endpoints are there.
+    """
     try:
         name = _model(scope, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -38,11 +42,11 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
         message = f"The model `{(name or '')[:200]}` does not exist here. `/v1/models` lists those that do."
         return await exchange.refuse(Outcome.MODEL_NOT_FOUND, message, param="model")
     exchange.model = pool.name
-    async with plane.relay_places:
-        if not await plane.directory.wait_for_endpoint(pool, queue.no_endpoint_ttl):
-            message = "No endpoint is ready to serve this model."
-            return await exchange.refuse(Outcome.NO_ENDPOINT, message, retry_after=10.0)
-        return await _pass(plane, scope, exchange, body, pool.healthy()[:_TRIES])
+    if await plane.directory.wait_for_endpoint(pool, queue.no_endpoint_ttl):
+        async with plane.relay_places:
+            if endpoints := pool.healthy()[:_TRIES]:
+                return await _pass(plane, scope, exchange, body, endpoints)
+    return await exchange.refuse(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
 async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
@@ -57,7 +61,8 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
 
 
 async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:
-    reason = "no endpoint is ready"
+    timeouts = plane.settings.upstream
+    reason = ""
     for endpoint in endpoints:
         exchange.endpoint = endpoint.id
         exchange.sent()
@@ -65,29 +70,38 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
             scope, exchange.identifier, api_key=endpoint.api_key, keep_credentials=plane.keeps_credentials
         )
         try:
-            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+            async with asyncio.timeout(timeouts.first_byte_timeout):
+                answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+        except TimeoutError:
+            return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
         except UpstreamError as error:
             endpoint.monitor.failed(str(error))
             reason = str(error)
             continue
         try:
-            return await _through(exchange, answer)
+            return await _through(exchange, answer, timeouts.idle_timeout)
         finally:
             answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 
-async def _through(exchange: Exchange, answer: Answer) -> Outcome:
+async def _through(exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
     exchange.status = answer.status
     exchange.committed = True
     await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    # A body that cannot be had to its end stays unended, so that the client sees that it is torn.
     try:
-        while piece := await answer.read_some():
-            await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
+        more = True
+        while more:
+            async with asyncio.timeout(idle_timeout):
+                if more := bool(piece := await answer.read_some()):
+                    await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
+    except TimeoutError:
+        return Outcome.UPSTREAM_TIMEOUT
     except UpstreamError:
-        return Outcome.UPSTREAM_ERROR  # the body stays unended, so the client sees that it is torn
+        return Outcome.UPSTREAM_ERROR
     await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004
 
