@@ -66,8 +66,10 @@ class Driver:
         for command in self._controller.handle(event, self._clock()):
             self._carry_out(command)
 
-    async def admit(self, demand: Demand, *, band: int, flow: str, body_bytes: int) -> tuple[RequestId, Dispatch]:
-        """Wait until the request may go to an endpoint.
+    async def admit(
+        self, demand: Demand, *, band: int = 0, flow: str = "", body_bytes: int = 0, streamed: bool = True
+    ) -> tuple[RequestId, Dispatch]:
+        """Wait until the request may go to an endpoint; the arguments are those of `Arrived`.
 
         Cancelling gives up its place. After a return the caller owes the core one `finish` or `readmit`.
 
@@ -75,7 +77,7 @@ class Driver:
             RejectedError: it may not.
         """
         request = RequestId(next(_ids))
-        return request, await self._ask(request, Arrived(request, demand, band, flow, body_bytes))
+        return request, await self._ask(request, Arrived(request, demand, band, flow, body_bytes, streamed))
 
     async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
         """Give a dispatched request back, unanswered, and wait for another dispatch.

@@ -162,7 +162,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
     band = max(client.band, request.priority)
     queued = plane.clock()
     try:
-        identifier, dispatch = await pool.driver.admit(asked, band=band, flow=client.flow, body_bytes=len(request.body))
+        identifier, dispatch = await pool.driver.admit(
+            asked, band=band, flow=client.flow, body_bytes=len(request.body), streamed=request.stream
+        )
     except RejectedError as error:
         raise _refusal(error.command, "") from None
     finally:
