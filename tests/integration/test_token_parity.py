@@ -23,6 +23,7 @@ from gateway.tokens.probes import UncountedError, compare, probes
 from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body
+from tests.integration.parity.generator import Generator
 from tests.integration.parity.mutants import MUTANTS, Mutant
 
 pytestmark = pytest.mark.engine
@@ -138,13 +139,7 @@ def reference(engine: str, templates: Mapping[str, str | None], cells: list[Cell
     with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
 
         def served(cell: Cell) -> int | str:
-            content = _with_template(cell.body, templates[cell.template])
-            response = client.post(ROUTES[cell.api], content=content, headers=JSON)
-            if response.status_code in (400, 422):
-                return "refused"
-            assert response.status_code == 200, f"{cell}: {response.status_code} {response.text}"
-            usage = response.json()["usage"]
-            return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+            return serve(client, cell.api, cell.body, templates[cell.template])
 
         return dict(zip(cells, pool.map(served, cells), strict=True))
 
@@ -162,14 +157,29 @@ def renderers(renderer_of: Mapping[str, Renderer], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(counting, "renderer", lambda source: renderer_of[source.name])
 
 
-def local(cell: Cell) -> int | str:
+def serve(client: httpx.Client, api: Api, body: bytes, template: str | None) -> int | str:
+    """The prompt tokens that the engine reports of a request it has served."""
+    response = client.post(ROUTES[api], content=_with_template(body, template), headers=JSON)
+    if response.status_code in (400, 422):
+        return "refused"
+    assert response.status_code == 200, f"{response.status_code} {response.text} for {body!r}"
+    usage = response.json()["usage"]
+    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+
+def count(template: str, api: Api, body: bytes) -> int | str:
+    """The prompt tokens that we count."""
     try:
         # An empty prompt has no tokens, and no engine takes one: some templates print nothing of a text.
-        return sum(count_body(TokenizerSource(cell.template), cell.api, cell.body, MAX_MODEL_LEN).prompts) or "refused"
+        return sum(count_body(TokenizerSource(template), api, body, MAX_MODEL_LEN).prompts) or "refused"
     except InvalidRequestError:
         return "refused"
     except (NeedsEngineError, NotCountableError):
         return "engine"
+
+
+def local(cell: Cell) -> int | str:
+    return count(cell.template, cell.api, cell.body)
 
 
 def wrong(reference: Counts) -> dict[Cell, tuple[int | str, int | str]]:
@@ -195,6 +205,22 @@ def test_every_count_of_the_matrix_equals_the_engines(reference: Counts) -> None
 def test_only_what_the_engine_refuses_or_odd_requests_are_left_to_it(reference: Counts) -> None:
     left = {cell.case for cell, count in reference.items() if isinstance(count, int) and local(cell) == "engine"}
     assert left <= {"x no tools", "thinking off", "inline system"}
+
+
+@pytest.mark.usefixtures("renderers")
+@pytest.mark.parametrize("template", ["dump", "dump_parts"])
+def test_random_requests_are_counted_as_the_engine_counts_them(
+    engine: str, templates: Mapping[str, str | None], template: str
+) -> None:
+    """Under templates that print all they are given."""
+    generator = Generator(seed=14)
+    bodies = [json.dumps({"model": MODEL, "max_tokens": 1} | generator.request()).encode() for _ in range(400)]
+    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+        served = list(pool.map(lambda body: serve(client, Api.CHAT, body, templates[template]), bodies))
+    ours = [count(template, Api.CHAT, body) for body in bodies]
+    differing = [case for case in zip(ours, served, bodies, strict=True) if case[0] not in ("engine", case[1])]
+    assert differing == []
+    assert sum(isinstance(tokens, int) for tokens in ours) >= 100
 
 
 def test_the_engines_own_counts_equal_what_it_serves(

@@ -22,7 +22,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=300, special_tokens=["<bos>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = BpeTrainer(vocab_size=400, special_tokens=["<bos>"], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
     tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,14 +1,19 @@
 import asyncio
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from gateway.tokens.count import CountingOverloadedError
+from gateway.tokens.counting import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
+from gateway.tokens.render import TokenizerSource
+from gateway.wire.request import Api
 
 LARGE = 1000
 
@@ -155,3 +160,27 @@ def _alive(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_the_loop_goes_on_while_a_very_large_prompt_is_counted(tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    pool = CountingPool(threads=2, processes=1, process_bytes=2**16, max_pending_bytes=2**28)
+    await pool.run_everywhere(load, source)
+    small, large = (
+        json.dumps({"messages": [{"role": "user", "content": "the quick brown fox " * repeats}]}).encode()
+        for repeats in (50, 250_000)
+    )
+    counting = asyncio.create_task(pool.run("large", len(large), count_body, source, Api.CHAT, large, 10**8))
+    lags = []
+    while not counting.done():
+        start = time.perf_counter()
+        await asyncio.sleep(0)
+        lags.append(time.perf_counter() - start)
+        await pool.run("small", len(small), count_body, source, Api.CHAT, small, 10**8)
+    await pool.close()
+    assert sum((await counting).prompts) > 500_000
+    lags.sort()
+    usual, worst = lags[int(len(lags) * 0.99)] * 1e3, lags[-1] * 1e3
+    print(f"{len(large):,} bytes, {len(lags)} small counts beside: lag p99 {usual:.2f} ms, worst {worst:.1f} ms")
+    assert len(lags) > 50
+    assert usual < 50
