@@ -83,7 +83,7 @@ class ModelCounter:
 
         async def by_engine(probe: Probe) -> int | None:
             try:
-                work = engine_work(probe.api, probe.body)
+                work = engine_work(probe.api, probe.body, MAX_MODEL_LEN)
                 return sum(await self._engine.count_at(target, work))
             except InvalidRequestError:
                 return None
@@ -140,7 +140,7 @@ class ModelCounter:
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         try:
-            work = await self._pool.run(flow, len(request.body), engine_work, request.api, request.body)
+            work = await self._pool.run(flow, len(request.body), engine_work, request.api, request.body, max_model_len)
             counts = await self._engine.count(work, max_model_len)
         except (NeedsEngineError, NotCountableError, RouteMissingError):
             return await self._estimate(flow, request)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, features
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
@@ -41,7 +42,10 @@ class EngineWork:
     kind: str
 
 
-_ESTIMATED_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
+# No prompt's average comes near it: vocabularies have no token that long, but for runs of blanks.
+_MOST_CHARS_PER_TOKEN = 256
+
+_PROMPT_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
 
 
 def load(source: TokenizerSource) -> None:
@@ -80,13 +84,21 @@ def count_body(
     return Counted((renderer(source).count_chat(prompt, max_model_len),), _kind(api, brought))
 
 
-def engine_work(api: Api, body: bytes) -> EngineWork:
+def engine_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
     """The engine's own counting requests for a body.
+
+    Args:
+        api: of the request.
+        body: its bytes.
+        max_model_len: tokens; counting routes have no limit of their own, so what cannot fit is not sent to them.
 
     Raises:
         NeedsEngineError, NotCountableError: no counting route takes such a request.
         InvalidRequestError: it has no prompt.
+        PromptTooLongError: it cannot fit.
     """
+    if len(body) > max_model_len * _MOST_CHARS_PER_TOKEN:
+        _check_length(_fields(body), max_model_len)
     if api is Api.MESSAGES:
         return EngineWork(
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), api.value
@@ -112,8 +124,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
         api: of the request.
         body: its bytes.
     """
-    fields = _fields(body)
-    text = "\n".join(_texts([fields[name] for name in _ESTIMATED_FIELDS if name in fields]))
+    text = "\n".join(_texts(_fields(body)))
     tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
     return Counted((tokens,), api.value)
 
@@ -189,15 +200,25 @@ def _rendered_fields(prompt: ChatPrompt) -> Json:
     return {"messages": prompt.messages, "chat_template_kwargs": kwargs} | flags | tools | special
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every string in a value, but for media given as data."""
-    pending = [value]
+# Keys under which media come as base64, beside URLs that start with "data:".
+_MEDIA_KEYS = frozenset({"data", "file_data", "image_embeds", "audio_embeds", "video_embeds"})
+
+
+def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
+    characters = sum(map(len, _texts(fields)))
+    if characters > max_model_len * _MOST_CHARS_PER_TOKEN and fields.get("truncate_prompt_tokens") is None:
+        raise PromptTooLongError(characters // _MOST_CHARS_PER_TOKEN)
+
+
+def _texts(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Every string of a request that may be part of its prompt, but for media given as data."""
+    pending = [fields[name] for name in _PROMPT_FIELDS if name in fields]
     while pending:
         item = pending.pop()
         if isinstance(item, str):
             if not item.startswith("data:"):
                 yield item
         elif isinstance(item, dict):
-            pending += item.values()
+            pending += [part for key, part in item.items() if key not in _MEDIA_KEYS]
         elif isinstance(item, list):
             pending += item

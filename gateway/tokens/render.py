@@ -92,8 +92,8 @@ class Renderer:
         )
 
     def count_text(self, text: str) -> int:
-        """Tokens of a text by itself."""
-        return self._encode(text, True)
+        """Tokens of a text by itself, whatever it holds."""
+        return self._encode(text.encode(errors="replace").decode(), True)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text that is encoded. Raises as `count_chat`."""

@@ -231,7 +231,7 @@ def test_the_engines_own_counts_equal_what_it_serves(
     with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
 
         def asked(cell: Cell) -> int:
-            work = engine_work(cell.api, cell.body)
+            work = engine_work(cell.api, cell.body, MAX_MODEL_LEN)
             total = 0
             for prompt in work.prompts:
                 if isinstance(prompt, EngineCall):
@@ -284,7 +284,7 @@ async def _probed(engine: str, source: TokenizerSource) -> Any:
 
         async def there(probe: Any) -> int | None:
             try:
-                return sum(await counter.count_at(Target(engine), engine_work(probe.api, probe.body)))
+                return sum(await counter.count_at(Target(engine), engine_work(probe.api, probe.body, MAX_MODEL_LEN)))
             except InvalidRequestError:
                 return None
 

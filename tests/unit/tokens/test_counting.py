@@ -28,7 +28,7 @@ def source(tokenizer_folder: Path) -> TokenizerSource:
 def asked(api: Api, fields: dict[str, Any]) -> list[Any]:
     return [
         (prompt.path, json.loads(prompt.body)) if isinstance(prompt, EngineCall) else prompt
-        for prompt in engine_work(api, json.dumps(fields).encode()).prompts
+        for prompt in engine_work(api, json.dumps(fields).encode(), FAR).prompts
     ]
 
 
@@ -90,7 +90,7 @@ def test_whatever_the_body_says_there_is_a_count_or_a_reason(
     source: TokenizerSource, api: Api, fields: dict[str, Any]
 ) -> None:
     body = json.dumps(fields).encode()
-    for work in (lambda: count_body(source, api, body, 100), lambda: engine_work(api, body)):
+    for work in (lambda: count_body(source, api, body, 100), lambda: engine_work(api, body, 100)):
         with contextlib.suppress(NeedsEngineError, NotCountableError, InvalidRequestError, PromptTooLongError):
             work()
     estimate_body(None, api, body)
@@ -131,7 +131,7 @@ def test_a_chat_is_asked_of_the_engine_with_what_its_route_does_not_know_as_vari
 
 def test_messages_go_to_the_engine_as_they_came() -> None:
     body = b'{ "messages" : [ ] }'
-    assert engine_work(Api.MESSAGES, body).prompts == (EngineCall("/v1/messages/count_tokens", body),)
+    assert engine_work(Api.MESSAGES, body, FAR).prompts == (EngineCall("/v1/messages/count_tokens", body),)
 
 
 def test_each_text_is_a_question_and_ids_are_none() -> None:
@@ -164,3 +164,41 @@ def test_an_estimate_is_about_all_texts_but_media(source: TokenizerSource) -> No
     assert 2 <= estimate_body(source, Api.RESPONSES, body).prompts[0] < 20
     assert 2 <= estimate_body(None, Api.RESPONSES, body).prompts[0] < 20
     assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), "responses")
+
+
+def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:
+    assert estimate_body(source, Api.RESPONSES, b'{"input": "\\ud83d"}').prompts[0] > 0
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.COMPLETIONS, Api.RESPONSES])
+def test_an_engine_is_not_asked_about_what_cannot_fit(api: Api) -> None:
+    long = "x" * 100_000
+    fields = {
+        Api.CHAT: {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]},
+        Api.MESSAGES: {"messages": [], "system": long},
+        Api.COMPLETIONS: {"prompt": ["a", long]},
+        Api.RESPONSES: {"input": long},
+    }[api]
+    body = json.dumps(fields).encode()
+    assert engine_work(api, body, 1000).prompts
+    with pytest.raises(PromptTooLongError) as caught:
+        engine_work(api, body, 100)
+    assert 100 < caught.value.at_least < 100_000
+
+
+@pytest.mark.parametrize(
+    ("api", "part"),
+    [
+        (Api.CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}),
+        (Api.CHAT, {"type": "input_audio", "input_audio": {"format": "wav", "data": "A" * 100_000}}),
+        (Api.MESSAGES, {"type": "image", "source": {"type": "base64", "data": "A" * 100_000}}),
+    ],
+)
+def test_media_may_be_large(api: Api, part: dict[str, Any]) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+    assert engine_work(api, body, 100).prompts
+
+
+def test_what_is_truncated_may_be_large() -> None:
+    text = {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}
+    assert engine_work(Api.COMPLETIONS, json.dumps(text).encode(), 100).prompts
