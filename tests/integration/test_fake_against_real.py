@@ -272,11 +272,12 @@ async def ask_fake(fault: Fault, path: str, asked: dict[str, Any]) -> httpx.Resp
 async def check_death(server: Any) -> None:
     asked = body(CHAT, {"stream": True, "max_tokens": 1500, "ignore_eos": True})
     expected = (await ask_fake(Fault(FaultKind.ENGINE_DEATH, after=1), CHAT, asked)).text
+    core = engine_core(server.process.pid)
     client = httpx.AsyncClient(base_url=server.url, timeout=120)
     async with client, client.stream("POST", CHAT, json=asked) as response:
         events = response.aiter_text()
         text = await anext(events)
-        os.kill(engine_core(server.process.pid), signal.SIGKILL)
+        os.kill(core, signal.SIGKILL)
         text += "".join([part async for part in events])
     assert text.split("\n\n")[-3:] == expected.split("\n\n")[-3:]
 
