@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +20,8 @@ COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
-WITH_ABORT = (CHAT, COMPLETIONS)
-"""The APIs in which vLLM tells an abort apart from a normal end."""
+WITH_DONE = (CHAT, COMPLETIONS)
+"""The APIs whose streams end with `[DONE]`, and in which vLLM tells an abort from a normal end."""
 
 _PROMPT = {COMPLETIONS: "prompt", RESPONSES: "input"}
 _LIMIT = {RESPONSES: "max_output_tokens"}
@@ -93,7 +96,7 @@ async def gateway(*fakes: FakeVllm, ready: bool = True, **sections: Mapping[str,
     await application.start()
     url = f"http://127.0.0.1:{application.port}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False) as client:
             running = Running(application, client)
             if ready:
 
@@ -106,6 +109,19 @@ async def gateway(*fakes: FakeVllm, ready: bool = True, **sections: Mapping[str,
             yield running
     finally:
         await application.stop()
+
+
+@contextlib.contextmanager
+def fake_processes(count: int, *options: str) -> Iterator[list[tuple[str, subprocess.Popen[bytes]]]]:
+    """Fakes that can be killed: the URL and the process of each."""
+    argv = [sys.executable, "-m", "tests.fakes.vllm", *options]
+    processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) for _ in range(count)]
+    try:
+        yield [(process.stdout.readline().decode().strip(), process) for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def events(text: str) -> list[str]:

@@ -59,7 +59,7 @@ FRAMING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, for the next `times` requests whose path starts with `path`."""
+    """One fault, for the next `times` requests to `path`, or to any path under it where it ends with a slash."""
 
     kind: FaultKind
     after: int = 0
@@ -89,7 +89,7 @@ class FaultPlan:
             fault, left = entry
             assert isinstance(fault, Fault)
             assert isinstance(left, int)
-            if not path.startswith(fault.path):
+            if path != fault.path and not (fault.path.endswith("/") and path.startswith(fault.path)):
                 continue
             if fault.kind is FaultKind.STALE_KEEP_ALIVE and not reused_connection:
                 continue

@@ -1,0 +1,291 @@
+"""Endpoints that fail, before and after the client has seen anything."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tests.fakes.vllm import FakeVllm, Fault, FaultKind
+from tests.integration.relaying import (
+    APIS,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    WITH_DONE,
+    body,
+    events,
+    fake_processes,
+    gateway,
+    last_error,
+    until,
+)
+
+UNSEEN = (FaultKind.CLOSE_BEFORE_ANSWER, FaultKind.STATUS, FaultKind.BUSY_IN_STREAM, FaultKind.ENGINE_DEATH)
+"""Failures of which the client need not hear: another endpoint, or a later try, makes up for them."""
+MIDWAY = (FaultKind.RESET_MID_STREAM, FaultKind.TRUNCATED, FaultKind.ENGINE_DEATH, FaultKind.NO_FINISH)
+
+
+def generations(*fakes):
+    return [request for fake in fakes for request in fake.seen if request.path in APIS]
+
+
+async def endpoint_states(kvgate):
+    return [endpoint["state"] for endpoint in (await kvgate.state())["endpoints"]]
+
+
+def in_order_of_choice(*fakes):
+    """Of endpoints that are equally free the first by name is taken."""
+    return sorted(fakes, key=lambda fake: fake.url)
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+async def test_a_failure_nobody_has_seen_goes_to_another_endpoint(kind):
+    async with FakeVllm() as one, FakeVllm() as two, gateway(one, two) as kvgate:
+        first, second = in_order_of_choice(one, two)
+        asked = [(path, streamed) for path in APIS for streamed in (True, False)]
+        if kind is FaultKind.BUSY_IN_STREAM:
+            asked = [(path, True) for path in APIS if path != RESPONSES]  # there vLLM tears the body
+        for path, streamed in asked:
+            first.faults.add(Fault(kind, path=path, status=500))
+            answer = await kvgate.post(path, stream=streamed)
+            assert answer.status_code == 200, (path, streamed)
+            assert "rror" not in answer.text.replace('"error":null', ""), (path, streamed)
+            assert (len(generations(first)), len(generations(second))) == (1, 1), (path, streamed)
+            assert set(await endpoint_states(kvgate)) == {"up"}
+            first.seen.clear()
+            second.seen.clear()
+        assert await kvgate.outcomes() == {"completed": len(asked)}
+
+
+@pytest.mark.parametrize("path", WITH_DONE)
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_abort_nobody_has_seen_goes_to_another_endpoint(path, streamed):
+    async with FakeVllm() as one, FakeVllm() as two, gateway(one, two) as kvgate:
+        first, second = in_order_of_choice(one, two)
+        first.faults.add(Fault(FaultKind.ABORT, path=path))
+        answer = await kvgate.post(path, stream=streamed)
+        assert answer.status_code == 200
+        assert "abort" not in answer.text
+        assert (len(generations(first)), len(generations(second))) == (1, 1)
+        assert sorted(await endpoint_states(kvgate)) == ["refusing", "up"], "an engine that aborts is shutting down"
+
+
+async def test_a_busy_engine_is_waited_for_and_not_called_ill():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        for path in APIS:
+            for kind in (FaultKind.STATUS, FaultKind.BUSY_IN_STREAM):
+                if path == RESPONSES and kind is FaultKind.BUSY_IN_STREAM:
+                    continue  # there vLLM tears the body
+                fake.seen.clear()
+                fake.faults.add(Fault(kind, path=path, times=2))
+                answer = await kvgate.post(path, stream=kind is FaultKind.BUSY_IN_STREAM)
+                assert answer.status_code == 200
+                assert len(generations(fake)) == 3
+                assert await endpoint_states(kvgate) == ["up"]
+
+
+async def test_a_request_that_two_endpoints_fail_on_is_not_given_to_a_third():
+    async with FakeVllm() as one, FakeVllm() as two, FakeVllm() as three, gateway(one, two, three) as kvgate:
+        for fake in (one, two, three):
+            fake.faults.add(Fault(FaultKind.CLOSE_BEFORE_ANSWER, path=CHAT))
+        answer = await kvgate.post()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert len(generations(one, two, three)) == 2
+        assert await kvgate.outcomes() == {"upstream_error": 1}
+
+
+@pytest.mark.parametrize("kind", MIDWAY)
+async def test_a_stream_that_breaks_ends_with_an_error_of_its_protocol(kind):
+    paths = [path for path in APIS if kind is not FaultKind.NO_FINISH or path in WITH_DONE]
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        for path in paths:
+            fake.seen.clear()
+            fake.faults.add(Fault(kind, after=3, path=path))
+            answer = await kvgate.post(path, stream=True, tokens=20)
+            assert answer.status_code == 200
+            assert " 1" in answer.text
+            assert "[DONE]" not in answer.text
+            assert "message_stop" not in answer.text
+            error = last_error(answer.text)
+            if path == MESSAGES:
+                assert (error["type"], set(error["error"])) == ("error", {"type", "message"})
+            elif path == RESPONSES:
+                assert error["type"] == "error"
+                assert {"code", "message", "param"} <= error.keys()
+            else:
+                assert {"message", "type", "param", "code"} <= error["error"].keys()
+            assert len(generations(fake)) == 1, "what the client has seen a part of is never sent again"
+        await kvgate.until_idle()
+        assert await kvgate.outcomes() == {"upstream_error": len(paths)}
+
+
+@pytest.mark.parametrize("path", WITH_DONE)
+async def test_an_abort_in_the_middle_is_an_error_and_not_an_end(path):
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.ABORT, after=3, path=path))
+        answer = await kvgate.post(path, stream=True, tokens=20)
+        assert "abort" not in answer.text
+        assert last_error(answer.text)["error"]["code"] == "upstream_error"
+        assert "[DONE]" not in answer.text
+
+
+async def test_an_engines_own_error_is_passed_on_as_it_is():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.ENGINE_DEATH, after=3, path=CHAT))
+        answer = await kvgate.post(stream=True, tokens=20)
+        assert "EngineCore encountered an issue" in last_error(answer.text)["error"]["message"]
+
+
+async def test_a_torn_event_is_ended_before_the_error():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.GIGANTIC, after=2, size=8 << 20, path=CHAT))
+        request = asyncio.create_task(kvgate.post(stream=True, tokens=50))
+        await until(lambda: generations(fake) and fake.scheduler.running and fake.scheduler.running[0].generated > 2)
+        await fake.close()
+        answer = (await request).text
+        assert json.loads(events(answer)[-1][6:])["error"]["code"] == "upstream_error"
+        assert "[DONE]" not in answer
+
+
+async def test_a_whole_answer_torn_half_way_is_tried_again():
+    async with FakeVllm() as first, FakeVllm() as second, gateway(first, second) as kvgate:
+        first.faults.add(Fault(FaultKind.RESET_MID_STREAM, path=CHAT))
+        answer = await kvgate.post()
+        assert answer.json()["usage"]["completion_tokens"] == 5
+
+
+async def test_a_stream_without_done_but_with_its_finish_is_complete():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.NO_DONE, path=CHAT))
+        answer = await kvgate.post(stream=True)
+        assert '"finish_reason":"length"' in answer.text
+        assert await kvgate.outcomes() == {"completed": 1}
+
+
+async def test_a_connection_that_went_stale_costs_nobody_anything():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        assert (await kvgate.post()).status_code == 200
+        fake.faults.add(Fault(FaultKind.STALE_KEEP_ALIVE, path=CHAT))
+        assert (await kvgate.post()).status_code == 200
+        first, stale, again = generations(fake)
+        assert first.connection == stale.connection != again.connection
+        assert stale.body == again.body
+        assert await endpoint_states(kvgate) == ["up"]
+
+
+async def test_an_engines_refusal_is_passed_on_and_not_tried_again():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.STATUS, status=422, path=CHAT))
+        answer = await kvgate.post()
+        assert (answer.status_code, answer.json()["error"]["message"]) == (422, "Injected.")
+        assert len(generations(fake)) == 1
+        assert await kvgate.outcomes() == {"endpoint_refused": 1}
+
+
+async def test_an_engine_that_does_not_begin_is_given_up_in_time():
+    timeouts = {"first_byte_timeout": 0.3}
+    async with FakeVllm() as fake, gateway(fake, upstream=timeouts) as kvgate:
+        fake.faults.add(Fault(FaultKind.HANG_BEFORE_HEADERS, path=CHAT, times=9))
+        answer = await kvgate.post(stream=True)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        await until(lambda: all(request.client_gone_at is not None for request in generations(fake)))
+        await kvgate.until_idle()
+
+
+async def test_an_engine_that_stops_in_the_middle_is_given_up_in_time():
+    async with FakeVllm() as fake, gateway(fake, upstream={"idle_timeout": 0.1}) as kvgate:
+        answers = {}
+        for path in APIS:
+            fake.faults.add(Fault(FaultKind.HANG_MID_STREAM, after=3, path=path))
+            answers[path] = asyncio.create_task(kvgate.post(path, stream=True, tokens=20))
+        for path, answer in answers.items():
+            assert "did not go on" in events((await answer).text)[-1], path
+        assert last_error(answers[CHAT].result().text)["error"]["code"] == "upstream_timeout"
+        assert await kvgate.outcomes() == {"upstream_timeout": len(APIS)}
+        await until(lambda: all(request.client_gone_at is not None for request in generations(fake)))
+        await kvgate.until_idle()
+
+
+async def test_a_relayed_request_is_given_up_in_time():
+    class Silent(FakeVllm):
+        def _on_request(self, connection, seen):
+            if seen.path != "/tokenize":
+                super()._on_request(connection, seen)
+
+    async with Silent() as fake, gateway(fake, upstream={"first_byte_timeout": 0.2}) as kvgate:
+        answer = await kvgate.client.post("/tokenize", json={"prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+
+
+async def test_requests_wait_for_an_endpoint_to_come_back():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        await fake.refuse()
+
+        async def down():
+            return await endpoint_states(kvgate) == ["down"]
+
+        await until(down)
+        waiting = asyncio.create_task(kvgate.post())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await fake.listen()
+        assert (await waiting).status_code == 200
+
+
+async def test_nobody_waits_for_ever_for_an_endpoint():
+    queue = {"queue": {"no_endpoint_ttl": 0.2}}
+    async with FakeVllm() as fake, gateway(fake, admission=queue) as kvgate:
+        await fake.refuse()
+
+        async def down():
+            return await endpoint_states(kvgate) == ["down"]
+
+        await until(down)
+        answer = await kvgate.post()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_endpoint")
+        assert int(answer.headers["retry-after"]) >= 1
+        relayed = await kvgate.client.post("/tokenize", json={"prompt": "x"})
+        assert (relayed.status_code, relayed.json()["error"]["code"]) == (503, "no_endpoint")
+
+
+async def test_an_endpoint_that_was_never_there_is_not_an_unknown_model():
+    queue = {"queue": {"no_endpoint_ttl": 0.2}}
+    models = [{"endpoints": [{"url": "http://127.0.0.1:9"}], "tokenizer": "/nonexistent"}]
+    async with gateway(models=models, admission=queue, ready=False) as kvgate:
+        answer = await kvgate.post()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_endpoint")
+        assert (await kvgate.client.get("/readyz")).status_code == 503
+        assert (await kvgate.client.get("/livez")).status_code == 200
+
+
+async def test_kill_9_of_one_of_two_costs_only_what_had_started_on_it():
+    """The fakes are processes: one is killed under load."""
+    with fake_processes(2, "--step-seconds=0.01", "--num-blocks=2000") as engines:
+        urls = [url for url, _ in engines]
+        models = [{"endpoints": [{"url": url} for url in urls], "tokenizer": "/nonexistent"}]
+        async with gateway(models=models) as kvgate:
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(base_url=str(kvgate.client.base_url), limits=limits, timeout=30) as client:
+                started = []
+
+                async def one(number):
+                    await asyncio.sleep(number * 0.01)
+                    async with client.stream("POST", CHAT, json=body(tokens=60, stream=True)) as answer:
+                        text = ""
+                        async for piece in answer.aiter_text():
+                            text += piece
+                            started.append(number)
+                        return answer.status_code, text
+
+                load = [asyncio.create_task(one(number)) for number in range(100)]
+                await until(lambda: len(set(started)) > 30, timeout=10)
+                engines[0][1].kill()
+                results = await asyncio.gather(*load)
+            broken = [text for status, text in results if "[DONE]" not in text]
+            assert [status for status, _ in results] == [200] * 100, "a request failed that had not started"
+            assert broken, "nothing was on the engine when it died: the test tells nothing"
+            assert all(" 0" in text and last_error(text)["error"]["code"] == "upstream_error" for text in broken)
+            assert sorted(await endpoint_states(kvgate)) == ["down", "up"]
+            await kvgate.until_idle()
+            assert await kvgate.outcomes() == {"completed": 100 - len(broken), "upstream_error": len(broken)}
