@@ -1,0 +1,175 @@
+"""Clients that leave, and clients that do not read."""
+
+import asyncio
+import gc
+import json
+import tracemalloc
+
+import pytest
+
+from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
+from tests.integration.relaying import APIS, CHAT, body, gateway, http, raw, until
+
+AT_ONCE = 0.1
+"""Seconds from a client's departure until the endpoint's connection is closed."""
+
+
+async def asked(kvgate, path=CHAT, **fields):
+    return await raw(kvgate.port, http(path, json.dumps(body(path, **fields)).encode()))
+
+
+def generations(fake):
+    return [request for request in fake.seen if request.path in APIS]
+
+
+async def left_at_once(fake, writer, number=0):
+    """Leave, and measure how long the fake's connection outlives us."""
+    clock = asyncio.get_running_loop().time
+    gone_at = clock()
+    writer.close()
+    await until(lambda: generations(fake)[number].client_gone_at is not None)
+    return generations(fake)[number].client_gone_at - gone_at
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_takes_its_request_with_it(streamed):
+    """In the middle of a stream, of a long prefill, and of an answer that does not stream."""
+    async with FakeVllm(FakeSettings(step_seconds=0.005)) as fake, gateway(fake) as kvgate:
+        for number, path in enumerate(APIS):
+            reader, writer = await asked(kvgate, path, stream=streamed, tokens=1500, ignore_eos=True)
+            if streamed:
+                while b" 3" not in await reader.readuntil(b"\n\n"):
+                    pass
+            else:
+                await until(lambda: fake.scheduler.running)
+            assert await left_at_once(fake, writer, number) < AT_ONCE
+            await until(lambda: fake.scheduler.unfinished == 0)
+        assert await kvgate.outcomes() == {"client_closed": len(APIS)}
+        await kvgate.until_idle()
+
+
+async def test_a_client_that_leaves_during_the_prefill_is_noticed():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        for number, kind in enumerate((FaultKind.SLOW_PREFILL, FaultKind.HANG_BEFORE_HEADERS)):
+            fake.faults.add(Fault(kind, path=CHAT, seconds=30))
+            _, writer = await asked(kvgate, stream=True)
+            await until(lambda n=number: len(generations(fake)) > n)
+            assert await left_at_once(fake, writer, number) < AT_ONCE
+        assert await kvgate.outcomes() == {"client_closed": 2}
+        await kvgate.until_idle()
+
+
+async def test_a_client_that_leaves_the_queue_is_never_sent_to_an_endpoint():
+    """One sequence fits: the second request waits, and leaves before its turn."""
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
+        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
+        async with gateway(fake, models=models) as kvgate:
+            first = asyncio.create_task(kvgate.post(tokens=60))
+            await until(lambda: fake.scheduler.running)
+            _, writer = await asked(kvgate, tokens=61)
+
+            async def queued(depth):
+                return (await kvgate.state())["queues"][0]["depth"] == depth
+
+            await until(lambda: queued(1))
+            writer.close()
+            await until(lambda: queued(0))
+            assert (await first).status_code == 200
+            assert (await kvgate.post(tokens=3)).status_code == 200
+            assert [json.loads(request.body)["max_tokens"] for request in generations(fake)] == [60, 3]
+            assert await kvgate.outcomes() == {"completed": 2, "client_closed": 1}
+            await kvgate.until_idle()
+
+
+async def test_a_client_that_leaves_while_it_is_counted_is_forgotten():
+    class SlowToCount(FakeVllm):
+        def _on_request(self, connection, seen):
+            if seen.path == "/tokenize":
+                counting.set()
+            else:
+                super()._on_request(connection, seen)
+
+    counting = asyncio.Event()
+    async with SlowToCount() as fake, gateway(fake) as kvgate:
+        _, writer = await asked(kvgate)
+        await counting.wait()
+        writer.close()
+
+        async def closed():
+            return await kvgate.outcomes() == {"client_closed": 1}
+
+        await until(closed)
+        assert generations(fake) == []
+
+
+async def test_a_client_that_leaves_half_way_through_its_body_is_forgotten():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        request = http(CHAT, json.dumps(body()).encode())
+        _, writer = await raw(kvgate.port, request[:-10])
+        await asyncio.sleep(0.05)
+        writer.close()
+
+        async def closed():
+            return await kvgate.outcomes() == {"client_closed": 1}
+
+        await until(closed)
+        assert generations(fake) == []
+
+
+async def test_a_client_that_does_not_read_stops_our_reading():
+    """A fast stream of tens of megabytes meets a client that reads nothing, then everything."""
+    settings = FakeSettings(step_seconds=0, max_model_len=20_000, num_blocks=1000)
+    size, tokens = 16 << 20, 4000
+    async with FakeVllm(settings) as fake, gateway(fake) as kvgate:
+        fake.faults.add(Fault(FaultKind.GIGANTIC, after=2, size=size, path=CHAT))
+        gc.collect()
+        tracemalloc.start()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", kvgate.port, limit=1 << 12)
+            writer.transport.pause_reading()
+            writer.write(http(CHAT, json.dumps(body(stream=True, tokens=tokens)).encode()))
+            await until(lambda: generations(fake) and generations(fake)[0].paused)
+            held = _held_by("gateway/", "aiohttp/", "uvicorn/")
+            assert held < 4 << 20, f"{held} bytes are held for a client that does not read"
+        finally:
+            tracemalloc.stop()
+        assert not generations(fake)[0].answered
+        writer.transport.resume_reading()
+        received = 0
+        last = b""
+        while piece := await reader.read(1 << 16):
+            received += len(piece)
+            last = (last + piece)[-64:]
+            if b"[DONE]" in last:
+                break
+        writer.close()
+        assert received > size
+        await until(lambda: generations(fake)[0].answered)
+        await kvgate.until_idle()
+        assert await kvgate.outcomes() == {"completed": 1}
+
+
+def _held_by(*parts):
+    traces = tracemalloc.take_snapshot().statistics("filename")
+    return sum(trace.size for trace in traces if any(part in trace.traceback[0].filename for part in parts))
+
+
+async def test_a_client_that_does_not_read_is_not_the_endpoints_fault():
+    """It must neither count as a hang of its endpoint, nor be kept for ever."""
+    slow = {"health": {"interval": 0.1, "hung_after": 2.5}, "upstream": {"idle_timeout": 4.0}}
+    async with FakeVllm(FakeSettings(step_seconds=0)) as fake, gateway(fake, **slow) as kvgate:
+        fake.faults.add(Fault(FaultKind.GIGANTIC, after=2, size=16 << 20, path=CHAT))
+        _, writer = await asyncio.open_connection("127.0.0.1", kvgate.port)
+        writer.transport.pause_reading()
+        writer.write(http(CHAT, json.dumps(body(stream=True)).encode()))
+        states = set()
+
+        async def given_up():
+            states.update(endpoint["state"] for endpoint in (await kvgate.state())["endpoints"])
+            return await kvgate.outcomes() == {"client_closed": 1}
+
+        await until(given_up, timeout=15)
+        writer.close()
+        assert states == {"up"}
+        assert (await kvgate.post()).status_code == 200
+        await kvgate.until_idle()
