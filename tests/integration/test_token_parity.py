@@ -4,8 +4,9 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ import pytest
 from transformers import AutoTokenizer
 
 from gateway.tokens import counting
+from gateway.tokens.count import Source
+from gateway.tokens.counter import ModelCounter
 from gateway.tokens.counting import EngineCall, count_body, engine_work
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
-from gateway.tokens.probes import UncountedError, compare, probes
+from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import Renderer, TokenizerSource, cut
-from gateway.wire.request import Api, InvalidRequestError
-from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body
+from gateway.wire.request import Api, InvalidRequestError, parse
+from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
 from tests.integration.parity.mutants import MUTANTS, Mutant
 
@@ -167,7 +170,7 @@ def serve(client: httpx.Client, api: Api, body: bytes, template: str | None) -> 
     return int(usage.get("prompt_tokens", usage.get("input_tokens")))
 
 
-def count(template: str, api: Api, body: bytes) -> int | str:
+def counted(template: str, api: Api, body: bytes) -> int | str:
     """The prompt tokens that we count."""
     try:
         # An empty prompt has no tokens, and no engine takes one: some templates print nothing of a text.
@@ -179,13 +182,13 @@ def count(template: str, api: Api, body: bytes) -> int | str:
 
 
 def local(cell: Cell) -> int | str:
-    return count(cell.template, cell.api, cell.body)
+    return counted(cell.template, cell.api, cell.body)
 
 
 def wrong(reference: Counts) -> dict[Cell, tuple[int | str, int | str]]:
     """Cells that we count otherwise than the engine; leaving the count to it is never wrong."""
     ours = {cell: local(cell) for cell in reference}
-    return {cell: (ours[cell], counted) for cell, counted in reference.items() if ours[cell] not in ("engine", counted)}
+    return {cell: (ours[cell], tokens) for cell, tokens in reference.items() if ours[cell] not in ("engine", tokens)}
 
 
 def _with_template(body: bytes, template: str | None) -> bytes:
@@ -194,8 +197,8 @@ def _with_template(body: bytes, template: str | None) -> bytes:
 
 @pytest.mark.usefixtures("renderers")
 def test_every_count_of_the_matrix_equals_the_engines(reference: Counts) -> None:
-    counted = {cell: local(cell) for cell in reference}
-    by_number = sum(isinstance(count, int) for count in counted.values())
+    ours = {cell: local(cell) for cell in reference}
+    by_number = sum(isinstance(count, int) for count in ours.values())
     print(f"{len(reference)} cells, {by_number} counted here; {Counter(c.api.value for c in reference)}")
     assert wrong(reference) == {}
     assert by_number >= 300
@@ -217,7 +220,7 @@ def test_random_requests_are_counted_as_the_engine_counts_them(
     bodies = [json.dumps({"model": MODEL, "max_tokens": 1} | generator.request()).encode() for _ in range(400)]
     with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
         served = list(pool.map(lambda body: serve(client, Api.CHAT, body, templates[template]), bodies))
-    ours = [count(template, Api.CHAT, body) for body in bodies]
+    ours = [counted(template, Api.CHAT, body) for body in bodies]
     differing = [case for case in zip(ours, served, bodies, strict=True) if case[0] not in ("engine", case[1])]
     assert differing == []
     assert sum(isinstance(tokens, int) for tokens in ours) >= 100
@@ -255,37 +258,48 @@ def test_the_matrix_notices_a_counter_that_is_wrong_in_one_way(
     assert wrong(reference)
 
 
-async def test_the_probes_agree_with_an_engine_of_the_same_template(engine: str, model: Path) -> None:
-    report = await _probed(engine, TokenizerSource(str(model)))
-    assert report.mismatches == ()
-    assert report.unverified == frozenset()
-    assert report.compared >= 20
+@asynccontextmanager
+async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[ModelCounter]:
+    pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
+    async with httpx.AsyncClient(timeout=60) as client:
+        asked = EngineCounter(client, lambda: (Target(engine),))
+        counter = ModelCounter(MODEL, source, pool, asked, on_drift=pytest.fail, on_switch=lambda _: None)
+        await counter.start()
+        try:
+            yield counter
+        finally:
+            await pool.close()
+
+
+async def test_an_engine_of_the_same_template_is_found_equal_and_counted_here(engine: str, model: Path) -> None:
+    async with counter_of(engine, TokenizerSource(str(model))) as counter:
+        report = await counter.verify(Target(engine))
+        assert report is not None
+        assert report.mismatches == ()
+        assert report.unverified == frozenset()
+        assert report.compared >= 20
+        await _counts_what_is_served(engine, counter, Source.LOCAL)
 
 
 @pytest.mark.parametrize("template", ["chatml", "qwen3_thinking"])
-async def test_the_probes_notice_another_template(engine: str, model: Path, template: str) -> None:
+async def test_an_engine_of_another_template_is_found_out_and_counts_for_itself(
+    engine: str, model: Path, template: str
+) -> None:
     text = (TEMPLATES / f"{template}.jinja").read_text()
-    report = await _probed(engine, TokenizerSource(str(model), chat_template=text))
-    assert Feature.PROMPT in report.distrusted(Api.CHAT)
-    assert not report.distrusted(Api.COMPLETIONS)
+    async with counter_of(engine, TokenizerSource(str(model), chat_template=text)) as counter:
+        report = await counter.verify(Target(engine))
+        assert report is not None
+        assert Feature.PROMPT in report.distrusted(Api.CHAT)
+        assert not report.distrusted(Api.COMPLETIONS)
+        await _counts_what_is_served(engine, counter, Source.ENGINE)
 
 
-async def _probed(engine: str, source: TokenizerSource) -> Any:
-    async with httpx.AsyncClient() as client:
-        counter = EngineCounter(client, lambda: ())
-
-        async def here(probe: Any) -> int | None:
-            try:
-                return sum(count_body(source, probe.api, probe.body, MAX_MODEL_LEN).prompts)
-            except InvalidRequestError:
-                return None
-            except NeedsEngineError:
-                raise UncountedError from None
-
-        async def there(probe: Any) -> int | None:
-            try:
-                return sum(await counter.count_at(Target(engine), engine_work(probe.api, probe.body, MAX_MODEL_LEN)))
-            except InvalidRequestError:
-                return None
-
-        return await compare(probes(MODEL), here, there)
+async def _counts_what_is_served(engine: str, counter: ModelCounter, source: Source) -> None:
+    """Small in a thread, large in a process, both settled against the usage of the answer."""
+    for text in ("What is the weather?", "one two three four " * 400):
+        request = parse(Api.CHAT, json.dumps({"model": MODEL, "max_tokens": 1, "messages": [user(text)]}).encode())
+        count = await counter.count(request, flow="test", max_model_len=MAX_MODEL_LEN)
+        assert count.source is source
+        async with httpx.AsyncClient(timeout=60) as client:
+            response = await client.post(engine + ROUTES[Api.CHAT], content=request.body, headers=JSON)
+        counter.settle(count, response.json()["usage"]["prompt_tokens"])
