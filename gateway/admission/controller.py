@@ -296,7 +296,7 @@ class AdmissionController:
             self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
-        free = set(self._live)
+        free = set(self._live)  # those that nobody ahead is waiting for
         for endpoint in self._live:
             endpoint.settle(now)
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,7 +28,7 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 
-POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=8, max_bytes=5000)
+POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000)
 ENDPOINTS = ("a", "b", "c")
 CAPACITIES = (
     Capacity(max_model_len=600, kv_blocks=40, block_size=16),
@@ -130,7 +130,7 @@ class Admission(RuleBasedStateMachine):
         self.feed(EndpointGone(name) if gone else EndpointDown(name, "killed"))
 
     @rule(
-        prompts=st.lists(st.integers(1, 700), min_size=1, max_size=3),
+        prompts=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 700)), min_size=1, max_size=3),
         n=st.sampled_from([1, 1, 1, 2, 6]),
         max_tokens=st.integers(1, 400),
         band=st.sampled_from([0, 0, 1, -5]),
@@ -141,8 +141,12 @@ class Admission(RuleBasedStateMachine):
         request = len(self.known) + 1
         demand = Demand(tuple(prompts), max_tokens, n)
         event = Arrived(request, demand, band=band, body_bytes=body_bytes, streamed=streamed)
-        self.known[request] = Known(event, self.now, request)
+        known = self.known[request] = Known(event, self.now, request)
         self.feed(event)
+        if known.waiting:
+            queue = self.controller.snapshot(self.now).queue
+            assert queue.depth <= POLICY.max_requests
+            assert queue.bytes <= POLICY.max_bytes
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -214,7 +218,10 @@ class Admission(RuleBasedStateMachine):
     def wait(self, step):
         """Time passes; the driver keeps its promise of a `Tick` at every wake."""
         until = self.now + step
+        ticks = 0
         while self.wake_at <= until:
+            ticks += 1
+            assert ticks < 200, "woken for nothing"
             self.now = max(self.now, self.wake_at)
             self.wake_at = math.inf
             self.feed(Tick())
@@ -374,6 +381,7 @@ Admission.TestCase.settings = settings(
     stateful_step_count=50,
     deadline=None,
     report_multiple_bugs=False,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestAdmission = Admission.TestCase

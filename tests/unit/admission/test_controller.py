@@ -228,7 +228,9 @@ class TestEndings:
         p >> done(2) << Dispatch(1, "b")
 
     def test_where_there_is_no_other_it_goes_back(self, play):
-        play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, busy=False) << Dispatch(1, "a")
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, busy=False) << Dispatch(1, "a")
+        assert p.endpoint("a").in_flight == 1
 
     def test_returned_requests_keep_their_turn(self, play):
         p = play() >> up("a", seqs=2) >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")

@@ -144,6 +144,14 @@ def test_an_aborted_request_counts_in_all_but_not_as_confirmed():
     assert (bench.ledger.held, bench.ledger.aborting, bench.ledger.sequences) == (0, 0, 0)
 
 
+def test_an_aborted_request_grows_no_more():
+    bench = Bench(rate=100)
+    reservation = bench.reserve(16, streamed=False)
+    assert bench.held_at(0.5) == 1 + 4
+    bench.ledger.abort(reservation, 0.5)
+    assert bench.held_at(1.4) == 1 + 4
+
+
 def test_only_progress_that_is_news_releases_an_aborted_request():
     bench = Bench()
     gone, other = bench.reserve(16), bench.reserve(16)

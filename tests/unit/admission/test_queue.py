@@ -143,3 +143,13 @@ def test_departures_leave_no_memory_behind(line):
     (lane,) = line.queue._bands[0].values()
     assert len(lane._heap) < 200
     assert len(line.queue._ages) < 200
+
+
+def test_who_comes_and_goes_leaves_no_memory_behind(line):
+    line.join(1)
+    for _ in range(5000):
+        line.asked(lambda name: True)
+        line.come_back(1)
+    (lane,) = line.queue._bands[0].values()
+    assert len(lane._heap) == 1
+    assert len(line.queue._ages) < 200
