@@ -5,8 +5,8 @@
 The guard leads a session and process group of its own and starts the program in it. FD is one end of a socket pair;
 the parent holds the other.
 
-- When the parent dies, however it dies, the kernel closes its end: the guard reads end-of-file, kills the program, and
-  then the whole group, itself included, with one signal.
+- When the parent dies, however it dies, the kernel closes its end: the guard reads end-of-file, kills the program and
+  what it leaves behind, and in the end the whole group, itself included, with one signal.
 - When the program ends, the guard sweeps up what it left behind, writes one line (`exited CODE`, as in
   `subprocess.Popen.returncode`) and stays, so that the group's id cannot be taken by others until the parent has
   killed whatever is still in it.
@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # both from linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -83,17 +84,37 @@ def _start(parent: socket.socket, argv: list[str]) -> subprocess.Popen[bytes] | 
 
 
 def _sweep() -> None:
-    """Let what the program left behind end by itself, for a moment.
+    """Kill what the program left behind, but let go by itself, for a moment, what ignores SIGTERM.
 
-    Python's resource tracker removes the shared memory of dead processes (hundreds of megabytes for a vLLM) once they
-    are gone; killed together with them, it could not. Orphans become children of the guard, its subreaper.
+    That is Python's resource tracker, which ignores it for this very purpose: once the others are dead it removes
+    their shared memory (hundreds of megabytes for a vLLM), and killed together with them it could not.
     """
-    os.killpg(0, signal.SIGTERM)
     deadline = time.monotonic() + _SWEEP_TIMEOUT
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
+    while time.monotonic() < deadline and (others := _others()):
+        for pid in others:
+            with contextlib.suppress(OSError):
+                if not _ignores_sigterm(pid):
+                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # orphans are the children of their subreaper, the guard
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        time.sleep(0.02)
+
+
+def _others() -> list[int]:
+    """The other members of the guard's group, of any descent."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(pid := int(entry.name)) == os.getpgrp() and pid != os.getpid():
+                members.append(pid)
+    return members
+
+
+def _ignores_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:")]
+    return bool(masks and masks[0] >> (signal.SIGTERM - 1) & 1)
 
 
 def _tell(parent: socket.socket, line: str) -> None:

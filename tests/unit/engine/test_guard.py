@@ -3,7 +3,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -92,12 +91,10 @@ def test_the_exit_code_is_told_and_the_guard_stays_until_it_is_killed(family: Ca
     assert eventually(lambda: not is_alive(deaf))
 
 
-def test_children_that_heed_sigterm_end_with_the_program(family: Callable[[str], Guarded]) -> None:
+def test_what_the_program_left_behind_is_killed_before_its_end_is_told(family: Callable[[str], Guarded]) -> None:
     guarded = family("sys.exit(0)")
-    started = time.monotonic()
     _, child = guarded.pids()
     assert guarded.lines.readline() == "exited 0\n"
-    assert time.monotonic() - started < guard._SWEEP_TIMEOUT
     assert not is_alive(child)
 
 
