@@ -71,6 +71,11 @@ class TestRoom:
         p >> progress(r1=16 * 39) >> arrived(2, blocks=1) << Dispatch(2, "a")
         p >> progress(r1=16 * 40) >> arrived(3, blocks=1) << nothing
 
+    def test_growth_alone_closes_the_gate_with_nobody_waiting(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
+        p >> progress(r1=16 * 41) << nothing
+        assert p.endpoint("a").closed_by == ("kv",)
+
     def test_the_gate_closes_above_the_high_mark_and_opens_only_below_the_low_one(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=70) << Dispatch(1, "a")
         p >> arrived(2, blocks=10) << Dispatch(2, "a") >> arrived(3, blocks=4) << Dispatch(3, "a")
