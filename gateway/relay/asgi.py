@@ -1,6 +1,7 @@
 """The few ASGI moves the relay makes itself: read a body within limits, send an answer, notice a client leave."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -11,6 +12,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+_LINGER = 10.0
+"""Seconds for which a client may go on sending a body that was refused."""
 
 
 class ClientGoneError(Exception):
@@ -94,11 +99,33 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def send_answer(
-    send: Send, answer: ErrorAnswer, extra: tuple[tuple[bytes, bytes], ...] = (), *, close: bool = False
+    send: Send,
+    answer: ErrorAnswer,
+    extra: tuple[tuple[bytes, bytes], ...] = (),
+    *,
+    close: bool = False,
+    unread: Receive | None = None,
 ) -> None:
-    """Send a complete answer; `close` ends the connection after it."""
+    """Send a complete answer.
+
+    Args:
+        send: of the request.
+        answer: status, headers and body.
+        extra: further headers.
+        close: end the connection after it.
+        unread: of a request whose body was not read to its end. What the client still sends is dropped for a while
+            before the connection closes: closing on unread bytes would reset it, and the answer would be lost.
+    """
     headers = [*answer.headers, *extra]
-    if close:
+    if close or unread is not None:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    if unread is None:
+        await send({"type": "http.response.body", "body": answer.body})
+        return
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER):
+            while (await unread()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

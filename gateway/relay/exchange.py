@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.admission.outcomes import Outcome
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
-from gateway.relay.asgi import Scope, Send, send_answer
+from gateway.relay.asgi import Receive, Scope, Send, send_answer
 from gateway.relay.headers import request_id
 from gateway.wire.errors import REFUSALS, error_answer
 from gateway.wire.request import Api
@@ -65,12 +65,16 @@ class Exchange:
         param: str | None = None,
         retry_after: float | None = None,
         close: bool = False,
+        unread: Receive | None = None,
     ) -> Outcome:
-        """Answer with an error, in the shape of the request's API; returns how the request ended."""
+        """Answer with an error, in the shape of the request's API; returns how the request ended.
+
+        `close` and `unread`: see `send_answer`.
+        """
         answer = error_answer(outcome, message, api=self.api, param=param, retry_after=retry_after)
         self.status = answer.status
         self.committed = True
-        await send_answer(self.send, answer, ((b"x-request-id", self.identifier),), close=close)
+        await send_answer(self.send, answer, ((b"x-request-id", self.identifier),), close=close, unread=unread)
         return outcome
 
 

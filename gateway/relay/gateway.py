@@ -79,7 +79,7 @@ class Gateway:
             exchange.flow = client.flow
             if self.draining:
                 message = "This gateway is shutting down."
-                outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, close=True)
+                outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, unread=receive)
                 return
             body = await read_request(plane.settings.server, scope, receive, exchange)
             if isinstance(body, Outcome):

@@ -17,6 +17,10 @@ _PHRASES = {
 }
 
 
+_LINGER = 2.0
+"""Seconds for which a client may go on sending a head that was refused."""
+
+
 class _HeadTooLargeError(Exception):
     pass
 
@@ -33,6 +37,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """The same in all, while the head has not ended: a header that never ends is never shown to us."""
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    _refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -43,6 +48,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         super().data_received(data)
         if self._in_head:
             self._received_bytes += len(data)
@@ -96,14 +103,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
+        self._refused = True
+        self._stop_timer()
         body = openai_error(message, "invalid_request_error", None)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status, _PHRASES[status], len(body), body)
         )
-        self.transport.close()
+        # Closing on bytes that were not read would reset the connection, and the answer would be lost.
+        self.transport.write_eof()
+        self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
 
 
 def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:

@@ -16,7 +16,7 @@ async def read_request(settings: ServerSettings, scope: Scope, receive: Receive,
         return await read_body(scope, receive, limit=settings.max_body_bytes, timeout=settings.body_timeout)
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
-        return await exchange.refuse(Outcome.BODY_TOO_LARGE, message, close=True)
+        return await exchange.refuse(Outcome.BODY_TOO_LARGE, message, unread=receive)
     except BodyTimeoutError:
         message = f"The request body did not arrive: nothing came for {settings.body_timeout:g} s."
         return await exchange.refuse(Outcome.INVALID_REQUEST, message, close=True)
