@@ -15,6 +15,8 @@ KEEP_ALIVE = 75
 """Seconds an idle client connection is kept: longer than nginx keeps its own towards us (60 s), so that it is never
 us who close a connection that nginx is just about to use."""
 _CLOSING_TIMEOUT = 2
+_BACKLOG = 4096
+"""Connections that may wait to be accepted: a thousand clients may come at once."""
 
 
 class PortTakenError(Exception):
@@ -45,11 +47,12 @@ class Listener:
                 ws="none",
                 lifespan="off",
                 access_log=False,
+                proxy_headers=False,
                 log_config=None,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=_CLOSING_TIMEOUT,
-                backlog=4096,
+                backlog=_BACKLOG,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -61,6 +64,7 @@ class Listener:
 
     def start(self) -> None:
         """Accept connections from now on."""
+        self._socket.listen(_BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
