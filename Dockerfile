@@ -30,6 +30,6 @@ ENV PATH=/opt/kvgate/bin:$PATH \
 USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --start-interval=1s --retries=3 \
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python", "-I", "-S", "/opt/kvgate/healthcheck.py"]
 ENTRYPOINT ["kvgate", "serve"]

@@ -1,0 +1,116 @@
+"""The compose file is valid, and what it says of kvgate, nginx and vLLM is so."""
+
+import re
+import subprocess
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from gateway.config import Settings
+from gateway.ops.admin import HEALTH_PATHS
+from gateway.settings_sources import load
+from tests.deploy.dockerfile import parse
+from tests.deploy.stack import NGINX_CONF, ROOT
+
+FILE = ROOT / "docker-compose.yml"
+GATEWAYS = ("kvgate", "kvgate-a", "kvgate-b")
+BEHIND_NGINX = GATEWAYS[1:]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    return dict(yaml.safe_load(text)["services"])
+
+
+def settings_of(service: dict[str, Any]) -> Settings:
+    """What kvgate comes to in that service."""
+    option, url = service["command"]
+    assert option == "--endpoint"
+    return load({"models": [{"endpoints": [{"url": url}]}]}, environ=service["environment"])
+
+
+def seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
+
+
+def test_it_follows_the_compose_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_profile_it_is_one_kvgate_beside_a_vllm_and_the_pair_brings_nginx(services: dict[str, Any]) -> None:
+    assert {name for name, service in services.items() if "profiles" not in service} == {"vllm", "kvgate"}
+    pair = {name for name, service in services.items() if service.get("profiles") == ["pair"]}
+    assert pair == {*BEHIND_NGINX, "nginx"}
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_kvgate_takes_its_settings_and_finds_the_engine(name: str, services: dict[str, Any]) -> None:
+    (endpoint,) = settings_of(services[name]).models[0].endpoints
+    assert endpoint.url.host == "vllm"
+    assert str(endpoint.url.port) in services["vllm"]["expose"]
+    assert endpoint.url.port == urlsplit(services["vllm"]["healthcheck"]["test"][-1]).port
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_kvgate_reads_the_tokenizer_where_the_engine_put_the_model(name: str, services: dict[str, Any]) -> None:
+    environment = parse((ROOT / "Dockerfile").read_text())[-1].last("ENV").arguments
+    home = dict(pair.split("=", 1) for pair in environment)["HF_HOME"]
+    volume, place, mode = services[name]["volumes"][0].split(":")
+    assert (place, mode) == (home, "ro")
+    assert services["vllm"]["volumes"] == [f"{volume}:/root/.cache/huggingface"]
+    # vLLM has the model before it is healthy, and kvgate asks for nothing before that.
+    assert services[name]["depends_on"] == {"vllm": {"condition": "service_started"}}
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_running_streams_may_finish_before_a_container_is_killed(name: str, services: dict[str, Any]) -> None:
+    longest = settings_of(services[name]).server.shutdown_timeout
+    assert seconds(services[name]["stop_grace_period"]) > longest
+    assert seconds(services["nginx"]["stop_grace_period"]) > longest
+
+
+def test_clients_reach_nothing_but_kvgate_and_nginx(services: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"kvgate": ["8080:8080", "127.0.0.1:9090:9090"], "nginx": ["8080:8080"]}
+    settings = settings_of(services["kvgate"])
+    assert (settings.server.port, settings.server.admin_port) == (8080, 9090)
+
+
+def test_only_gateways_that_nginx_alone_reaches_trust_the_flow_it_names(services: dict[str, Any]) -> None:
+    trusted = {name: settings_of(services[name]).server.trusted_flow_header for name in GATEWAYS}
+    (header,) = re.findall(r"proxy_set_header (\S+) \$remote_addr;", NGINX_CONF.read_text())
+    assert trusted == {"kvgate": None} | dict.fromkeys(BEHIND_NGINX, header.lower())
+
+
+def test_nginx_has_its_file_and_knows_the_gateways(services: dict[str, Any]) -> None:
+    nginx = services["nginx"]
+    source, target, mode = nginx["volumes"][0].split(":")
+    assert (ROOT / source).resolve() == NGINX_CONF
+    assert (target, mode) == ("/etc/nginx/nginx.conf", "ro")
+    upstreams = re.findall(r"^ +server ([\w-]+):(\d+) ", NGINX_CONF.read_text(), re.MULTILINE)
+    assert upstreams == [(name, str(settings_of(services[name]).server.port)) for name in BEHIND_NGINX]
+    assert f"listen {nginx['ports'][0].split(':')[-1]} " in NGINX_CONF.read_text()
+    # Every place it writes to is under /tmp, which is all it may write to.
+    assert nginx["read_only"]
+    assert nginx["tmpfs"][0].startswith("/tmp")  # noqa: S108
+    written = re.findall(r"^ *(?:pid|\w+_temp_path) (\S+);", NGINX_CONF.read_text(), re.MULTILINE)
+    assert len(written) == 6
+    assert all(place.startswith("/tmp/") for place in written)  # noqa: S108
+
+
+def test_every_health_check_asks_for_what_exists(services: dict[str, Any]) -> None:
+    probed = urlsplit(services["nginx"]["healthcheck"]["test"][-1])
+    assert probed.path.strip("/") in HEALTH_PATHS
+    assert f"location = {probed.path} " in NGINX_CONF.read_text()
+    assert f"listen {probed.port} " in NGINX_CONF.read_text()
+    assert urlsplit(services["vllm"]["healthcheck"]["test"][-1]).path == "/health"
+    # Those of the gateways are the image's.
+    for name in services["nginx"]["depends_on"]:
+        assert "healthcheck" not in services[name]
+    assert parse((ROOT / "Dockerfile").read_text())[-1].last("HEALTHCHECK")
