@@ -30,6 +30,7 @@ from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
+from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener
 from gateway.settings_sources import read_secret
@@ -134,7 +135,10 @@ class Application:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
-        self._gateway = Gateway(self._plane, reporter, self._admin(Part.HEALTH if apart else Part.HEALTH | Part.ADMIN))
+        admin = self._admin(Part.HEALTH if apart else Part.HEALTH | Part.ADMIN)
+        authenticates = self._plane.clients.authenticates
+        admin.openapi = with_data_plane(admin.openapi, authenticates=authenticates)  # type: ignore[method-assign]
+        self._gateway = Gateway(self._plane, reporter, admin)
         listeners = [Listener(self._gateway, server.host, server.port, server)]
         if server.admin_port is not None:
             listeners.append(Listener(self._admin(Part.HEALTH | Part.ADMIN), server.host, server.admin_port, server))
