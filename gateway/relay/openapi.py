@@ -118,7 +118,7 @@ def _body(route: Route) -> Document:
 def _good(route: Route) -> Document:
     content: Document = {"application/json": {}}
     if route.action is Action.ADMIT:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     return {"description": "The engine's own answer.", "content": content}
 
 

@@ -84,10 +84,8 @@ async def test_each_event_leaves_when_it_arrives():
     step = 0.05
     async with FakeVllm(FakeSettings(step_seconds=step)) as fake, gateway(fake) as kvgate:
         clock = asyncio.get_running_loop().time
-        arrived = []
         async with kvgate.client.stream("POST", CHAT, json=body(tokens=12, stream=True)) as answer:
-            async for piece in answer.aiter_raw():
-                arrived.append((clock(), piece))
+            arrived = [(clock(), piece) async for piece in answer.aiter_raw()]
         gaps = sorted(later - earlier for (earlier, _), (later, _) in itertools.pairwise(arrived[1:-1]))
         assert len(gaps) >= 9, "events came together"
         assert step * 0.5 < gaps[len(gaps) // 2] < step * 1.5

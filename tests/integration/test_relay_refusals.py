@@ -57,57 +57,57 @@ def one_error(answer, path, status):
 
 async def test_bad_input_is_answered_clearly_and_a_healthy_stream_keeps_its_pace():
     step = 0.02
-    async with FakeVllm(FakeSettings(step_seconds=step)) as fake:
-        async with gateway(fake, server={"max_body_bytes": LIMIT}) as kvgate:
-            gaps, bad_input_over = [], asyncio.Event()
+    settings, server = FakeSettings(step_seconds=step), {"max_body_bytes": LIMIT}
+    async with FakeVllm(settings) as fake, gateway(fake, server=server) as kvgate:
+        gaps, bad_input_over = [], asyncio.Event()
 
-            async def healthy():
-                arrived = None
-                clock = asyncio.get_running_loop().time
-                while not bad_input_over.is_set():
-                    asked = body(tokens=1500, stream=True)
-                    async with kvgate.client.stream("POST", CHAT, json=asked) as answer:
-                        async for _ in answer.aiter_raw():
-                            if arrived is not None:
-                                gaps.append(clock() - arrived)
-                            arrived = clock()
-                            if bad_input_over.is_set():
-                                return
+        async def healthy():
+            arrived = None
+            clock = asyncio.get_running_loop().time
+            while not bad_input_over.is_set():
+                asked = body(tokens=1500, stream=True)
+                async with kvgate.client.stream("POST", CHAT, json=asked) as answer:
+                    async for _ in answer.aiter_raw():
+                        if arrived is not None:
+                            gaps.append(clock() - arrived)
+                        arrived = clock()
+                        if bad_input_over.is_set():
+                            return
 
-            stream = asyncio.create_task(healthy())
-            await until(lambda: len(gaps) > 5)
-            for path, (what, content) in itertools.product(APIS, MALFORMED.items()):
-                started = time.monotonic()
-                answer = await kvgate.client.post(path, content=content)
-                assert time.monotonic() - started < QUICKLY, what
-                assert one_error(answer, path, 400).startswith("invalid_request"), what
-                assert answer.headers["x-should-retry"] == "false"
-                assert len(answer.content) < 1000, what
-            for path, (fields, param) in itertools.product(APIS, WRONG):
-                answer = await kvgate.post(path, **fields)
-                one_error(answer, path, 400)
-                assert param in answer.text
-            for path in APIS:
-                limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
-                for value in (-1, 0, "many", 1.5, [], {}, "9" * 5000):
-                    one_error(await kvgate.post(path, **{limit: value}), path, 400)
-                assert one_error(await kvgate.post(path, model="other"), path, 404) in {
-                    "model_not_found",
-                    "not_found_error",
-                }
-                huge = await kvgate.client.post(path, content=b"x" * (LIMIT + 1))
-                assert one_error(huge, path, 413) in {"body_too_large", "request_too_large"}
-                missing = await kvgate.client.post(path, json={"model": "fake", "max_tokens": 5})
-                assert missing.status_code == 400
-                forbidden = await kvgate.post(path, kv_transfer_params={"prompt_token_ids": [1]})
-                one_error(forbidden, path, 400)
-            bad_input_over.set()
-            await stream
-            assert len(gaps) > 20
-            worst = sorted(gaps)[-1 - len(gaps) // 100]
-            assert worst < step + 0.25, "other requests' tokens were late"
-            assert "internal_error" not in await kvgate.outcomes()
-            await kvgate.until_idle()
+        stream = asyncio.create_task(healthy())
+        await until(lambda: len(gaps) > 5)
+        for path, (what, content) in itertools.product(APIS, MALFORMED.items()):
+            started = time.monotonic()
+            answer = await kvgate.client.post(path, content=content)
+            assert time.monotonic() - started < QUICKLY, what
+            assert one_error(answer, path, 400).startswith("invalid_request"), what
+            assert answer.headers["x-should-retry"] == "false"
+            assert len(answer.content) < 1000, what
+        for path, (fields, param) in itertools.product(APIS, WRONG):
+            answer = await kvgate.post(path, **fields)
+            one_error(answer, path, 400)
+            assert param in answer.text
+        for path in APIS:
+            limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+            for value in (-1, 0, "many", 1.5, [], {}, "9" * 5000):
+                one_error(await kvgate.post(path, **{limit: value}), path, 400)
+            assert one_error(await kvgate.post(path, model="other"), path, 404) in {
+                "model_not_found",
+                "not_found_error",
+            }
+            huge = await kvgate.client.post(path, content=b"x" * (LIMIT + 1))
+            assert one_error(huge, path, 413) in {"body_too_large", "request_too_large"}
+            missing = await kvgate.client.post(path, json={"model": "fake", "max_tokens": 5})
+            assert missing.status_code == 400
+            forbidden = await kvgate.post(path, kv_transfer_params={"prompt_token_ids": [1]})
+            one_error(forbidden, path, 400)
+        bad_input_over.set()
+        await stream
+        assert len(gaps) > 20
+        worst = sorted(gaps)[-1 - len(gaps) // 100]
+        assert worst < step + 0.25, "other requests' tokens were late"
+        assert "internal_error" not in await kvgate.outcomes()
+        await kvgate.until_idle()
 
 
 async def test_ten_thousand_messages_are_an_ordinary_request():

@@ -153,7 +153,7 @@ def read(
         api=api,
         model=model,
         prompts=prompts,
-        n=body.get("n") or 1,
+        n=int(body.get("n") or 1),
         max_tokens=max_tokens,
         output_tokens=min(max_tokens, natural),
         stream=bool(body.get("stream")),
@@ -173,7 +173,7 @@ def _max_tokens(api: Api, body: Body, prompt: int, max_model_len: int) -> int:
         )
         raise ApiError(400, message, param="input_tokens")
     default = COMPLETIONS_DEFAULT if api is Api.COMPLETIONS else max_model_len
-    asked = next((body[name] for name in MAX_TOKENS_FIELDS[api] if body.get(name) is not None), None)
+    asked = next((int(body[name]) for name in MAX_TOKENS_FIELDS[api] if body.get(name) is not None), None)
     if asked is not None and asked > max_model_len:
         message = (
             f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}. "

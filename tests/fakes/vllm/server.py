@@ -204,6 +204,8 @@ class FakeVllm:
                 connection.respond(*route(self, seen, path))
         except ApiError as error:
             connection.respond(error.code, error_body(error, path))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # pydantic would have refused the body
+            connection.respond(400, error_body(ApiError(400, repr(error), "Bad Request"), path))
 
     def _generate(self, connection: Connection, seen: SeenRequest, api: Api, fault: Fault | None) -> None:
         settings = self.settings
