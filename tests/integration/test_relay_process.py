@@ -1,0 +1,160 @@
+"""The gateway as a process: signals, and a thousand streams at once."""
+
+import asyncio
+import json
+import signal
+import time
+
+import aiohttp
+import httpx
+import pytest
+
+from engine.process import free_port
+from tests.integration.kvgate import serving
+from tests.integration.relaying import CHAT, body, fake_processes
+
+
+@pytest.fixture
+def fronting(tmp_path):
+    """Starts a gateway process in front of a fake process with these options."""
+    stack = []
+
+    def start(*options: str, arguments: tuple[str, ...] = ()):
+        fakes = fake_processes(1, *options)
+        [(url, _)] = fakes.__enter__()
+        stack.append(fakes)
+        log = tmp_path / "kvgate.log"
+        gateway = serving(log, free_port(), "--endpoint", url, "--tokenizer", "/nonexistent", *arguments)
+        kvgate = gateway.__enter__()
+        stack.append(gateway)
+        kvgate.wait_healthy(1, 20)
+        return kvgate
+
+    yield start
+    for context in reversed(stack):
+        context.__exit__(None, None, None)
+
+
+async def stream(session, url, **fields):
+    """The texts of a stream, and whether it ended well."""
+    texts, whole = [], b""
+    async with session.post(f"{url}{CHAT}", json=body(stream=True, **fields)) as answer:
+        assert answer.status == 200
+        async for line in answer.content:
+            whole += line
+            if line.startswith(b"data: {"):
+                choices = json.loads(line[6:]).get("choices", ())
+                texts.extend(choice["delta"].get("content", "") for choice in choices)
+    return "".join(texts), whole
+
+
+async def begun(session, url, tokens):
+    """A stream that has begun."""
+    task = asyncio.create_task(stream(session, url, tokens=tokens))
+    deadline = time.monotonic() + 10
+    async with httpx.AsyncClient() as client:
+        while time.monotonic() < deadline:
+            state = (await client.get(f"{url}/kvgate/state")).json()
+            if state["endpoints"][0]["in_flight"]:
+                return task
+            await asyncio.sleep(0.01)
+    raise AssertionError("nothing is in flight")
+
+
+async def test_sigterm_lets_streams_finish_and_takes_nothing_new(fronting):
+    kvgate = fronting("--step-seconds=0.01", "--output-tokens=2000")
+    async with aiohttp.ClientSession() as session, httpx.AsyncClient(base_url=kvgate.url) as client:
+        running = await begun(session, kvgate.url, 150)
+        kvgate.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while (ready := await client.get("/readyz")).status_code == 200:
+            assert time.monotonic() < deadline
+        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "draining")
+        assert (await client.get("/livez")).status_code == 200
+        refused = await client.post(CHAT, json=body())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["connection"] == "close"
+        large = await client.post(CHAT, content=b"x" * (4 << 20))
+        assert large.status_code == 503
+        text, whole = await running
+        assert text == "".join(f" {number}" for number in range(150))
+        assert whole.endswith(b"data: [DONE]\n\n")
+    assert await asyncio.to_thread(kvgate.process.wait, 10) == 0
+
+
+async def test_sigterm_refuses_those_who_wait(fronting):
+    kvgate = fronting("--step-seconds=0.02", "--num-blocks=9", "--block-size=32", "--max-model-len=256")
+    async with httpx.AsyncClient(base_url=kvgate.url, timeout=30) as client:
+        prompt = [{"role": "user", "content": "w " * 150}]
+        first = asyncio.create_task(client.post(CHAT, json=body(messages=prompt, tokens=60)))
+        second = asyncio.create_task(client.post(CHAT, json=body(messages=prompt, tokens=60)))
+        deadline = time.monotonic() + 10
+        while not (await client.get("/kvgate/state")).json()["queues"][0]["depth"]:
+            assert time.monotonic() < deadline
+        kvgate.process.send_signal(signal.SIGTERM)
+        assert sorted([(await first).status_code, (await second).status_code]) == [200, 503]
+    assert await asyncio.to_thread(kvgate.process.wait, 10) == 0
+
+
+async def test_a_second_signal_stops_at_once(fronting):
+    kvgate = fronting("--step-seconds=0.05", "--max-model-len=8000")
+    async with aiohttp.ClientSession() as session:
+        running = await begun(session, kvgate.url, 2000)
+        kvgate.process.send_signal(signal.SIGINT)
+        async with httpx.AsyncClient(base_url=kvgate.url) as client:
+            while (await client.get("/readyz")).status_code == 200:
+                pass
+        assert kvgate.process.poll() is None
+        kvgate.process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(kvgate.process.wait, 5) == 0
+        with pytest.raises(aiohttp.ClientError):
+            await running
+
+
+async def test_streams_that_outlast_the_bound_are_cut(fronting, monkeypatch):
+    monkeypatch.setenv("KVGATE_SERVER__SHUTDOWN_TIMEOUT", "0.3")
+    kvgate = fronting("--step-seconds=0.05", "--max-model-len=8000")
+    async with aiohttp.ClientSession() as session:
+        running = await begun(session, kvgate.url, 2000)
+        kvgate.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(kvgate.process.wait, 8) == 0
+        with pytest.raises(aiohttp.ClientError):
+            await running
+    assert "gave up on requests" in kvgate.log.read_text()
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(fronting):
+    kvgate = fronting()
+    port = kvgate.url.rsplit(":", 1)[1]
+    with serving(kvgate.log.with_name("second.log"), int(port), "--endpoint", "http://127.0.0.1:9") as second:
+        assert second.process.wait(20) == 2
+        (line,) = [line for line in second.log.read_text().splitlines() if line.startswith("kvgate:")]
+        assert f":{port}" in line
+        assert "Traceback" not in second.log.read_text()
+
+
+async def test_a_thousand_streams_at_once_lose_and_mix_nothing(fronting):
+    streams, tokens = 1000, 20
+    kvgate = fronting("--step-seconds=0.2", "--max-num-seqs=2000", "--num-blocks=4000", "--max-batched-tokens=100000")
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=120)
+    most = 0
+
+    async def watch():
+        nonlocal most
+        async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
+            while True:
+                state = (await client.get("/kvgate/state")).json()
+                most = max(most, state["endpoints"][0]["in_flight"])
+                await asyncio.sleep(0.2)
+
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        watching = asyncio.create_task(watch())
+        asked = [stream(session, kvgate.url, tokens=tokens) for _ in range(streams)]
+        answers = await asyncio.gather(*asked)
+        watching.cancel()
+    expected = "".join(f" {number}" for number in range(tokens))
+    wrong = [text for text, whole in answers if text != expected or not whole.endswith(b"data: [DONE]\n\n")]
+    assert wrong == []
+    assert most > streams * 0.9, "they were not at once"
