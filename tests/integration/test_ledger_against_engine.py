@@ -12,7 +12,7 @@ import pytest
 from engine.process import free_port
 from loadtests.streaming import stream_completion
 from loadtests.workload import Workload
-from tests.integration.conftest import Vllm
+from tests.conftest import Vllm
 from tests.integration.kvgate import serving
 
 pytestmark = pytest.mark.engine
