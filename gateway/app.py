@@ -25,11 +25,11 @@ from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory, Endpoint, Pool
-from gateway.relay.aiohttp_upstream import AiohttpUpstream
 from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
+from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener
@@ -76,7 +76,7 @@ class Application:
                 context = ssl_context(endpoint.tls)
                 tls[_base_url(endpoint)] = context
                 self._add_endpoint(model, endpoint, context)
-        self._upstream = AiohttpUpstream(upstream.connect_timeout, upstream.keepalive, tls)
+        self._upstream = HttpUpstream(upstream.connect_timeout, upstream.keepalive, tls)
         self._control = httpx.AsyncClient(timeout=settings.health.timeout, trust_env=False)
         self._clients.append(self._control)
         self._plane = Plane(

@@ -6,7 +6,7 @@ from gateway.config import TlsSettings
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """The context for connections to an endpoint, for httpx and aiohttp alike: the system's CAs, or the one configured.
+    """The context for connections to an endpoint, probes and requests alike: the system's CAs, or the one configured.
 
     Raises:
         ValueError: a file cannot be read or is not what it should be; names the key.

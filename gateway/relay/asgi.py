@@ -17,6 +17,32 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LINGER = 10.0
 """Seconds for which a client may go on sending a body that was refused."""
 
+BODY_EXTENSION = "kvgate.body"
+"""Key in `scope["extensions"]` of a function that writes a piece of an answer's body at once: `bytes -> bool`, False
+when the client is behind. `http_protocol` offers it; elsewhere `send` does the same, a task switch slower."""
+
+
+class Body:
+    """The body of an answer that has started, written piece by piece."""
+
+    __slots__ = ("_late", "_send", "write")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._late = b""
+        direct: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(BODY_EXTENSION)
+        self.write = direct or self._keep
+        """Take a piece; False: `drained` must be awaited before the next one."""
+
+    async def drained(self) -> None:
+        """Wait until the client has caught up."""
+        late, self._late = self._late, b""
+        await self._send({"type": "http.response.body", "body": late, "more_body": True})
+
+    def _keep(self, data: bytes) -> bool:
+        self._late += data
+        return False
+
 
 class ClientGoneError(Exception):
     """The client closed its connection."""

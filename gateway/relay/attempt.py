@@ -65,6 +65,10 @@ class Outgoing:
     strip_usage: bool
 
 
+class _FailedMidwayError(Exception):
+    """The answer failed after a part of it was passed on; the reader knows how."""
+
+
 class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
@@ -144,40 +148,53 @@ class Attempt:
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
-        exchange, send = self._exchange, self._exchange.send
+        exchange, request = self._exchange, outgoing.request
         reader = self.reader = StreamReader(exchange.api or Api.CHAT, strip_usage=outgoing.strip_usage)
-        read, feed, progress, request = answer.read_some, reader.feed, self._driver.progress, outgoing.request
-        held = b""
-        while data := await read():
+        feed, write, progress = reader.feed, exchange.body.write, self._driver.progress
+
+        async def drained() -> None:
+            flight.delivering = True
+            await exchange.body.drained()
+            flight.delivering = False
+
+        def take(data: bytes) -> bool:
+            """Pass on what has arrived: this runs once for each piece, in the callback that brings it."""
             ready = feed(data)
-            if not exchange.committed:
-                held += ready
-                if reader.failure is not None:
-                    return await self._failed_unseen(reader.failure)
-                if not held or is_preliminary(held):
-                    continue
-                flight.answering = True
-                await self._start(answer)
-                ready, held = held, b""
-            if ready:
-                flight.delivering = True
-                await send({"type": "http.response.body", "body": ready, "more_body": True})
-                flight.delivering = False
+            keeps_up = not ready or write(ready)
             if reader.failure is not None:
-                return await self._failed_midway(reader.failure)
+                raise _FailedMidwayError
             progress(request, reader.tokens)
-        rest = held + reader.end()
+            return keeps_up
+
+        held = await self._first_events(answer, reader)
+        if reader.failure is not None:
+            return await self._failed_unseen(reader.failure)
+        flight.answering = True
+        await self._start(answer)
+        try:
+            if held and not write(held):
+                await drained()
+            progress(request, reader.tokens)
+            await answer.deliver(take, drained)
+        except _FailedMidwayError:
+            await drained()
+        rest = reader.end()
         exchange.usage = reader.usage
         self.response_id = reader.response_id
         if reader.failure is not None:
-            if not exchange.committed:
-                return await self._failed_unseen(reader.failure)
             return await self._failed_midway(reader.failure)
-        if not exchange.committed:
-            await self._start(answer)
         flight.delivering = True
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
+        await exchange.send({"type": "http.response.body", "body": rest, "more_body": False})
         return Settled(Outcome.COMPLETED, Verdict.DONE)
+
+    async def _first_events(self, answer: Answer, reader: StreamReader) -> bytes:
+        """Read until it is known whether the engine answers; return what may leave then."""
+        held = b""
+        while data := await answer.read_some():
+            held += reader.feed(data)
+            if reader.failure is not None or (held and not is_preliminary(held)):
+                return held
+        return held + reader.end()
 
     async def _start(self, answer: Answer, length: int | None = None) -> None:
         exchange = self._exchange

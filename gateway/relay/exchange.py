@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.admission.outcomes import Outcome
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
-from gateway.relay.asgi import Receive, Scope, Send, send_answer
+from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
 from gateway.relay.headers import request_id
 from gateway.wire.errors import REFUSALS, error_answer
 from gateway.wire.request import Api
@@ -28,6 +28,7 @@ class Exchange:
 
     path: str
     send: Send
+    body: Body
     clock: Callable[[], float]
     identifier: bytes
     started: float
@@ -50,7 +51,7 @@ class Exchange:
     def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
         """An exchange for a request whose head has just arrived."""
         now = clock()
-        return cls(scope["path"], send, clock, request_id(scope), now, now, api)
+        return cls(scope["path"], send, Body(scope, send), clock, request_id(scope), now, now, api)
 
     def sent(self) -> None:
         """It goes to an endpoint now."""

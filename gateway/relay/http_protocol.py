@@ -1,10 +1,12 @@
-"""uvicorn's HTTP protocol with two limits it does not have: the size of a head, and the time for one to arrive."""
+"""uvicorn's HTTP protocol with what it lacks: limits on the size and time of a head, and a direct way to the body."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.relay.asgi import BODY_EXTENSION
 from gateway.wire.errors import openai_error
 
 _TOO_LARGE = 431
@@ -75,6 +77,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        extensions: dict[str, Any] = {BODY_EXTENSION: _body_writer(self.cycle)}
+        self.scope["extensions"] = extensions
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's signature
         if self._head_bytes > self.max_header_bytes:
@@ -115,6 +119,24 @@ class LimitedProtocol(HttpToolsProtocol):
         # Closing on bytes that were not read would reset the connection, and the answer would be lost.
         self.transport.write_eof()
         self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
+
+
+def _body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    """Write a piece of a chunked answer's body without a coroutine; False when the client is behind.
+
+    Does what `send` does with `http.response.body` once an answer has started, and nothing else.
+    """
+    flow, transport = cycle.flow, cycle.transport
+
+    def write(data: bytes) -> bool:
+        if cycle.disconnected:
+            return True
+        if not cycle.chunked_encoding or cycle.response_complete:
+            raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not flow.write_paused
+
+    return write
 
 
 def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:

@@ -1,6 +1,6 @@
 """What the relay needs of an HTTP client towards an endpoint, and how one fails."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -26,6 +26,17 @@ class Answer(Protocol):
 
     async def read_some(self) -> bytes:
         """The next bytes as they arrive, empty at the end.
+
+        Raises:
+            ConnectionLostError: the body is torn.
+        """
+
+    async def deliver(self, sink: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
+        """Hand each further piece of the body to `sink` in the instant it arrives, until the body ends.
+
+        Args:
+            sink: takes a piece; False says that whoever it is for is behind. What it raises is raised here.
+            drained: then awaited before any more is read.
 
         Raises:
             ConnectionLostError: the body is torn.

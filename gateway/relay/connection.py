@@ -1,0 +1,232 @@
+"""One HTTP/1.1 connection to an endpoint: a request out, its answer in, piece by piece as it arrives."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import httptools
+
+from gateway.relay.upstream import ConnectionLostError
+
+Sink = Callable[[bytes], bool]
+
+_HIGH_WATER = 64 * 2**10
+"""Bytes that wait for their reader before the connection stops reading: the most a slow client costs us here."""
+_LOST = "the connection was closed before the answer ended"
+_CONTINUE = 100
+_FIRST_FINAL = 200
+"""Statuses below are interim: the answer follows."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection that serves one request at a time.
+
+    The parser's callbacks run in `data_received`. While a sink is set, each piece of a body goes straight to it;
+    otherwise pieces wait for `read`.
+
+    Attributes:
+        answered: a byte of the current answer has arrived.
+        status: of the current answer.
+        headers: of the current answer, names as they came.
+    """
+
+    def __init__(self) -> None:
+        self.answered = False
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._head: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._pieces: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._paused = False
+        self._sink: Sink | None = None
+        self._complete = True
+        self._keep_alive = False
+        self._until_close = False
+        self._behind = False
+        self._failed: Exception | None = None
+        self._lost: Exception | None = None
+
+    # What the pool and the answer call.
+
+    @property
+    def open(self) -> bool:
+        """Whether it is connected."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it can take another request: the last answer is complete, was read, and both sides stay connected."""
+        return self.open and self._complete and self._keep_alive and not self._pieces and not self._paused
+
+    async def request(self, head: bytes, body: bytes) -> None:
+        """Send a request and wait for the head of its answer. Cancelling closes the connection.
+
+        Raises:
+            ConnectionLostError: it ended before that.
+        """
+        self.answered = self._complete = self._keep_alive = self._until_close = False
+        self.headers = []
+        self._head = self._loop.create_future()
+        if not self.open or self._transport is None:
+            raise ConnectionLostError(_LOST)
+        self._transport.write(head + body if len(body) < _HIGH_WATER else head)
+        if len(body) >= _HIGH_WATER:
+            self._transport.write(body)
+        try:
+            await self._head
+        except BaseException:
+            self.abort()
+            raise
+
+    async def read(self) -> bytes:
+        """What of the body has arrived since the last time, waiting for it; empty at the end.
+
+        Raises:
+            ConnectionLostError: it is torn.
+        """
+        while not self._pieces:
+            if self._complete:
+                return b""
+            if self._lost is not None:
+                raise ConnectionLostError(_LOST)
+            await self._arrival()
+        data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._waiting_bytes = 0
+        self._resume()
+        return data
+
+    async def deliver(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
+        """Hand each further piece of the body to `sink` in the very callback it arrives in, until the body ends.
+
+        Args:
+            sink: takes a piece; False says that whoever it is for is behind. What it raises is raised here.
+            drained: then awaited before any more is read.
+
+        Raises:
+            ConnectionLostError: the body is torn.
+        """
+        try:
+            while True:
+                while self._pieces:
+                    piece = self._pieces.popleft()
+                    self._waiting_bytes -= len(piece)
+                    if not sink(piece):
+                        await drained()
+                if self._behind:
+                    self._behind = False
+                    await drained()
+                    continue
+                if self._failed is not None:
+                    raise self._failed
+                if self._complete:
+                    return
+                if self._lost is not None:
+                    raise ConnectionLostError(_LOST)
+                self._sink = sink
+                self._resume()
+                await self._arrival()
+                self._sink = None
+        finally:
+            self._sink = None
+
+    def abort(self) -> None:
+        """Close at once; the endpoint sees it now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods, not by its class
+
+    def data_received(self, data: bytes) -> None:
+        if self._complete:  # nobody asked for anything
+            self.abort()
+            return
+        self.answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._end(ConnectionLostError("its answer is not HTTP"))
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._until_close and exc is None and not self._complete:
+            self._complete = True
+            self._wake()
+        elif not self._complete:
+            self._end(exc or ConnectionLostError(_LOST))
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < _FIRST_FINAL:
+            return
+        framed = any(name.lower() in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
+        self._until_close = not framed
+        if self._head is not None and not self._head.done():
+            self._head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        if self._sink is not None:
+            try:
+                if self._sink(body):
+                    return
+                self._behind = True
+            except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
+                self._failed = error
+            self._sink = None
+            self._pause()
+            self._wake()
+            return
+        self._pieces.append(body)
+        self._waiting_bytes += len(body)
+        if self._waiting_bytes > _HIGH_WATER:
+            self._pause()
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        if self.status < _FIRST_FINAL:
+            self.headers = []
+            return
+        self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
+        self._wake()
+
+    # The rest.
+
+    async def _arrival(self) -> None:
+        """Wait for the next thing to happen."""
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self, error: Exception) -> None:
+        self._lost = error
+        if self._head is not None and not self._head.done():
+            self._head.set_exception(ConnectionLostError(_LOST))
+        self._wake()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()

@@ -1,0 +1,160 @@
+"""The upstream client: a pool of `Connection`s for each endpoint, without a limit of its own."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gateway.relay.connection import Connection, Sink
+from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where an endpoint is: its address, the host header's value, the prefix of its paths, its TLS."""
+
+    host: str
+    port: int
+    authority: bytes
+    prefix: str
+    tls: ssl.SSLContext | None
+
+
+class HttpUpstream:
+    """Implements `Upstream` on plain asyncio and httptools: nothing between the socket's callback and the relay.
+
+    Args:
+        connect_timeout: seconds to open a connection.
+        keepalive: seconds an idle connection is kept; well under the endpoint's own limit.
+        tls: contexts by base URL; an `https` URL without one uses the system's.
+    """
+
+    def __init__(
+        self, connect_timeout: float, keepalive: float, tls: Mapping[str, ssl.SSLContext] | None = None
+    ) -> None:
+        self._connect_timeout = connect_timeout
+        self._keepalive = keepalive
+        self._tls = dict(tls or {})
+        self._origins: dict[str, _Origin] = {}
+        self._idle: dict[str, dict[Connection, float]] = {}
+        """Of each endpoint, the connections nobody uses and since when, the longest idle first."""
+
+    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+        """See `Upstream.send`."""
+        origin = self._origins.get(base_url) or self._locate(base_url)
+        lines = [
+            b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), (origin.prefix + path).encode(), origin.authority)
+        ]
+        lines += [b"%s: %s\r\n" % header for header in headers]
+        lines.append(b"content-length: %d\r\n\r\n" % len(body))
+        head = b"".join(lines)
+
+        connection = self._reused(base_url)
+        if connection is not None:
+            try:
+                await connection.request(head, body)
+            except ConnectionLostError:
+                if connection.answered:
+                    raise
+                # The engine closed an idle connection just as it was used: nothing of an answer was seen. From here
+                # on a failure to connect is a lost connection: the endpoint may have seen the request, and died of it.
+                try:
+                    connection = await self._connect(origin)
+                except ConnectFailedError as error:
+                    raise ConnectionLostError(str(error)) from error
+                await connection.request(head, body)
+        else:
+            connection = await self._connect(origin)
+            await connection.request(head, body)
+        return _HttpAnswer(self, base_url, connection)
+
+    async def close(self) -> None:
+        """Close every idle connection; those in use are closed by whoever uses them."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    def release(self, base_url: str, connection: Connection) -> None:
+        """Keep a connection whose answer is complete; close any other."""
+        if not connection.reusable:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        idle = self._idle.setdefault(base_url, {})
+        if not idle:
+            loop.call_later(self._keepalive, self._expire, base_url)
+        idle[connection] = loop.time()
+
+    def _reused(self, base_url: str) -> Connection | None:
+        """The connection that was used last, if it is still good."""
+        idle = self._idle.get(base_url)
+        now = asyncio.get_running_loop().time()
+        while idle:
+            connection, since = idle.popitem()
+            if connection.open and now - since < self._keepalive:
+                return connection
+            connection.abort()
+        return None
+
+    def _expire(self, base_url: str) -> None:
+        """Close what was idle for too long, and look again when the next one will have been."""
+        idle = self._idle.get(base_url)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while idle:
+            connection, since = next(iter(idle.items()))
+            if connection.open and now - since < self._keepalive:
+                loop.call_later(self._keepalive - (now - since), self._expire, base_url)
+                return
+            del idle[connection]
+            connection.abort()
+
+    async def _connect(self, origin: _Origin) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(Connection, origin.host, origin.port, ssl=origin.tls)
+        except TimeoutError:
+            raise ConnectFailedError(f"no connection within {self._connect_timeout:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            raise ConnectFailedError(f"its TLS certificate was not accepted: {error.verify_message}") from None
+        except OSError as error:
+            raise ConnectFailedError(f"connection refused ({error.strerror or type(error).__name__})") from None
+        return connection
+
+    def _locate(self, base_url: str) -> _Origin:
+        url = urlsplit(base_url)
+        secure = url.scheme == "https"
+        tls = self._tls.get(base_url) or ssl.create_default_context() if secure else None
+        origin = _Origin(
+            host=url.hostname or "",
+            port=url.port or (443 if secure else 80),
+            authority=url.netloc.rpartition("@")[2].encode("idna" if not url.netloc.isascii() else "ascii"),
+            prefix=url.path.rstrip("/"),
+            tls=tls,
+        )
+        self._origins[base_url] = origin
+        return origin
+
+
+class _HttpAnswer:
+    def __init__(self, pool: HttpUpstream, base_url: str, connection: Connection) -> None:
+        self._pool = pool
+        self._base_url = base_url
+        self._connection: Connection | None = connection
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+        self.read_some = connection.read
+
+    async def deliver(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
+        """See `Answer.deliver`."""
+        if self._connection is not None:
+            await self._connection.deliver(sink, drained)
+
+    def close(self) -> None:
+        """See `Answer.close`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.release(self._base_url, connection)
