@@ -1,0 +1,39 @@
+"""A kvgate in front of a real chat model, for clients that are nobody's fakes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.cache import cache_folder, made_once, run_step, to_stderr
+from engine.process import free_port
+from tests.conftest import VllmFactory
+from tests.integration.kvgate import Kvgate, serving
+
+OPENAI_NODE = "openai@7.55.0"
+TOOLS = {"--enable-auto-tool-choice": True, "--tool-call-parser": "hermes"}
+
+
+@pytest.fixture(scope="session")
+def kvgate(vllm: VllmFactory, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
+    """Serves the real chat model as `smollm2`."""
+    engine = vllm(model=demo_model, served_name="smollm2", args=TOOLS)
+    log = tmp_path_factory.mktemp("kvgate") / "log"
+    arguments = ("--endpoint", engine.url, "--tokenizer", str(demo_model))
+    with serving(log, free_port(), *arguments) as running:
+        running.wait_healthy(1, 60)
+        yield running
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """A folder in which npm has installed OpenAI's SDK, kept in the cache."""
+
+    def install(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        argv = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", OPENAI_NODE]
+        run_step(argv, what="installing OpenAI's Node SDK", progress=to_stderr)
+
+    folder = cache_folder() / OPENAI_NODE.replace("@", "-node-")
+    return made_once(folder, install, what="OpenAI's Node SDK", progress=to_stderr)
