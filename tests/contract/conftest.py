@@ -1,5 +1,6 @@
 """A kvgate in front of a real chat model, for clients that are nobody's fakes."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ def kvgate(vllm: VllmFactory, demo_model: Path, tmp_path_factory: pytest.TempPat
     arguments = ("--endpoint", engine.url, "--tokenizer", str(demo_model))
     with serving(log, free_port(), *arguments) as running:
         running.wait_healthy(1, 60)
+        deadline = time.monotonic() + 60
+        while running.state()["counting"][0]["mode"] != "local":  # until the tokenizer is loaded
+            assert time.monotonic() < deadline, running.state()["counting"]
+            time.sleep(0.2)
         yield running
     engine.stop()
 

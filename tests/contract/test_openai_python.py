@@ -145,7 +145,7 @@ async def real(kvgate):
 
 
 @pytest.mark.engine
-async def test_a_real_model_answers_in_every_api(real, kvgate):
+async def test_a_real_model_answers_in_every_api(real):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     whole = await real.chat.completions.create(model="smollm2", messages=question, max_tokens=30, temperature=0)
     assert "Paris" in whole.choices[0].message.content
@@ -161,8 +161,6 @@ async def test_a_real_model_answers_in_every_api(real, kvgate):
         model="smollm2", input="What is the capital of France?", max_output_tokens=30, temperature=0
     )
     assert "Paris" in response.output_text
-    counting = (await asyncio.to_thread(kvgate.state))["counting"]
-    assert counting[0]["mode"] == "local", counting
 
 
 @pytest.mark.engine
