@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(fronting):
 
 async def test_a_thousand_streams_at_once_lose_and_mix_nothing(fronting):
     streams, tokens = 1000, 20
-    kvgate = fronting("--step-seconds=0.2", "--max-num-seqs=2000", "--num-blocks=4000", "--max-batched-tokens=100000")
+    kvgate = fronting("--step-seconds=0.5", "--max-num-seqs=2000", "--num-blocks=4000", "--max-batched-tokens=100000")
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     most = 0

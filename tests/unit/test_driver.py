@@ -1,0 +1,210 @@
+import asyncio
+import contextlib
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Capacity,
+    Demand,
+    EndpointDown,
+    EndpointId,
+    EndpointUp,
+    ShutdownStarted,
+    Verdict,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Policy
+from gateway.driver import PROGRESS_INTERVAL, Driver, RejectedError
+
+HERE = EndpointId("here")
+SMALL = Demand((10,), 10)
+
+
+class Clock:
+    """The loop's time, or a time of the test's own."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def driver_of(clock=None, progressed=lambda requests: None, *, sequences=1, **policy):
+    driver = Driver(
+        AdmissionController(Policy(**policy)), clock or asyncio.get_running_loop().time, progressed=progressed
+    )
+    driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=sequences)))
+    return driver
+
+
+def snapshot(driver):
+    return driver.controller.snapshot(asyncio.get_running_loop().time())
+
+
+def in_flight(driver):
+    return sum(endpoint.in_flight for endpoint in snapshot(driver).endpoints)
+
+
+def admit(driver):
+    return asyncio.create_task(driver.admit(SMALL, band=0, flow="f", body_bytes=10))
+
+
+async def turns(count=3):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_that_fits_is_dispatched_at_once():
+    driver = driver_of()
+    request, dispatch = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    assert dispatch.endpoint == HERE
+    assert in_flight(driver) == 1
+    driver.finish(request, Verdict.DONE, 3)
+    assert in_flight(driver) == 0
+    driver.close()
+
+
+async def test_who_waits_is_told_when_its_turn_comes():
+    driver = driver_of()
+    first, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    second = admit(driver)
+    await turns()
+    assert not second.done()
+    assert snapshot(driver).queue.depth == 1
+    driver.finish(first, Verdict.DONE, 3)
+    request, _ = await second
+    assert request != first
+    driver.finish(request, Verdict.DONE, 3)
+    driver.close()
+
+
+async def test_time_alone_ends_a_wait():
+    driver = driver_of(ttl=0.05)
+    await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    with pytest.raises(RejectedError) as refused:
+        await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    assert refused.value.command.outcome is Outcome.QUEUE_TIMEOUT
+    assert snapshot(driver).queue.depth == 0
+    driver.close()
+
+
+async def test_a_request_that_came_back_busy_is_dispatched_again():
+    driver = driver_of()
+    request, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    again = await driver.readmit(request, busy=True)
+    assert again.request == request
+    driver.finish(request, Verdict.DONE, 3)
+    assert in_flight(driver) == 0
+    driver.close()
+
+
+async def test_shutdown_refuses_who_waits():
+    driver = driver_of()
+    await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    second = admit(driver)
+    await turns()
+    driver.handle(ShutdownStarted())
+    with pytest.raises(RejectedError) as refused:
+        await second
+    assert refused.value.command.outcome is Outcome.DRAINING
+    driver.close()
+
+
+async def test_progress_reaches_the_core_in_batches():
+    batches = []
+    driver = driver_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
+    requests = [(await driver.admit(SMALL, band=0, flow="f", body_bytes=10))[0] for _ in range(2)]
+    for generated in range(1, 8):
+        for request in requests:
+            driver.progress(request, generated)
+    assert batches == []
+    await asyncio.sleep(PROGRESS_INTERVAL * 2)
+    assert batches == [requests]
+    held = snapshot(driver).endpoints[0].held_blocks
+    assert held == 4, "two sequences of 10 + 7 tokens in blocks of 16"
+    driver.progress(requests[0], 9)
+    for request in requests:
+        driver.finish(request, Verdict.DONE, 9)
+    await asyncio.sleep(PROGRESS_INTERVAL * 2)
+    assert batches == [requests], "who has left is heard of no more"
+    driver.close()
+
+
+@pytest.mark.parametrize("after", range(6))
+async def test_a_departure_at_any_turn_of_the_loop_leaves_nothing(after):
+    """The client of the one who waits leaves just before, while, and just after it is dispatched."""
+    driver = driver_of()
+    first, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    second = admit(driver)
+    await turns(2)
+    asyncio.get_running_loop().call_soon(driver.finish, first, Verdict.DONE, 3)
+    for _ in range(after):
+        await asyncio.sleep(0)
+    if second.cancel():
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+    if not second.cancelled():
+        driver.finish((await second)[0], Verdict.DONE, 0)
+    await turns()
+    assert in_flight(driver) == 0
+    assert snapshot(driver).queue.depth == 0
+    third, _ = await asyncio.wait_for(admit(driver), 1)
+    driver.finish(third, Verdict.DONE, 0)
+    driver.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
+    """Requests of every fate: cancelled at a random turn, returned busy or failed, with endpoints going up and down."""
+
+    async def run():
+        choose = random.Random(seed)  # noqa: S311  # a reproducible choice
+        driver = driver_of(sequences=2, ttl=0.02, no_endpoint_ttl=0.02, max_requests=6)
+        owed = set()
+
+        async def live():
+            request = None
+            try:
+                request, _ = await driver.admit(SMALL, band=choose.randrange(3), flow="f", body_bytes=10)
+                owed.add(request)
+                await turns(choose.randrange(4))
+                while choose.random() < 0.4:
+                    owed.discard(request)
+                    await driver.readmit(request, busy=choose.random() < 0.5)
+                    owed.add(request)
+                    driver.progress(request, choose.randrange(10))
+                    await turns(choose.randrange(3))
+            except RejectedError:
+                return
+            finally:
+                if request in owed:
+                    owed.discard(request)
+                    driver.finish(request, choose.choice(list(Verdict)), choose.choice((None, 5)))
+
+        tasks = [asyncio.create_task(live()) for _ in range(choose.randrange(2, 12))]
+        for _ in range(40):
+            await asyncio.sleep(0)
+            if choose.random() < 0.3:
+                choose.choice(tasks).cancel()
+            if choose.random() < 0.05:
+                driver.handle(EndpointDown(HERE, "test"))
+            if choose.random() < 0.1:
+                driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
+        driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
+        async with asyncio.timeout(5):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert owed == set()
+        state = snapshot(driver)
+        assert state.queue.depth == 0
+        assert state.queue.bytes == 0
+        # What was aborted is held until an engine step has passed, and nothing else is.
+        assert all(endpoint.in_flight == endpoint.aborting for endpoint in state.endpoints)
+        driver.close()
+
+    asyncio.run(run())
