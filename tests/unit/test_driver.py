@@ -208,3 +208,14 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
         driver.close()
 
     asyncio.run(run())
+
+
+async def test_what_was_generated_before_a_return_is_not_counted_after_it():
+    driver = driver_of()
+    request, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    driver.progress(request, 10)
+    await driver.readmit(request, busy=False)
+    await asyncio.sleep(PROGRESS_INTERVAL * 2)
+    assert snapshot(driver).endpoints[0].held_blocks == 1
+    driver.finish(request, Verdict.DONE, 0)
+    driver.close()

@@ -1,0 +1,111 @@
+import asyncio
+
+import pytest
+
+from gateway.relay.asgi import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ClientGoneError,
+    disconnected,
+    path,
+    read_body,
+    send_answer,
+)
+from gateway.wire.errors import ErrorAnswer
+
+LEFT = {"type": "http.disconnect"}
+ANSWER = ErrorAnswer(400, ((b"content-length", b"2"),), b"{}")
+
+
+def piece(body, more):
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def receiving(*messages):
+    """What a client sends, one message at a time; after the last it is silent."""
+    waiting = list(messages)
+
+    async def receive():
+        if not waiting:
+            await asyncio.Event().wait()
+        return waiting.pop(0)
+
+    receive.waiting = waiting
+    return receive
+
+
+async def read(receive, *headers, limit=10, timeout=1.0):
+    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""], list(b"0123456789")]
+)
+async def test_a_body_is_joined_however_it_comes(cuts):
+    cuts = [bytes([cut]) if isinstance(cut, int) else cut for cut in cuts]
+    messages = [piece(cut, number < len(cuts) - 1) for number, cut in enumerate(cuts)]
+    assert await read(receiving(*messages)) == b"0123456789"
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read():
+    receive = receiving(piece(b"x" * 11, more=False))
+    with pytest.raises(BodyTooLargeError) as refused:
+        await read(receive, (b"content-length", b"11"))
+    assert refused.value.size == 11
+    assert receive.waiting
+
+
+async def test_a_body_that_turns_out_too_large_is_read_no_further():
+    receive = receiving(piece(b"x" * 8, more=True), piece(b"x" * 8, more=True), piece(b"x" * 8, more=True))
+    with pytest.raises(BodyTooLargeError):
+        await read(receive)
+    assert len(receive.waiting) == 1
+    with pytest.raises(BodyTooLargeError):
+        await read(receiving(piece(b"x" * 11, more=False)))
+
+
+async def test_a_client_that_leaves_or_falls_silent_is_noticed():
+    with pytest.raises(ClientGoneError):
+        await read(receiving(piece(b"x", more=True), LEFT))
+    with pytest.raises(BodyTimeoutError):
+        await read(receiving(piece(b"x", more=True)), timeout=0.01)
+
+
+async def test_a_departure_is_told_from_what_comes_before_it():
+    await asyncio.wait_for(disconnected(receiving(piece(b"", more=False), LEFT)), 1)
+
+
+async def test_an_answer_to_an_unread_body_closes_only_when_that_has_ended():
+    sent = []
+
+    async def send(message):
+        sent.append((message["type"], dict(message), len(unread.waiting)))
+
+    unread = receiving(piece(b"x", more=True), piece(b"x", more=False))
+    await send_answer(send, ANSWER, unread=unread)
+    start, told, ended = sent
+    assert (b"connection", b"close") in start[1]["headers"]
+    assert (told[1]["body"], told[1]["more_body"], told[2]) == (b"{}", True, 2)
+    assert (ended[1]["more_body"], ended[2]) == (False, 0)
+
+
+async def test_an_answer_to_an_unread_body_outlives_its_client():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await send_answer(send, ANSWER, unread=receiving(piece(b"x", more=True), LEFT))
+    assert sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({"raw_path": b"/v1/a%20b", "path": "/v1/a b", "query_string": b""}, "/v1/a%20b"),
+        ({"raw_path": b"/v1/a?x=1", "path": "/v1/a", "query_string": b"x=1"}, "/v1/a?x=1"),
+        ({"path": "/v1/a", "query_string": b"x=%2F"}, "/v1/a?x=%2F"),
+    ],
+)
+def test_a_path_goes_on_as_the_client_wrote_it(scope, expected):
+    assert path(scope) == expected

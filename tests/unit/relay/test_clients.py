@@ -1,0 +1,30 @@
+import pytest
+
+from gateway.relay.clients import Client, Clients, UnknownKeyError
+
+
+def scope(*headers, peer=("10.0.0.1", 5)):
+    return {"headers": list(headers), "client": peer}
+
+
+def test_without_keys_the_address_is_the_flow_whatever_key_is_shown():
+    clients = Clients({}, None)
+    assert not clients.authenticates
+    assert clients.identify(scope((b"authorization", b"Bearer stolen"))).flow == "10.0.0.1"
+    assert clients.identify(scope(peer=None)).flow == "local"
+
+
+def test_a_trusted_proxy_names_the_flow():
+    clients = Clients({}, "X-Tenant")
+    assert clients.identify(scope((b"x-tenant", b"alice"))).flow == "alice"
+    assert clients.identify(scope((b"x-tenant", b""))).flow == "10.0.0.1"
+    assert len(clients.identify(scope((b"x-tenant", b"a" * 1000))).flow) == 128
+
+
+def test_with_keys_only_a_known_one_is_somebody():
+    clients = Clients({"secret": Client("alice", 2), "geheim-ü": Client("bob")}, "x-tenant")
+    assert clients.authenticates
+    assert clients.identify(scope((b"authorization", b"Bearer secret"))) == Client("alice", 2)
+    for headers in ((), ((b"authorization", b"Bearer Secret"),), ((b"x-api-key", b""),), ((b"x-tenant", b"alice"),)):
+        with pytest.raises(UnknownKeyError):
+            clients.identify(scope(*headers))

@@ -1,0 +1,79 @@
+import pytest
+
+from gateway.relay.headers import bearer, request_id, towards_client, towards_endpoint
+
+
+def scope(*headers):
+    return {"headers": list(headers)}
+
+
+def sent(*headers, api_key=None, keep_credentials=True, priority=None):
+    return towards_endpoint(
+        scope(*headers), b"id", api_key=api_key, keep_credentials=keep_credentials, priority=priority
+    )
+
+
+def test_headers_that_name_themselves_in_connection_stay_here():
+    declared = ((b"connection", b"close, X-Secret"), (b"connection", b"x-other"))
+    made = dict(sent(*declared, (b"x-secret", b"1"), (b"x-other", b"2")))
+    assert made.keys() == {b"x-request-id", b"accept-encoding"}
+    back = dict(towards_client([(b"Connection", b"X-Hop"), (b"X-Hop", b"1"), (b"X-Kept", b"2")], b"id", length=None))
+    assert back == {b"x-kept": b"2", b"x-request-id": b"id", b"x-accel-buffering": b"no"}
+
+
+def test_repeated_headers_stay_repeated():
+    assert [value for name, value in sent((b"x-twice", b"1"), (b"x-twice", b"2")) if name == b"x-twice"] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("api_key", "keeps", "authorization", "x_api_key"),
+    [
+        (None, True, b"Bearer client", b"client"),
+        (None, False, None, None),
+        ("engine", True, b"Bearer engine", None),
+        ("engine", False, b"Bearer engine", None),
+    ],
+)
+def test_whose_key_an_endpoint_gets(api_key, keeps, authorization, x_api_key):
+    credentials = ((b"authorization", b"Bearer client"), (b"x-api-key", b"client"))
+    made = dict(sent(*credentials, api_key=api_key, keep_credentials=keeps))
+    assert (made.get(b"authorization"), made.get(b"x-api-key")) == (authorization, x_api_key)
+
+
+def test_a_priority_is_kvgates_to_give():
+    assert dict(sent((b"x-vllm-priority", b"-3"), priority=2))[b"x-vllm-priority"] == b"2"
+    assert b"x-vllm-priority" not in dict(sent((b"x-vllm-priority", b"-3")))
+
+
+def test_the_length_of_an_answer_is_told_where_it_is_known():
+    engines = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked"), (b"date", b"x"), (b"X-Request-Id", b"e")]
+    assert dict(towards_client(engines, b"id", length=7))[b"content-length"] == b"7"
+    assert towards_client(engines, b"id", length=None) == [(b"x-request-id", b"id"), (b"x-accel-buffering", b"no")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ((b"authorization", b"Bearer abc"), "abc"),
+        ((b"authorization", b"bEARER  abc "), "abc"),
+        ((b"authorization", b"Basic abc"), None),
+        ((b"authorization", b"Bearer"), None),
+        ((b"x-api-key", b"abc"), "abc"),
+        ((b"x-other", b"abc"), None),
+        ((b"authorization", b"Bearer \xff"), "ÿ"),
+    ],
+)
+def test_a_key_is_found_where_sdks_put_it(headers, key):
+    assert bearer(scope(headers)) == key
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"a\tb", b"\xc3\xa9", b"x" * 129])
+def test_an_id_that_could_break_a_log_is_replaced(given):
+    made = request_id(scope((b"x-request-id", given)))
+    assert made != given
+    assert len(made) == 32
+
+
+def test_every_made_id_is_another():
+    assert request_id(scope()) != request_id(scope())
+    assert request_id(scope((b"x-request-id", b"mine:1"))) == b"mine:1"
