@@ -163,10 +163,10 @@ def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
         if endpoint.scrape_age_seconds is not None:
             age.add_metric([endpoint.id], endpoint.scrape_age_seconds)
         if endpoint.kv is not None:
-            usage.add_metric([endpoint.id, "ledger"], endpoint.kv.ledger)
-            usage.add_metric([endpoint.id, "effective"], endpoint.kv.effective)
-            if endpoint.kv.observed is not None:
-                usage.add_metric([endpoint.id, "observed"], endpoint.kv.observed)
+            for source in ("ledger", "observed", "effective"):
+                share = getattr(endpoint.kv, source)
+                if share is not None:
+                    usage.add_metric([endpoint.id, source], share)
     return iter((in_flight, usage, gate, healthy, age))
 
 

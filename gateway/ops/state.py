@@ -19,9 +19,14 @@ class GateState(_Shown):
 class KvState(_Shown):
     """An endpoint's KV cache, as shares of its usable blocks, 0 to 1."""
 
-    ledger: float = Field(description="By kvgate's own account, token by token.")
+    ledger: float | None = Field(
+        None, description="By kvgate's own account, token by token; null where the cache's size is not known."
+    )
     observed: float | None = Field(None, description="By the engine's gauge; null where it has none.")
-    effective: float = Field(description="The ledger, corrected by what is observed: what the gate goes by.")
+    effective: float | None = Field(
+        None,
+        description="The ledger, corrected by what is observed: what the gate goes by; null: not known.",
+    )
     blocks: int | None = Field(None, description="Usable blocks; null where the engine does not say.")
     block_size: int = Field(description="Tokens of a block.")
 

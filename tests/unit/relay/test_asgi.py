@@ -38,11 +38,8 @@ async def read(receive, *headers, limit=10, timeout=1.0):
     return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout)
 
 
-@pytest.mark.parametrize(
-    "cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""], list(b"0123456789")]
-)
+@pytest.mark.parametrize("cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""]])
 async def test_a_body_is_joined_however_it_comes(cuts):
-    cuts = [bytes([cut]) if isinstance(cut, int) else cut for cut in cuts]
     messages = [piece(cut, number < len(cuts) - 1) for number, cut in enumerate(cuts)]
     assert await read(receiving(*messages)) == b"0123456789"
 

@@ -23,7 +23,8 @@ def test_the_four_generation_apis_are_admitted():
     "path",
     [
         "/", "/v1", "/v1/chat/completions/", "/V1/chat/completions", "/v1/audio/", "/v1/responses/", "/v1/models/",
-        "/v1/audio/../../sleep", "/v1/audio/x/..", "/v1/responses/./x", "/v1/models/..", "/sleep", "/metrics", "//v1/models",
+        "/v1/audio/../../sleep", "/v1/audio/x/..", "/v1/responses/./x", "/v1/models/..", "/sleep", "/metrics",
+        "//v1/models",
     ],
 )  # fmt: skip
 def test_what_is_not_in_the_table_is_not_found(path):

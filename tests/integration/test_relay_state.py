@@ -1,0 +1,44 @@
+"""What the gateway shows of itself, as its state and as metrics."""
+
+import asyncio
+
+from tests.fakes.vllm import FakeSettings, FakeVllm
+from tests.integration.relaying import gateway, until
+
+
+async def test_the_state_shows_every_endpoint_and_queue():
+    settings = FakeSettings(step_seconds=0.02, num_blocks=101, block_size=16, max_model_len=1000)
+    async with FakeVllm(settings) as fake, gateway(fake) as kvgate:
+        running = asyncio.create_task(kvgate.post(tokens=40, stream=True))
+        await until(lambda: fake.scheduler.running and fake.scheduler.running[0].generated > 20)
+        state = await kvgate.state()
+        (endpoint,) = state["endpoints"]
+        assert (state["ready"], state["draining"], state["mode"]) == (True, False, "enforce")
+        assert (endpoint["id"], endpoint["healthy"], endpoint["state"]) == (f"127.0.0.1:{fake.port}", True, "up")
+        assert (endpoint["in_flight"], endpoint["sequences"], endpoint["max_model_len"]) == (1, 1, 1000)
+        assert (endpoint["kv"]["blocks"], endpoint["kv"]["block_size"]) == (100, 16)
+        assert 0.01 <= endpoint["kv"]["ledger"] <= 0.03
+        assert endpoint["gate"] == {"open": True, "reason": None}
+        assert endpoint["models"] == ["fake"]
+        assert state["queues"] == [{"model": "fake", "depth": 0, "bytes": 0, "oldest_seconds": None}]
+        assert state["counting"][0]["mode"] == "engine"
+        metrics = (await kvgate.client.get("/metrics")).text
+        for line in ("kvgate_in_flight", "kvgate_gate_open", "kvgate_endpoint_healthy"):
+            assert f'{line}{{endpoint="127.0.0.1:{fake.port}"}} 1.0' in metrics
+        assert f'kvgate_kv_usage{{endpoint="127.0.0.1:{fake.port}",source="ledger"}}' in metrics
+        await running
+
+
+async def test_an_engine_that_hides_the_size_of_its_cache_is_shown_all_the_same():
+    class Secretive(FakeVllm):
+        def metrics(self):
+            return b"".join(line for line in super().metrics().splitlines(keepends=True) if b"cache_config" not in line)
+
+    async with Secretive() as fake, gateway(fake) as kvgate:
+        assert (await kvgate.post()).status_code == 200
+        kv = (await kvgate.state())["endpoints"][0]["kv"]
+        assert (kv["ledger"], kv["blocks"]) == (None, None)
+        metrics = await kvgate.client.get("/metrics")
+        assert metrics.status_code == 200
+        assert 'source="ledger"' not in metrics.text
+        assert "kvgate_endpoint_healthy" in metrics.text
