@@ -10,15 +10,19 @@ import httpx
 import pytest
 
 from engine.process import free_port
-from loadtests.streaming import stream_completion
+from loadtests.streaming import Outcome, stream_completion
 from loadtests.workload import Workload
 from tests.conftest import Vllm
 from tests.integration.kvgate import serving
 
 pytestmark = pytest.mark.engine
 
-WORKLOAD = Workload(requests=60, rate=20.0, prompt_tokens=(50, 200), output_tokens=(100, 400))
-SAMPLE_INTERVAL = 0.1
+WORKLOAD = Workload(requests=6, rate=50.0, prompt_tokens=(50, 150), output_tokens=(900, 1100))
+"""Busy for seconds, without preemptions: a request that was preempted still needs its blocks, and holds none."""
+ROUNDS = 3
+WARM_UP = Workload(requests=4, rate=20.0, output_tokens=(50, 50))
+"""The engine's first steps compile and allocate, and say nothing about the others."""
+SAMPLE_INTERVAL = 0.05
 
 
 async def test_running_requests_and_kv_usage_agree_with_the_ledger(random_vllm: Vllm, tmp_path: Path) -> None:
@@ -27,7 +31,7 @@ async def test_running_requests_and_kv_usage_agree_with_the_ledger(random_vllm: 
         samples: list[Sample] = []
 
         async def watch() -> None:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
                 while True:
                     before = await _account(client, kvgate.url)
                     seen = _gauges((await client.get(f"{random_vllm.url}/metrics")).text)
@@ -35,15 +39,20 @@ async def test_running_requests_and_kv_usage_agree_with_the_ledger(random_vllm: 
                     samples.append(Sample(before, after, seen))
                     await asyncio.sleep(SAMPLE_INTERVAL)
 
-        watching = asyncio.create_task(watch())
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            epoch = asyncio.get_running_loop().time()
-            outcomes = await asyncio.gather(
-                *(
-                    stream_completion(session, kvgate.url, random_vllm.model, arrival, epoch)
-                    for arrival in WORKLOAD.arrivals(seed=3)
+        async def load(workload: Workload) -> list[Outcome]:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                epoch = asyncio.get_running_loop().time()
+                return await asyncio.gather(
+                    *(
+                        stream_completion(session, kvgate.url, random_vllm.model, arrival, epoch)
+                        for arrival in workload.arrivals(seed=3)
+                    )
                 )
-            )
+
+        await load(WARM_UP)
+        watching = asyncio.create_task(watch())
+        outcomes = [outcome for _ in range(ROUNDS) for outcome in await load(WORKLOAD)]
+        assert not watching.done(), watching.exception()
         watching.cancel()
         (after,) = kvgate.state()["endpoints"]
 
@@ -57,8 +66,8 @@ async def test_running_requests_and_kv_usage_agree_with_the_ledger(random_vllm: 
         f"\n{len(busy)} samples under load; ledger off the engine's gauge by {fmean(kv):.3f} of the cache on average, "
         f"median {median(kv):.3f}; sequences by {fmean(running):.2f}, median {median(running)}"
     )
-    assert len(busy) >= 10, "the load was too light to tell anything"
-    assert max(sample.before["kv"] for sample in samples) > 0.5
+    assert len(busy) >= 5, "the load was too light to tell anything"
+    assert max(sample.before["kv"] for sample in samples) > 0.3
     assert median(kv) < 0.03
     assert fmean(kv) < 0.08
     assert median(running) <= 1
