@@ -1,0 +1,94 @@
+import re
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import gateway
+from gateway.cli import USAGE_ERROR, cli
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run a command; what it would have served is kept and not served."""
+    served = []
+
+    def keep(settings):
+        served.append(settings)
+        return 0
+
+    monkeypatch.setattr("gateway.cli._serve", keep)
+
+    def invoke(*arguments, env=None):
+        result = CliRunner().invoke(cli, arguments, env=env or {})
+        result.served = served[-1] if served else None
+        return result
+
+    return invoke
+
+
+def test_the_version_is_printed(run):
+    assert run("version").stdout == f"kvgate {gateway.__version__}\n"
+
+
+def test_endpoints_are_fronted(run):
+    arguments = ("--endpoint", "http://a:1", "--endpoint", "http://b:2", "--tokenizer", "t", "--port", "9")
+    result = run("serve", *arguments, "--host", "::", "--admin-port", "10")
+    assert result.exit_code == 0
+    (model,) = result.served.models
+    assert [str(endpoint.url) for endpoint in model.endpoints] == ["http://a:1/", "http://b:2/"]
+    assert (model.tokenizer, model.engine) == ("t", None)
+    server = result.served.server
+    assert (server.host, server.port, server.admin_port) == ("::", 9, 10)
+
+
+def test_a_model_is_launched(run):
+    assert run("serve", "org/model").served.models[0].engine.model == "org/model"
+
+
+def test_a_flag_goes_before_the_environment_before_the_file(run, tmp_path):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text("server: {port: 1, host: file}\nmodels: [{engine: {model: m}}]\n")
+    env = {"KVGATE_SERVER__PORT": "2", "KVGATE_SERVER__HOST": "environment"}
+    result = run("serve", "--config", str(file), "--port", "3", env=env)
+    assert (result.served.server.port, result.served.server.host) == (3, "environment")
+    assert result.served.models[0].engine.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve",), "nothing to serve"),
+        (("serve", "--tokenizer", "t"), "--tokenizer goes with MODEL or --endpoint"),
+        (("serve", "--endpoint", "nowhere"), "models[0].endpoints[0].url = 'nowhere' (command line)"),
+        (("serve", "m", "--port", "99999"), "server.port = 99999 (command line)"),
+        (("serve", "--config", "/missing.yaml"), "/missing.yaml: cannot be read"),
+        (("check-config", "/missing.yaml"), "/missing.yaml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(run, arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == USAGE_ERROR
+    assert result.served is None
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("kvgate: ")
+    assert said in line
+    assert result.stdout == ""
+
+
+def test_settings_are_checked_and_shown_without_secrets(run, tmp_path):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\n")
+    result = run("check-config", str(file))
+    assert result.exit_code == 0
+    shown = yaml.safe_load(result.stdout)
+    assert shown["admission"]["kv_high"] == 0.9
+    assert shown["auth"]["admin_key"] == "**********"
+    assert "hidden" not in result.output
+
+
+def test_the_help_names_every_command(run):
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", run("--help").stdout)
+    for command in ("serve", "demo", "check-config", "version"):
+        assert command in plain
+    assert "stdin" not in plain, "what only the supervisor starts is hidden"

@@ -1,0 +1,40 @@
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from gateway.config import Settings
+
+
+def sections(model, path=()):
+    """Every section of the settings, with the path to it."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from sections(kind, (*path, name))
+
+
+def test_every_setting_says_what_it_is_for():
+    for path, model in sections(Settings):
+        for name, field in model.model_fields.items():
+            assert field.description, (*path, name)
+            assert field.description.rstrip(")`").endswith((".", "one")) or field.description.endswith("."), (
+                path,
+                name,
+            )
+
+
+def test_no_section_takes_an_unknown_key_or_changes_after_it_was_read():
+    for path, model in sections(Settings):
+        assert model.model_config["extra"] == "forbid", path
+        assert model.model_config["frozen"], path
+
+
+def test_nothing_is_read_behind_the_back_of_the_sources(monkeypatch):
+    monkeypatch.setenv("KVGATE_SERVER__PORT", "1")
+    assert Settings().server.port == 8080
+
+
+def test_a_key_has_exactly_one_source():
+    for key in ({}, {"key": "a", "key_file": "/b"}):
+        with pytest.raises(ValidationError, match="exactly one"):
+            Settings.model_validate({"auth": {"keys": [{"name": "a", **key}]}})

@@ -1,0 +1,104 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.gpu import Gpu
+from engine.program import Role
+from gateway.config import Settings
+from gateway.launch import programs, served_name
+from gateway.settings_sources import ConfigurationError
+
+PYTHON = Path("/engine/bin/python")
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    monkeypatch.setattr("gateway.launch.gpus", tuple)
+
+
+def launched(engine, *, python=PYTHON, **more):
+    model = {"engine": {"model": "org/chat", **engine}, **more.pop("model", {})}
+    settings = Settings.model_validate({"models": [model], **more})
+    return programs(settings, python)
+
+
+def handed_over(program):
+    """The settings that a gateway reads from its standard input."""
+    return Settings.model_validate(json.loads(program.stdin))
+
+
+def test_the_gateway_fronts_the_engine_that_is_launched():
+    engine, gateway = launched({})
+    assert (engine.role, gateway.role) == (Role.ENGINE, Role.GATEWAY)
+    assert engine.argv[0] == str(PYTHON)
+    (model,) = handed_over(gateway).models
+    assert f"{model.endpoints[0].url}".rstrip("/") == engine.ready_url.removesuffix("/health")
+    assert (model.name, model.tokenizer, model.engine) == ("org/chat", "org/chat", None)
+    assert gateway.argv[0] == sys.executable
+
+
+def test_replicas_have_names_and_ports_of_their_own():
+    *engines, gateway = launched({"replicas": 3})
+    assert len({engine.name for engine in engines}) == len({engine.ready_url for engine in engines}) == 3
+    assert len(handed_over(gateway).models[0].endpoints) == 3
+
+
+@pytest.mark.parametrize(
+    "args", [["--max-num-seqs", "7"], ["--max-num-seqs=7"], ["--max_num_seqs=3", "--max-num-seqs=7"]]
+)
+def test_a_sequence_limit_given_to_the_engine_is_known_to_the_gateway(args):
+    _, gateway = launched({"args": args})
+    assert handed_over(gateway).models[0].endpoints[0].max_num_seqs == 7
+
+
+def test_the_engines_own_tokenizer_is_the_gateways():
+    assert handed_over(launched({"args": ["--tokenizer", "org/other"]})[-1]).models[0].tokenizer == "org/other"
+    assert handed_over(launched({}, model={"tokenizer": "mine"})[-1]).models[0].tokenizer == "mine"
+
+
+def test_engines_and_running_endpoints_may_be_of_one_model():
+    _, gateway = launched({}, model={"endpoints": [{"url": "http://elsewhere:1", "api_key": "k"}]})
+    urls = [endpoint.url.host for endpoint in handed_over(gateway).models[0].endpoints]
+    assert urls == ["elsewhere", "127.0.0.1"]
+    assert handed_over(gateway).models[0].endpoints[0].api_key.get_secret_value() == "k"
+
+
+def test_secrets_go_through_the_pipe_and_nowhere_else(monkeypatch):
+    monkeypatch.setenv("KVGATE_AUTH__ADMIN_KEY", "hidden")
+    engine, gateway = launched({"env": {"HF_TOKEN": "hidden"}}, auth={"admin_key": "hidden"})
+    assert handed_over(gateway).auth.admin_key.get_secret_value() == "hidden"
+    assert "hidden" not in "".join(gateway.argv) + "".join(gateway.env.values())
+    assert engine.env["HF_TOKEN"] == "hidden"
+    assert "hidden" not in repr(engine) + repr(gateway)
+
+
+def test_a_gateway_that_is_restarted_is_found_where_it_was():
+    _, gateway = launched({}, server={"port": 0, "host": "0.0.0.0"})
+    port = handed_over(gateway).server.port
+    assert port
+    assert gateway.ready_url == f"http://127.0.0.1:{port}/livez"
+
+
+def test_the_gateway_has_longer_to_stop_than_its_streams():
+    _, gateway = launched({}, server={"shutdown_timeout": 33})
+    assert gateway.policy.stop_timeout > 33
+
+
+def test_each_replica_has_its_own_gpu(monkeypatch):
+    cards = tuple(Gpu(index, "card", total_bytes=1 << 34, free_bytes=1 << 34) for index in range(2))
+    monkeypatch.setattr("gateway.launch.gpus", lambda: cards)
+    first, second, _ = launched({"replicas": 2})
+    assert first.env["CUDA_VISIBLE_DEVICES"] != second.env["CUDA_VISIBLE_DEVICES"]
+    with pytest.raises(ConfigurationError, match="model org/chat"):
+        launched({"replicas": 3})
+
+
+def test_a_folder_is_served_by_its_name(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (model,) = Settings.model_validate({"models": [{"engine": {"model": f"{folder}/"}}]}).models
+    assert served_name(model) == "my-model"
+    (named,) = Settings.model_validate({"models": [{"name": "n", "engine": {"model": str(folder)}}]}).models
+    assert served_name(named) == "n"

@@ -1,0 +1,193 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.events import Capacity, EndpointDown, EndpointGone, EndpointId, EndpointUp, Observed
+from gateway.config import ModelSettings
+from gateway.endpoints.health import State
+from gateway.endpoints.identity import Identity
+from gateway.pools import Directory, Endpoint, Pool
+
+CAPACITY = Capacity(max_model_len=100, kv_blocks=10)
+
+
+class Driver:
+    """Keeps the events of a pool."""
+
+    def __init__(self):
+        self.events = []
+
+    def handle(self, event):
+        self.events.append(event)
+
+
+def identity(*names, loras=(), length=100, version="0.32.0"):
+    return Identity(names=names, loras=loras, root=None, max_model_len=length, version=version)
+
+
+class World:
+    """A directory of endpoints, and what it asked for."""
+
+    def __init__(self):
+        self.verified = []
+        self.evacuated = []
+        self.directory = Directory(
+            lambda endpoint, identity, name: Pool(name, Driver(), counter=None),
+            lambda endpoint: self.verified.append(endpoint.id),
+            self.evacuated.append,
+        )
+
+    def add(self, name, *, model=None):
+        settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
+        monitor = SimpleNamespace(status=SimpleNamespace(state=State.UP))
+        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, monitor)
+        self.directory.add(endpoint)
+        return endpoint
+
+    def up(self, endpoint, who):
+        self.directory.up(endpoint.id, who, CAPACITY)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_an_endpoint_joins_the_pool_of_its_model(world):
+    first, second, other = world.add("a"), world.add("b"), world.add("c")
+    assert world.directory.undiscovered()
+    world.up(first, identity("m", "alias"))
+    world.up(second, identity("m"))
+    world.up(other, identity("n"))
+    directory = world.directory
+    assert not directory.undiscovered()
+    assert set(directory.pools) == {"m", "n"}
+    assert directory.lookup("alias") is directory.lookup("m") is first.pool is second.pool
+    assert directory.lookup("n") is other.pool
+    assert directory.lookup("other") is None
+    assert directory.lookup(None) is None, "with several models, one has to be named"
+    assert first.pool.driver.events == [EndpointUp(first.id, CAPACITY), EndpointUp(second.id, CAPACITY)]
+    assert world.verified == ["a", "b", "c"]
+
+
+async def test_the_only_model_needs_no_name(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    assert world.directory.lookup(None) is endpoint.pool
+
+
+async def test_a_configured_name_goes_before_the_endpoints_own(world):
+    endpoint = world.add("a", model="mine")
+    world.up(endpoint, identity("m"))
+    assert endpoint.pool.name == "mine"
+    assert world.directory.lookup("mine") is world.directory.lookup("m") is endpoint.pool
+
+
+async def test_adapters_come_and_go(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", loras=("adapter",)))
+    assert world.directory.lookup("adapter") is endpoint.pool
+    world.up(endpoint, identity("m"))
+    assert world.directory.lookup("adapter") is None
+    assert world.verified == ["a"], "it was up all the time"
+
+
+async def test_an_endpoint_that_serves_another_model_changes_its_pool(world):
+    endpoint, stays = world.add("a"), world.add("b")
+    world.up(endpoint, identity("m"))
+    world.up(stays, identity("m"))
+    before = endpoint.pool
+    world.up(endpoint, identity("n"))
+    assert endpoint.pool.name == "n"
+    assert list(before.endpoints) == ["b"]
+    assert EndpointGone(endpoint.id) in before.driver.events
+    assert world.directory.lookup("m") is before
+
+
+async def test_an_endpoint_that_goes_down_loses_what_it_had_not_answered(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    endpoint.monitor.status.state = State.DOWN
+    world.directory.down(endpoint.id, "down: refused")
+    assert not endpoint.healthy
+    assert endpoint.pool.driver.events[-1] == EndpointDown(endpoint.id, "down: refused")
+    assert world.evacuated == ["a"]
+    world.up(endpoint, identity("m"))
+    assert world.verified == ["a", "a"], "it may be another engine now"
+
+
+async def test_an_endpoint_that_drains_keeps_what_it_has(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    endpoint.monitor.status.state = State.DRAINING
+    world.directory.down(endpoint.id, "draining: by the operator")
+    assert world.evacuated == []
+
+
+async def test_a_sample_goes_to_the_core_of_its_model(world):
+    known, unknown = world.add("a"), world.add("b")
+    world.up(known, identity("m"))
+    sample = Observed(known.id, 1.0, 0.5, 1, 0, 10.0)
+    world.directory.observed(sample)
+    world.directory.observed(Observed(unknown.id, 1.0, 0.5, 1, 0, 10.0))
+    assert known.pool.driver.events[-1] == sample
+
+
+async def test_a_model_is_waited_for_while_an_endpoint_has_not_said_what_it_serves(world):
+    first, second = world.add("a"), world.add("b")
+    waiting = asyncio.create_task(world.directory.find("m", 5))
+    await asyncio.sleep(0)
+    world.up(first, identity("other"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.up(second, identity("m"))
+    assert await waiting is second.pool
+    assert await world.directory.find("unknown", 5) is None, "all are known: there is nothing to wait for"
+
+
+async def test_nobody_waits_for_a_model_for_ever(world):
+    world.add("a")
+    assert await world.directory.find("m", 0.01) is None
+
+
+async def test_an_endpoint_is_waited_for(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    assert await world.directory.wait_for_endpoint(endpoint.pool, 0.01)
+    world.directory.down(endpoint.id, "down")
+    assert not await world.directory.wait_for_endpoint(endpoint.pool, 0.01)
+    waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool, 5))
+    await asyncio.sleep(0)
+    world.up(endpoint, identity("m"))
+    assert await waiting
+
+
+async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
+    old, new = world.add("a"), world.add("b")
+    world.up(old, identity("m", length=100, version="0.11.0"))
+    assert old.pool.takes(100)
+    assert not old.pool.takes(101)
+    world.up(new, identity("m", length=50))
+    assert old.pool.takes(101), "the new one clamps"
+    assert old.pool.max_model_len == 100
+
+
+async def test_relayed_requests_take_turns(world):
+    endpoints = [world.add(name) for name in "abc"]
+    for endpoint in endpoints:
+        world.up(endpoint, identity("m"))
+    pool = endpoints[0].pool
+    firsts = [pool.healthy()[0].id for _ in range(6)]
+    assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
+    world.directory.down(endpoints[1].id, "down")
+    assert {endpoint.id for endpoint in pool.healthy()} == {"a", "c"}
+
+
+async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):
+    monkeypatch.setattr("gateway.pools._REMEMBERED_RESPONSES", 3)
+    endpoint = world.add("a")
+    for number in range(5):
+        world.directory.remember_response(f"resp_{number}", endpoint.id)
+    assert world.directory.made_response("resp_0") is None
+    assert world.directory.made_response("resp_4") is endpoint

@@ -1,0 +1,156 @@
+import json
+
+import pytest
+
+from gateway.config import Settings
+from gateway.settings_sources import ConfigurationError, load, read_secret, redacted, revealed
+
+ENDPOINT = {"models": [{"endpoints": [{"url": "http://127.0.0.1:8000"}]}]}
+
+
+def written(tmp_path, text):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text(text)
+    return file
+
+
+def fault(flags=None, file=None, environ=None):
+    with pytest.raises(ConfigurationError) as refused:
+        load(flags or {}, file, environ or {})
+    return str(refused.value)
+
+
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(tmp_path):
+    file = written(tmp_path, "server: {port: 1, host: file, body_timeout: 7}\nhealth: {interval: 9}\n")
+    environ = {"KVGATE_SERVER__PORT": "2", "KVGATE_SERVER__HOST": "environment"}
+    settings = load({"server": {"port": 3}}, file, environ)
+    assert (settings.server.port, settings.server.host, settings.server.body_timeout) == (3, "environment", 7)
+    assert (settings.health.interval, settings.health.timeout) == (9, 5.0)
+
+
+def test_the_environment_may_name_the_file_and_hold_nested_values(tmp_path):
+    file = written(tmp_path, "log: {level: debug}\n")
+    environ = {
+        "KVGATE_CONFIG": str(file),
+        "KVGATE_MODELS": json.dumps(ENDPOINT["models"]),
+        "KVGATE_ADMISSION__QUEUE__TTL": "5",
+        "KVGATE_AUTH__ADMIN_KEY": "s3cret",
+        "KVGATE_CACHE": "/tmp/x",  # noqa: S108  # not a setting
+        "PATH": "/bin",
+    }
+    settings = load({}, None, environ)
+    assert settings.log.level == "debug"
+    assert str(settings.models[0].endpoints[0].url) == "http://127.0.0.1:8000/"
+    assert settings.admission.queue.ttl == 5
+    assert settings.auth.admin_key.get_secret_value() == "s3cret"
+
+
+def test_every_default_is_a_valid_setting():
+    assert load({}, None, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value", "expected"),
+    [
+        ("server: {port: 99999}", "server.port", "99999", "less than or equal to 65535"),
+        ("server: {port: many}", "server.port", "'many'", "integer"),
+        ("admission: {mode: off}", "admission.mode", "False", "'enforce' or 'observe'"),
+        ("admission: {kv_high: 1.5}", "admission.kv_high", "1.5", "less than or equal to 1"),
+        ("health: {interval: 0}", "health.interval", "0", "greater than 0"),
+        ("health: {interval: .inf}", "health.interval", "inf", "finite"),
+        ("models: [{endpoints: [{url: nowhere}]}]", "models[0].endpoints[0].url", "'nowhere'", "URL"),
+        ("models: [{}]", "models[0]", "", "`endpoints`, an `engine`, or both"),
+        ("admission: {kv_low: 0.95}", "admission", "", "kv_low (0.95) must be below kv_high (0.9)"),
+        ("server: {prot: 1}", "server.prot", "", "did you mean `port`"),
+        ("sever: {port: 1}", "sever", "", "did you mean `server`"),
+        ("models: [{engine: {replicas: 2}}]", "models[0].engine.model", "", "missing"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_key_its_place_and_what_was_expected(tmp_path, text, key, value, expected):
+    file = written(tmp_path, text)
+    said = fault(file=file)
+    assert said.startswith(key)
+    assert str(file) in said
+    assert value in said
+    assert expected in said
+    assert "\n" not in said
+
+
+def test_every_fault_has_its_line_and_its_source(tmp_path):
+    file = written(tmp_path, "server: {port: x}\nlog: {level: loud}\n")
+    said = fault(file=file, environ={"KVGATE_HEALTH__FAILURES": "0"}, flags={"server": {"admin_port": -1}})
+    lines = sorted(said.splitlines())
+    assert len(lines) == 4
+    assert [line.split(" ")[0] for line in lines] == [
+        "health.failures",
+        "log.level",
+        "server.admin_port",
+        "server.port",
+    ]
+    assert "(environment)" in lines[0]
+    assert "(command line)" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"KVGATE_SEVER__PORT": "1"}, "KVGATE_SEVER__PORT (environment): unknown key; did you mean `server`?"),
+        ({"KVGATE_MODELS": "not json"}, "KVGATE_MODELS (environment): expected JSON"),
+    ],
+)
+def test_a_bad_variable_is_named(environ, said):
+    assert fault(environ=environ) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("server: [", "not valid YAML in line"), ("- 1", "expected keys and values, got list")]
+)
+def test_a_file_that_is_none_is_said_to_be(tmp_path, text, said):
+    assert said in fault(file=written(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    assert "missing.yaml: cannot be read" in fault(file=tmp_path / "missing.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not valid YAML" in fault(file=binary)
+    assert load({}, written(tmp_path, ""), {}) == Settings()
+
+
+def test_secrets_are_never_shown(tmp_path):
+    text = (
+        "auth: {admin_key: hidden-1, keys: [{name: a, key: hidden-2}]}\n"
+        "models: [{endpoints: [{url: 'http://x', api_key: hidden-3}], engine: {model: m, env: {HF_TOKEN: hidden-4}}}]\n"
+    )
+    settings = load({}, written(tmp_path, text), {})
+    assert "hidden" not in json.dumps(redacted(settings))
+    assert "hidden" not in repr(settings)
+    wrong = "auth: {keys: [{name: a, key: [hidden-5]}], admin_key: {a: hidden-6}}\n"
+    assert "hidden" not in fault(file=written(tmp_path, wrong))
+    both = "auth: {keys: [{name: a, key: hidden-7, key_file: /x}]}"
+    assert "hidden" not in fault(file=written(tmp_path, both))
+
+
+def test_what_a_child_is_handed_makes_the_same_settings(tmp_path):
+    text = (
+        "auth: {admin_key: hidden-1, admin_key_file: /tmp/k}\n"
+        "models: [{engine: {model: m, env: {HF_TOKEN: hidden-4}, args: ['--x'], gpus: [[0, 1]]}}]\n"
+    )
+    settings = load({}, written(tmp_path, text), {})
+    handed = json.loads(json.dumps(revealed(settings)))
+    assert Settings.model_validate(handed) == settings
+    assert handed["auth"]["admin_key"] == "hidden-1"
+
+
+def test_a_secret_comes_from_its_value_or_its_file(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("  in-file\n")
+    settings = load({"auth": {"admin_key": "given"}}, None, {})
+    assert read_secret(settings.auth.admin_key, file) == "given"
+    assert read_secret(None, file) == "in-file"
+    assert read_secret(None, None) is None
+    file.write_text("\n")
+    with pytest.raises(ConfigurationError, match="the file is empty"):
+        read_secret(None, file)
+    with pytest.raises(ConfigurationError, match="cannot read the key"):
+        read_secret(None, tmp_path / "missing")
