@@ -127,6 +127,8 @@ def test_secrets_are_never_shown(tmp_path):
     assert "hidden" not in repr(settings)
     wrong = "auth: {keys: [{name: a, key: [hidden-5]}], admin_key: {a: hidden-6}}\n"
     assert "hidden" not in fault(file=written(tmp_path, wrong))
+    numbers = "auth: {admin_key: 123456789}\nmodels: [{engine: {model: m, env: {PIN: 123456789}}}]\n"
+    assert "123456789" not in fault(file=written(tmp_path, numbers))
     both = "auth: {keys: [{name: a, key: hidden-7, key_file: /x}]}"
     assert "hidden" not in fault(file=written(tmp_path, both))
 

@@ -179,6 +179,18 @@ def test_a_stream_that_ends_inside_an_event_too_large_to_hold_is_torn():
     assert not reader.torn
 
 
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_the_end_of_an_event_too_large_to_hold_is_seen_when_it_is_cut_in_two(newline):
+    reader = StreamReader(Api.CHAT, strip_usage=False)
+    reader.feed(b"data: " + b"x" * (stream_module.MAX_EVENT_BYTES + 1))
+    boundary = newline * 2
+    for piece in (b"more", *(boundary[at : at + 1] for at in range(len(boundary)))):
+        assert reader.feed(piece) == piece
+    assert not reader.torn
+    reader.feed(b"".join(answer(Api.CHAT)[-2:]))
+    assert (reader.finished, reader.closed) == (True, True)
+
+
 def test_framings_may_be_mixed_without_delay():
     reader = StreamReader(Api.CHAT, strip_usage=False)
     both = b": a\n\ndata: {}\r\n\r\n"
