@@ -152,6 +152,17 @@ async def test_a_request_id_is_made_where_there_is_no_good_one(given):
         assert fake.seen[0].header("x-request-id") == made
 
 
+@pytest.mark.parametrize("query", ["x=%2F%20y&x=+", "x=\xe9", "x=a=b?c"])
+async def test_a_path_and_query_go_on_as_they_came(query):
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        reader, writer = await raw(kvgate.port, http(f"{CHAT}?{query}", json.dumps(body()).encode()))
+        status = await reader.readline()
+        writer.close()
+        if b" 400 " in status:
+            return  # what is not in a URL at all
+        assert [request.path for request in fake.seen if request.path != "/tokenize"] == [f"{CHAT}?{query}"]
+
+
 async def test_a_client_cannot_jump_the_engines_queue():
     async with FakeVllm() as fake, gateway(fake) as kvgate:
         await kvgate.post(priority=-5)

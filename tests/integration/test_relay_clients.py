@@ -154,9 +154,11 @@ def _held_by(*parts):
     return sum(trace.size for trace in traces if any(part in trace.traceback[0].filename for part in parts))
 
 
-async def test_a_client_that_does_not_read_is_not_the_endpoints_fault():
+@pytest.mark.slow
+async def test_a_client_that_does_not_read_is_not_the_endpoints_fault(monkeypatch):
     """It must neither count as a hang of its endpoint, nor be kept for ever."""
-    slow = {"health": {"interval": 0.1, "hung_after": 2.5}, "upstream": {"idle_timeout": 4.0}}
+    monkeypatch.setattr("gateway.relay.flights.SWEEP_INTERVAL", 0.1)
+    slow = {"health": {"interval": 0.1, "hung_after": 0.6}, "upstream": {"idle_timeout": 1.2}}
     async with FakeVllm(FakeSettings(step_seconds=0)) as fake, gateway(fake, **slow) as kvgate:
         fake.faults.add(Fault(FaultKind.GIGANTIC, after=2, size=16 << 20, path=CHAT))
         _, writer = await asyncio.open_connection("127.0.0.1", kvgate.port)

@@ -21,9 +21,17 @@ from tests.integration.relaying import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 UNSEEN = (FaultKind.CLOSE_BEFORE_ANSWER, FaultKind.STATUS, FaultKind.BUSY_IN_STREAM, FaultKind.ENGINE_DEATH)
 """Failures of which the client need not hear: another endpoint, or a later try, makes up for them."""
 MIDWAY = (FaultKind.RESET_MID_STREAM, FaultKind.TRUNCATED, FaultKind.ENGINE_DEATH, FaultKind.NO_FINISH)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Timeouts of tenths of a second are looked at as often."""
+    monkeypatch.setattr("gateway.relay.flights.SWEEP_INTERVAL", 0.05)
 
 
 def generations(*fakes):
