@@ -6,6 +6,8 @@ import pytest
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 from tests.integration.relaying import MESSAGES, gateway
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "one two"}]
 
 

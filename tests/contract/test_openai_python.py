@@ -10,6 +10,8 @@ import pytest
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 from tests.integration.relaying import CHAT, COMPLETIONS, RESPONSES, gateway, until
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "one two"}]
 
 

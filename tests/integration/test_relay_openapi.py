@@ -15,6 +15,8 @@ from gateway.relay.routes import ROUTES
 from tests.integration.kvgate import serving
 from tests.integration.relaying import fake_processes
 
+pytestmark = pytest.mark.slow
+
 NOT_A_FAULT = [
     schemathesis.checks.positive_data_acceptance,
     schemathesis.checks.negative_data_rejection,

@@ -55,6 +55,7 @@ def one_error(answer, path, status):
     return found["error"]["code"]
 
 
+@pytest.mark.slow
 async def test_bad_input_is_answered_clearly_and_a_healthy_stream_keeps_its_pace():
     step = 0.02
     settings, server = FakeSettings(step_seconds=step), {"max_body_bytes": LIMIT}
