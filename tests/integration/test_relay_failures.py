@@ -42,27 +42,29 @@ async def endpoint_states(kvgate):
     return [endpoint["state"] for endpoint in (await kvgate.state())["endpoints"]]
 
 
-def in_order_of_choice(*fakes):
-    """Of endpoints that are equally free the first by name is taken."""
-    return sorted(fakes, key=lambda fake: fake.url)
+def for_whoever_is_first(*fakes):
+    """One plan of faults for all of them: a fault strikes whichever gets the next request."""
+    for fake in fakes:
+        fake.faults = fakes[0].faults
+    return fakes[0].faults
 
 
 @pytest.mark.parametrize("kind", UNSEEN)
 async def test_a_failure_nobody_has_seen_goes_to_another_endpoint(kind):
     async with FakeVllm() as one, FakeVllm() as two, gateway(one, two) as kvgate:
-        first, second = in_order_of_choice(one, two)
+        faults = for_whoever_is_first(one, two)
         asked = [(path, streamed) for path in APIS for streamed in (True, False)]
         if kind is FaultKind.BUSY_IN_STREAM:
             asked = [(path, True) for path in APIS if path != RESPONSES]  # there vLLM tears the body
         for path, streamed in asked:
-            first.faults.add(Fault(kind, path=path, status=500))
+            faults.add(Fault(kind, path=path, status=500))
             answer = await kvgate.post(path, stream=streamed)
             assert answer.status_code == 200, (path, streamed)
             assert "rror" not in answer.text.replace('"error":null', ""), (path, streamed)
-            assert (len(generations(first)), len(generations(second))) == (1, 1), (path, streamed)
+            assert (len(generations(one)), len(generations(two))) == (1, 1), (path, streamed)
             assert set(await endpoint_states(kvgate)) == {"up"}
-            first.seen.clear()
-            second.seen.clear()
+            one.seen.clear()
+            two.seen.clear()
         assert await kvgate.outcomes() == {"completed": len(asked)}
 
 
@@ -70,12 +72,11 @@ async def test_a_failure_nobody_has_seen_goes_to_another_endpoint(kind):
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_an_abort_nobody_has_seen_goes_to_another_endpoint(path, streamed):
     async with FakeVllm() as one, FakeVllm() as two, gateway(one, two) as kvgate:
-        first, second = in_order_of_choice(one, two)
-        first.faults.add(Fault(FaultKind.ABORT, path=path))
+        for_whoever_is_first(one, two).add(Fault(FaultKind.ABORT, path=path))
         answer = await kvgate.post(path, stream=streamed)
         assert answer.status_code == 200
         assert "abort" not in answer.text
-        assert (len(generations(first)), len(generations(second))) == (1, 1)
+        assert (len(generations(one)), len(generations(two))) == (1, 1)
         assert sorted(await endpoint_states(kvgate)) == ["refusing", "up"], "an engine that aborts is shutting down"
 
 
@@ -157,8 +158,8 @@ async def test_a_torn_event_is_ended_before_the_error():
 
 
 async def test_a_whole_answer_torn_half_way_is_tried_again():
-    async with FakeVllm() as first, FakeVllm() as second, gateway(first, second) as kvgate:
-        first.faults.add(Fault(FaultKind.RESET_MID_STREAM, path=CHAT))
+    async with FakeVllm() as one, FakeVllm() as two, gateway(one, two) as kvgate:
+        for_whoever_is_first(one, two).add(Fault(FaultKind.RESET_MID_STREAM, path=CHAT))
         answer = await kvgate.post()
         assert answer.json()["usage"]["completion_tokens"] == 5
 
