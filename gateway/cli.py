@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +19,7 @@ from engine.supervisor import Supervisor
 from gateway.app import run
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
-from gateway.launch import programs
+from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
@@ -29,10 +30,9 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+KILLED = 130
+"""Exit code after a second Ctrl-C, as a shell would give it."""
 _console = Console(stderr=True, highlight=False)
-
-USAGE_ERROR = 2
-"""Exit code when kvgate cannot start as it was told to."""
 
 
 @cli.command()
@@ -73,7 +73,7 @@ def run_demo(
         return await demo(_console, host, port, _stopped_by_signals(), once=once)
 
     try:
-        sys.exit(asyncio.run(main()))
+        sys.exit(_run(main()))
     except (SetupError, DemoError, ConfigurationError) as error:
         _fail(str(error))
 
@@ -130,7 +130,7 @@ def _serve(settings: Settings) -> int:
         running = programs(settings)
     except (ConfigurationError, SetupError) as error:
         _fail(str(error))
-    return asyncio.run(_supervise(Supervisor(running, lambda event: _console.print(str(event), markup=False))))
+    return _run(_supervise(Supervisor(running, lambda event: _console.print(str(event), markup=False))))
 
 
 async def _supervise(supervisor: Supervisor) -> int:
@@ -138,12 +138,27 @@ async def _supervise(supervisor: Supervisor) -> int:
 
 
 def _stopped_by_signals() -> asyncio.Event:
-    """An event that SIGTERM and Ctrl-C set."""
+    """An event that SIGTERM and Ctrl-C set; a second one cancels the current task, and everything is killed."""
     stop = asyncio.Event()
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     return stop
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end, or until a second signal."""
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        return KILLED
 
 
 def _gateway(settings: Settings) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from engine.demo_model import smollm2
+from engine.demo_model import SMOLLM2_ARGS, smollm2
 from engine.environment import Build, build_here, engine_python
 from engine.events import LinePrinted, SupervisorEvent
 from engine.supervisor import Supervisor
@@ -17,11 +17,7 @@ from gateway.launch import programs
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
 
-_ARGS = ("--max-model-len", "2048", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-_CPU_ARGS = (
-    *("--enforce-eager", "--block-size", "32"),
-    *("--dtype", "float32"),  # in bfloat16 a CPU's answers drift
-)
+_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 _POLL = 0.25
 
 
@@ -40,7 +36,7 @@ def settings(folder: Path, build: Build, host: str, port: int) -> Settings:
                     "name": MODEL,
                     "engine": {
                         "model": str(folder),
-                        "args": [*_ARGS, *(_CPU_ARGS if build is Build.CPU else ())],
+                        "args": [*SMOLLM2_ARGS[build], *_TOOLS],
                         "env": {"VLLM_CPU_KVCACHE_SPACE": "1"} if build is Build.CPU else {},
                     },
                 }

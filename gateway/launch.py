@@ -17,6 +17,8 @@ from engine.program import Program, Role
 from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
 from gateway.settings_sources import ConfigurationError, revealed
 
+USAGE_ERROR = 2
+"""Exit code when kvgate cannot run as it was told to, and trying again will not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
 
@@ -110,9 +112,10 @@ def _gateway(settings: Settings) -> Program:
     return Program(
         name="gateway",
         role=Role.GATEWAY,
-        argv=(sys.executable, "-m", "gateway.cli", "gateway"),
+        argv=(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
         env=environment,
         stdin=json.dumps(values).encode(),
         ready_url=f"http://{host}:{settings.server.port}/livez",
+        final_codes=frozenset({USAGE_ERROR}),
         policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
     )
