@@ -61,7 +61,9 @@ async def test_a_failure_nobody_has_seen_goes_to_another_endpoint(kind):
             answer = await kvgate.post(path, stream=streamed)
             assert answer.status_code == 200, (path, streamed)
             assert "rror" not in answer.text.replace('"error":null', ""), (path, streamed)
-            assert (len(generations(one)), len(generations(two))) == (1, 1), (path, streamed)
+            assert len(generations(one, two)) == 2, (path, streamed)
+            if kind is not FaultKind.BUSY_IN_STREAM:  # who was busy may have room again by then
+                assert len(generations(one)) == 1, (path, streamed)
             assert set(await endpoint_states(kvgate)) == {"up"}
             one.seen.clear()
             two.seen.clear()
