@@ -1,6 +1,8 @@
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-a: b\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -54,6 +57,18 @@ async def server() -> AsyncIterator[Server]:
     server.scripts = [server.answer]
     listening = await asyncio.start_server(server.connected, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    yield server
+    listening.close()
+
+
+@pytest.fixture
+async def tls_server() -> AsyncIterator[Server]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "localhost.pem", CERTIFICATES / "localhost.key")
+    server = Server()
+    server.scripts = [server.answer]
+    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0, ssl=context)
+    server.url = f"https://localhost:{listening.sockets[0].getsockname()[1]}"
     yield server
     listening.close()
 
@@ -242,6 +257,20 @@ async def test_nobody_listening_is_told_apart_from_a_lost_connection() -> None:
     async with upstream() as client:
         with pytest.raises(ConnectFailedError, match="refused"):
             await fetch(client, "http://127.0.0.1:1")
+
+
+class TestTls:
+    async def test_a_trusted_certificate_is_accepted(self, tls_server: Server) -> None:
+        trusting = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
+        client = HttpUpstream(5.0, 60.0, {tls_server.url: trusting})
+        assert await fetch(client, tls_server.url) == b"ok"
+        await client.close()
+        await asyncio.sleep(0)
+
+    async def test_an_unknown_certificate_is_told_as_such(self, tls_server: Server) -> None:
+        async with upstream() as client:
+            with pytest.raises(ConnectFailedError, match="certificate"):
+                await fetch(client, tls_server.url)
 
 
 class TestDeliver:
