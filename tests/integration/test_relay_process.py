@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import time
+from pathlib import Path
 
 import aiohttp
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from engine.process import free_port
 from tests.integration.kvgate import serving
-from tests.integration.relaying import CHAT, body, fake_processes
+from tests.integration.relaying import CHAT, body, fake_processes, http, raw
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +157,41 @@ async def test_a_thousand_streams_at_once_lose_and_mix_nothing(fronting):
     expected = "".join(f" {number}" for number in range(tokens))
     wrong = [text for text, whole in answers if text != expected or not whole.endswith(b"data: [DONE]\n\n")]
     assert wrong == []
+
+
+def resident(process):
+    """Bytes of memory that a process holds."""
+    (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) << 10
+
+
+async def test_a_client_that_does_not_read_stops_our_reading(fronting):
+    """A fast stream with an event of 64 MiB meets a client that reads nothing for a while, then everything."""
+    size = 64 << 20
+    kvgate = fronting("--step-seconds=0")
+    engine = kvgate.state()["endpoints"][0]["url"]
+    async with aiohttp.ClientSession() as session, httpx.AsyncClient(timeout=30) as client:
+        await stream(session, kvgate.url, tokens=20)
+        while "cannot be loaded" not in kvgate.state()["counting"][0]["reason"]:
+            await asyncio.sleep(0.1)  # what it imports to try is not what we measure
+        fault = {"kind": "gigantic", "after": 2, "size": size, "path": CHAT}
+        await client.post(f"{engine}/fake/faults", json=[fault])
+        before = resident(kvgate.process)
+        port = int(kvgate.url.rsplit(":", 1)[1])
+        reader, writer = await raw(port, http(CHAT, json.dumps(body(stream=True)).encode()))
+        writer.transport.pause_reading()
+        most, until = 0, time.monotonic() + 1.5
+        while time.monotonic() < until:
+            most = max(most, resident(kvgate.process) - before)
+            await asyncio.sleep(0.02)
+        assert most < 12 << 20, f"{most} bytes are held for a client that does not read"
+        writer.transport.resume_reading()
+        received, last = 0, b""
+        while b"[DONE]" not in last:
+            piece = await reader.read(1 << 18)
+            assert piece, "the stream was cut"
+            received += len(piece)
+            last = (last + piece)[-64:]
+        writer.close()
+        assert received > size
+        assert resident(kvgate.process) - before < 24 << 20
