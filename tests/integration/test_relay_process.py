@@ -172,8 +172,9 @@ async def test_a_client_that_does_not_read_stops_our_reading(fronting):
     engine = kvgate.state()["endpoints"][0]["url"]
     async with aiohttp.ClientSession() as session, httpx.AsyncClient(timeout=30) as client:
         await stream(session, kvgate.url, tokens=20)
-        while "cannot be loaded" not in kvgate.state()["counting"][0]["reason"]:
-            await asyncio.sleep(0.1)  # what it imports to try is not what we measure
+        # What it imports to try a tokenizer is not what we measure.
+        while "cannot be loaded" not in kvgate.state()["counting"][0]["reason"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         fault = {"kind": "gigantic", "after": 2, "size": size, "path": CHAT}
         await client.post(f"{engine}/fake/faults", json=[fault])
         before = resident(kvgate.process)
@@ -184,7 +185,7 @@ async def test_a_client_that_does_not_read_stops_our_reading(fronting):
         while time.monotonic() < until:
             most = max(most, resident(kvgate.process) - before)
             await asyncio.sleep(0.02)
-        assert most < 12 << 20, f"{most} bytes are held for a client that does not read"
+        assert most < 4 << 20, f"{most} bytes are held for a client that does not read"
         writer.transport.resume_reading()
         received, last = 0, b""
         while b"[DONE]" not in last:
