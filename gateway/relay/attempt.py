@@ -230,8 +230,6 @@ class Attempt:
         """The connection was lost: again from the start, unless the client has seen a part."""
         if not self._exchange.committed:
             return Again(busy=False, reason=message)
-        if self.reader is None:  # a body that is not a stream cannot carry an error: its length will be wrong
-            return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
         return await self._end_with(self._error_event(message))
 
     async def _interrupted(self, flight: Flight) -> Settled | Again:

@@ -14,7 +14,6 @@ Sink = Callable[[bytes], bool]
 _HIGH_WATER = 64 * 2**10
 """Bytes that wait for their reader before the connection stops reading: the most a slow client costs us here."""
 _LOST = "the connection was closed before the answer ended"
-_CONTINUE = 100
 _FIRST_FINAL = 200
 """Statuses below are interim: the answer follows."""
 
@@ -49,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._until_close = False
         self._behind = False
         self._failed: Exception | None = None
-        self._lost: Exception | None = None
+        self._lost: str | None = None
 
     # What the pool and the answer call.
 
@@ -93,7 +92,7 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             if self._lost is not None:
-                raise ConnectionLostError(_LOST)
+                raise ConnectionLostError(self._lost)
             await self._arrival()
         data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
@@ -113,21 +112,20 @@ class Connection(asyncio.Protocol):
         """
         try:
             while True:
+                if self._failed is not None:
+                    raise self._failed
+                if self._behind:
+                    self._behind = False
+                    await drained()
                 while self._pieces:
                     piece = self._pieces.popleft()
                     self._waiting_bytes -= len(piece)
                     if not sink(piece):
                         await drained()
-                if self._behind:
-                    self._behind = False
-                    await drained()
-                    continue
-                if self._failed is not None:
-                    raise self._failed
                 if self._complete:
                     return
                 if self._lost is not None:
-                    raise ConnectionLostError(_LOST)
+                    raise ConnectionLostError(self._lost)
                 self._sink = sink
                 self._resume()
                 await self._arrival()
@@ -153,7 +151,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._end(ConnectionLostError("its answer is not HTTP"))
+            self._end("its answer is not HTTP")
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._complete = True
             self._wake()
         elif not self._complete:
-            self._end(exc or ConnectionLostError(_LOST))
+            self._end(_LOST)
 
     # What the parser calls.
 
@@ -215,10 +213,10 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _end(self, error: Exception) -> None:
-        self._lost = error
+    def _end(self, reason: str) -> None:
+        self._lost = self._lost or reason
         if self._head is not None and not self._head.done():
-            self._head.set_exception(ConnectionLostError(_LOST))
+            self._head.set_exception(ConnectionLostError(self._lost))
         self._wake()
 
     def _pause(self) -> None:

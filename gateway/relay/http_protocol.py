@@ -111,6 +111,9 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._stop_timer()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of another answer there is no place for this one
+            return
         body = openai_error(message, "invalid_request_error", None)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

@@ -39,6 +39,7 @@ class HttpUpstream:
         self._origins: dict[str, _Origin] = {}
         self._idle: dict[str, dict[Connection, float]] = {}
         """Of each endpoint, the connections nobody uses and since when, the longest idle first."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
         """See `Upstream.send`."""
@@ -71,6 +72,9 @@ class HttpUpstream:
 
     async def close(self) -> None:
         """Close every idle connection; those in use are closed by whoever uses them."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
@@ -83,8 +87,8 @@ class HttpUpstream:
             return
         loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(base_url, {})
-        if not idle:
-            loop.call_later(self._keepalive, self._expire, base_url)
+        if base_url not in self._timers:
+            self._timers[base_url] = loop.call_later(self._keepalive, self._expire, base_url)
         idle[connection] = loop.time()
 
     def _reused(self, base_url: str) -> Connection | None:
@@ -103,10 +107,11 @@ class HttpUpstream:
         idle = self._idle.get(base_url)
         loop = asyncio.get_running_loop()
         now = loop.time()
+        del self._timers[base_url]
         while idle:
             connection, since = next(iter(idle.items()))
             if connection.open and now - since < self._keepalive:
-                loop.call_later(self._keepalive - (now - since), self._expire, base_url)
+                self._timers[base_url] = loop.call_at(since + self._keepalive, self._expire, base_url)
                 return
             del idle[connection]
             connection.abort()

@@ -82,6 +82,10 @@ REFUSED_FIELDS: dict[str, str] = {
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL = b"null"
+_BOOLEAN_WORDS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
 _TRUE = msgspec.Raw(b"true")
 
 
@@ -171,12 +175,15 @@ def _decode(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
 
 
 def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """As pydantic's lax mode reads a boolean: true, 1, 1.0, "true", "yes", "on" and their opposites."""
     value = _decode(fields, name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
+    if isinstance(value, str):
+        value = _BOOLEAN_WORDS.get(value.lower())
+        if value is None:
+            raise InvalidRequestError(f"`{name}` must be true or false.", name)
+    if value is not None and (not isinstance(value, (bool, int, float)) or value not in {0, 1}):
         raise InvalidRequestError(f"`{name}` must be true or false.", name)
-    return value
+    return bool(value)
 
 
 def _integer(fields: Mapping[str, msgspec.Raw], name: str) -> int | None:

@@ -241,6 +241,13 @@ async def test_an_interim_answer_is_skipped(server: Server) -> None:
         answer.close()
 
 
+async def test_many_requests_leave_one_timer(server: Server) -> None:
+    async with upstream() as client:
+        for _ in range(50):
+            await fetch(client, server.url)
+        assert len(client._timers) == 1
+
+
 async def test_what_is_not_http_is_told(server: Server) -> None:
     async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
@@ -249,7 +256,7 @@ async def test_what_is_not_http_is_told(server: Server) -> None:
 
     server.scripts = [babbles]
     async with upstream() as client:
-        with pytest.raises(ConnectionLostError):
+        with pytest.raises(ConnectionLostError, match="not HTTP"):
             await fetch(client, server.url)
 
 
@@ -359,6 +366,28 @@ class TestDeliver:
             answer.close()
             assert await fetch(client, server.url) == b"ok"
         assert server.connections == 2
+
+    async def test_nothing_that_came_with_what_the_sink_refused_is_handed_over(self, server: Server) -> None:
+        async def in_one_segment(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED)
+            await asyncio.sleep(0.05)  # so that the sink is there when the rest comes
+            writer.write(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [in_one_segment]
+        taken: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            taken.append(piece)
+            raise LookupError(piece)
+
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            with pytest.raises(LookupError):
+                await answer.deliver(take, _never)
+            answer.close()
+        assert taken == [b"a"]
 
     async def test_a_torn_body_is_told(self, server: Server) -> None:
         async def tears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

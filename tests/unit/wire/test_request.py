@@ -66,8 +66,8 @@ def test_integers_are_read_as_the_engine_reads_them(value):
     ("fields", "param"),
     [
         ({"model": 5}, "model"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream": 1}, "stream"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": 2}, "stream"),
         ({"stream_options": []}, "stream_options"),
         ({"stream_options": "include_usage"}, "stream_options"),
         ({"n": 0}, "n"),
@@ -164,3 +164,10 @@ def test_asking_for_usage_keeps_numbers_no_machine_word_holds():
 
 def test_a_client_that_asked_for_usage_is_known():
     assert parse(Api.CHAT, body(stream=True, stream_options={"include_usage": True})).include_usage
+
+
+@pytest.mark.parametrize(
+    ("written", "streams"), [("true", True), ('"Yes"', True), ("1", True), ("0", False), ('"off"', False)]
+)
+def test_a_boolean_is_read_as_vllm_reads_it(written: str, streams: bool) -> None:
+    assert parse(Api.CHAT, b'{"stream":%b}' % written.encode()).stream is streams
