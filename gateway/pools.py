@@ -170,7 +170,7 @@ class Directory:
         was_healthy, endpoint.healthy = endpoint.healthy, True
         endpoint.identity = identity
         self.ever_healthy = True
-        self._index(endpoint.pool)
+        self._index()
         endpoint.pool.driver.handle(EndpointUp(endpoint_id, capacity))
         self._announce()
         if not was_healthy:
@@ -192,9 +192,12 @@ class Directory:
             pool.driver.handle(sample)
 
     def _move(self, endpoint: Endpoint, identity: Identity, name: str) -> None:
-        if endpoint.pool is not None:
-            endpoint.pool.endpoints.pop(endpoint.id)
-            endpoint.pool.driver.handle(EndpointGone(endpoint.id))
+        left = endpoint.pool
+        if left is not None:
+            left.endpoints.pop(endpoint.id)
+            if not left.endpoints:  # nobody serves this model now; who waits in it still runs into its time to live
+                del self.pools[left.name]
+            left.driver.handle(EndpointGone(endpoint.id))
             _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
         pool = self.pools.get(name)
         if pool is None:
@@ -202,10 +205,9 @@ class Directory:
         pool.endpoints[endpoint.id] = endpoint
         endpoint.pool = pool
 
-    def _index(self, pool: Pool) -> None:
-        self._by_name = {name: known for name, known in self._by_name.items() if known is not pool}
-        for name in pool.names:
-            self._by_name.setdefault(name, pool)
+    def _index(self) -> None:
+        pools = reversed(self.pools.values())  # where two have a name, the one that was there first keeps it
+        self._by_name = {name: pool for pool in pools for name in pool.names}
 
     def _announce(self) -> None:
         self._changed.set()

@@ -148,6 +148,8 @@ async def _counted(plane: Plane, pool: Pool, request: GenerationRequest, client:
 
 
 def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
+    if not pool.endpoints:  # the model left in the meantime, and its length with it
+        raise _RefusedError(Outcome.NO_ENDPOINT, _SENTENCES[Outcome.NO_ENDPOINT], retry_after=1.0)
     try:
         return demand(request, count, pool.max_model_len, pool.takes)
     except TooLongError as error:
@@ -182,7 +184,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
             strip_usage=ask_usage,
         )
         while True:
-            endpoint = pool.endpoints[dispatch.endpoint]
+            endpoint = plane.directory.endpoints[dispatch.endpoint]
             exchange.endpoint = endpoint.id
             headers = towards_endpoint(
                 scope,

@@ -334,3 +334,23 @@ async def test_a_drained_endpoint_gets_nothing_new_and_finishes_what_it_has():
         assert len([request for request in one.seen if request.path == CHAT]) == 3
         unknown = await kvgate.client.post("/kvgate/endpoints/nobody/drain")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "endpoint_not_found")
+
+
+async def test_after_a_change_of_model_the_old_one_is_not_there():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        await fake.refuse()
+
+        async def down():
+            return (await kvgate.state())["endpoints"][0]["state"] == "down"
+
+        await until(down)
+        fake.settings = FakeSettings(model="other")
+        await fake.listen()
+
+        async def changed():
+            return [card["id"] for card in (await kvgate.client.get("/v1/models")).json()["data"]] == ["other"]
+
+        await until(changed)
+        for path in APIS:
+            assert one_error(await kvgate.post(path), path, 404) in {"model_not_found", "not_found_error"}
+        assert (await kvgate.client.post(CHAT, json={**body(), "model": None})).status_code == 200

@@ -105,6 +105,29 @@ async def test_an_endpoint_that_serves_another_model_changes_its_pool(world):
     assert world.directory.lookup("m") is before
 
 
+async def test_a_model_that_nobody_serves_any_more_is_gone(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", "alias"))
+    before = endpoint.pool
+    world.up(endpoint, identity("n"))
+    directory = world.directory
+    assert list(directory.pools) == ["n"]
+    assert directory.lookup("m") is directory.lookup("alias") is None
+    assert directory.lookup(None) is endpoint.pool, "again it is the only one"
+    assert before.driver.events[-1] == EndpointGone(endpoint.id)
+    world.up(endpoint, identity("m"))
+    assert directory.lookup("m") is endpoint.pool is not before
+
+
+async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
+    first, second = world.add("a"), world.add("b")
+    world.up(first, identity("m", "default"))
+    world.up(second, identity("n", "default"))
+    assert world.directory.lookup("default") is first.pool
+    world.up(first, identity("other"))
+    assert world.directory.lookup("default") is second.pool
+
+
 async def test_an_endpoint_that_goes_down_loses_what_it_had_not_answered(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
