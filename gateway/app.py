@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -154,7 +153,7 @@ class Application:
 
     def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
         base_url = _base_url(settings)
-        identifier = EndpointId(urlsplit(base_url).netloc)
+        identifier = EndpointId(settings.address)
         api_key = read_secret(settings.api_key, settings.api_key_file)
         headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
         client = httpx.AsyncClient(verify=context, headers=headers, trust_env=False)
@@ -182,7 +181,7 @@ class Application:
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
-            return [_target(endpoint) for endpoint in pool.healthy()]
+            return [_target(endpoint) for endpoint in pool.in_turn()]
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)

@@ -5,13 +5,31 @@
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def usable_key(text: str) -> str:
+    """A key as it is sent, without the white space around it.
+
+    Raises:
+        ValueError: nothing is left, which would let everybody in, or it cannot stand in a header.
+    """
+    key = text.strip()
+    if not key:
+        raise ValueError("expected a key, this one is empty")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("expected a key of one line of ASCII characters")
+    return key
+
+
+Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
 
 
 class _Section(BaseModel):
@@ -48,11 +66,33 @@ class EndpointSettings(_Section):
     """A vLLM server that already runs."""
 
     url: HttpUrl = Field(description="Base URL, without `/v1`.")
-    api_key: SecretStr | None = Field(None, description="Sent to the endpoint as a bearer token.")
+    api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
     api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
     max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
     kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
+
+    @property
+    def address(self) -> str:
+        """Its host and port, by which logs, metrics and the admin API call it."""
+        return urlsplit(str(self.url)).netloc
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, url: HttpUrl) -> HttpUrl:
+        if url.username is not None or url.password is not None:
+            raise ValueError("expected no user or password: give `api_key`")
+        if url.query is not None or url.fragment is not None:
+            raise ValueError("expected a base URL, without `?` and `#`")
+        if (url.path or "").rstrip("/").endswith("/v1"):
+            raise ValueError("expected the base URL, without `/v1`")
+        return url
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("give at most one of `api_key` and `api_key_file`")
+        return self
 
 
 class EngineSettings(_Section):
@@ -147,7 +187,7 @@ class ClientKey(_Section):
     """A key that a client may present, and who it then is."""
 
     name: str = Field(description="The flow: what logs and fairness call this client.")
-    key: SecretStr | None = Field(None, description="The key itself; better by environment or file.")
+    key: Key | None = Field(None, description="The key itself; better by environment or file.")
     key_file: Path | None = Field(None, description="File that holds the key.")
     priority: int = Field(0, ge=0, le=9, description="Most urgent band its requests may take; 0 is the most urgent.")
 
@@ -162,8 +202,14 @@ class AuthSettings(_Section):
     """Who may call kvgate. Without client keys everybody may."""
 
     keys: tuple[ClientKey, ...] = Field((), description="Keys for clients.")
-    admin_key: SecretStr | None = Field(None, description="Key for `/metrics` and `/kvgate/*`.")
+    admin_key: Key | None = Field(None, description="Key for `/metrics` and `/kvgate/*`.")
     admin_key_file: Path | None = Field(None, description="File that holds the admin key.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("give at most one of `admin_key` and `admin_key_file`")
+        return self
 
 
 class LogSettings(_Section):
@@ -189,6 +235,14 @@ class Settings(BaseSettings):
     upstream: UpstreamSettings = Field(default_factory=UpstreamSettings, description="Connections to endpoints.")
     auth: AuthSettings = Field(default_factory=AuthSettings, description="Keys.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    @field_validator("models")
+    @classmethod
+    def _distinct(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        addresses = [endpoint.address for model in models for endpoint in model.endpoints]
+        if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
+            raise ValueError(f"two endpoints cannot share a host and port: {', '.join(twice)}")
+        return models
 
     @classmethod
     def settings_customise_sources(

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -12,13 +13,14 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from gateway.config import Settings
+from gateway.config import Settings, usable_key
 
 _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
 """Variables that are read before there are settings, or by the engine's set-up."""
 _SHOWN_LENGTH = 60
 _SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env"})
+_USER_IN_URL = re.compile("//.*@")
 
 
 class ConfigurationError(Exception):
@@ -58,19 +60,20 @@ def read_secret(value: SecretStr | None, file: Path | None) -> str | None:
     """A secret given directly or by file; None where neither is.
 
     Raises:
-        ConfigurationError: the file cannot be read or is empty.
+        ConfigurationError: the file cannot be read, or what it holds is no key.
     """
     if value is not None:
         return value.get_secret_value()
     if file is None:
         return None
     try:
-        secret = file.read_text().strip()
+        return usable_key(file.read_text())
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot read the key: {error.strerror}") from None
-    if not secret:
-        raise ConfigurationError(f"{file}: expected a key, the file is empty")
-    return secret
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file}: expected a key, this is not text") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: {error}") from None
 
 
 def redacted(settings: Settings) -> dict[str, Any]:
@@ -189,5 +192,5 @@ def _shown(value: Any, path: Iterable[str | int]) -> str:
         return ""  # whole sections may hold secrets
     if _SECRET_NAMES.intersection(map(str, path)):
         return " = ***"
-    text = repr(value)
+    text = _USER_IN_URL.sub("//***@", repr(value))
     return f" = {text[:_SHOWN_LENGTH]}{'...' if len(text) > _SHOWN_LENGTH else ''}"

@@ -64,6 +64,18 @@ def test_every_default_is_a_valid_setting():
         ("server: {prot: 1}", "server.prot", "", "did you mean `port`"),
         ("sever: {port: 1}", "sever", "", "did you mean `server`"),
         ("models: [{engine: {replicas: 2}}]", "models[0].engine.model", "", "missing"),
+        ("models: [{endpoints: [{url: 'http://h:1/v1'}]}]", "models[0].endpoints[0].url", "/v1'", "without `/v1`"),
+        ("models: [{endpoints: [{url: 'http://h:1/gw/v1/'}]}]", "models[0].endpoints[0].url", "", "without `/v1`"),
+        ("models: [{endpoints: [{url: 'http://h?k=1'}]}]", "models[0].endpoints[0].url", "", "without `?` and `#`"),
+        ("models: [{endpoints: [{url: 'https://gw/a'}, {url: 'https://gw/b'}]}]", "models", "", "port: gw"),
+        ("models: [{endpoints: [{url: 'http://h:1'}]}, {endpoints: [{url: 'http://h:1/'}]}]", "models", "", "h:1"),
+        (
+            "models: [{endpoints: [{url: 'http://h', api_key: k, api_key_file: /k}]}]",
+            "models[0].endpoints[0]",
+            "",
+            "at most one of `api_key` and `api_key_file`",
+        ),
+        ("auth: {admin_key: k, admin_key_file: /k}", "auth", "", "at most one of `admin_key` and `admin_key_file`"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key_its_place_and_what_was_expected(tmp_path, text, key, value, expected):
@@ -133,9 +145,31 @@ def test_secrets_are_never_shown(tmp_path):
     assert "hidden" not in fault(file=written(tmp_path, both))
 
 
+@pytest.mark.parametrize("url", ["http://user:hidden@h:1", "http://hidden@h:1", "htp://user:hid/hidden@h:1"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path, url):
+    said = fault(file=written(tmp_path, f"models: [{{endpoints: [{{url: '{url}'}}]}}]"))
+    assert said.startswith("models[0].endpoints[0].url = ")
+    assert "//***@h:1" in said
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize("key", ["", " \n", "two\nlines", "schl\u00fcssel"])
+def test_what_is_no_key_is_refused_wherever_it_is_given(tmp_path, key):
+    given = {"KVGATE_AUTH__ADMIN_KEY": key}
+    assert fault(environ=given).startswith("auth.admin_key = *** (environment): expected a key")
+    client = {"auth": {"keys": [{"name": "a", "key": key}]}}
+    assert fault(flags=client).startswith("auth.keys[0].key = *** (command line): expected a key")
+    endpoint = {"models": [{"endpoints": [{"url": "http://h", "api_key": key}]}]}
+    assert fault(flags=endpoint).startswith("models[0].endpoints[0].api_key = *** (command line): expected a key")
+    file = tmp_path / "key"
+    file.write_text(key)
+    with pytest.raises(ConfigurationError, match="key: expected a key"):
+        read_secret(None, file)
+
+
 def test_what_a_child_is_handed_makes_the_same_settings(tmp_path):
     text = (
-        "auth: {admin_key: hidden-1, admin_key_file: /tmp/k}\n"
+        "auth: {admin_key: hidden-1, keys: [{name: a, key_file: /tmp/k}]}\n"
         "models: [{engine: {model: m, env: {HF_TOKEN: hidden-4}, args: ['--x'], gpus: [[0, 1]]}}]\n"
     )
     settings = load({}, written(tmp_path, text), {})
@@ -147,12 +181,12 @@ def test_what_a_child_is_handed_makes_the_same_settings(tmp_path):
 def test_a_secret_comes_from_its_value_or_its_file(tmp_path):
     file = tmp_path / "key"
     file.write_text("  in-file\n")
-    settings = load({"auth": {"admin_key": "given"}}, None, {})
+    settings = load({"auth": {"admin_key": "given\n"}}, None, {})
     assert read_secret(settings.auth.admin_key, file) == "given"
     assert read_secret(None, file) == "in-file"
     assert read_secret(None, None) is None
-    file.write_text("\n")
-    with pytest.raises(ConfigurationError, match="the file is empty"):
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="not text"):
         read_secret(None, file)
     with pytest.raises(ConfigurationError, match="cannot read the key"):
         read_secret(None, tmp_path / "missing")
