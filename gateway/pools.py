@@ -76,8 +76,12 @@ class Pool:
         return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
 
     def healthy(self) -> list[Endpoint]:
-        """The endpoints that take traffic now, each time starting with another one."""
-        healthy = [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+        """The endpoints that take traffic now."""
+        return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+
+    def in_turn(self) -> list[Endpoint]:
+        """The healthy endpoints for one request that is not admitted: with each call another one is the first."""
+        healthy = self.healthy()
         self._turn += 1
         start = self._turn % len(healthy) if healthy else 0
         return healthy[start:] + healthy[:start]

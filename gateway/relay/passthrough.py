@@ -44,7 +44,7 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
     exchange.model = pool.name
     if await plane.directory.wait_for_endpoint(pool, queue.no_endpoint_ttl):
         async with plane.relay_places:
-            if endpoints := pool.healthy()[:_TRIES]:
+            if endpoints := pool.in_turn()[:_TRIES]:
                 return await _pass(plane, scope, exchange, body, endpoints)
     return await exchange.refuse(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 

@@ -210,6 +210,13 @@ async def test_what_is_not_admitted_is_relayed_and_responses_are_followed():
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "response_not_found")
 
 
+async def test_relayed_requests_are_shared_out():
+    async with FakeVllm() as first, FakeVllm() as second, gateway(first, second) as kvgate:
+        for _ in range(4):
+            await kvgate.client.post("/v1/embeddings", json={"input": "x"})
+        assert [len(fake.seen) for fake in (first, second)] == [2, 2]
+
+
 async def test_the_models_are_listed_with_what_they_take():
     async with FakeVllm(FakeSettings(model="org/name", max_model_len=777)) as fake, gateway(fake) as kvgate:
         (card,) = (await kvgate.client.get("/v1/models")).json()["data"]

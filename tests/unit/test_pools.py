@@ -201,10 +201,13 @@ async def test_relayed_requests_take_turns(world):
     for endpoint in endpoints:
         world.up(endpoint, identity("m"))
     pool = endpoints[0].pool
-    firsts = [pool.healthy()[0].id for _ in range(6)]
+    firsts = []
+    for _ in range(6):
+        assert await world.directory.wait_for_endpoint(pool, 0.01), "to look is not to take a turn"
+        firsts.append(pool.in_turn()[0].id)
     assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
     world.directory.down(endpoints[1].id, "down")
-    assert {endpoint.id for endpoint in pool.healthy()} == {"a", "c"}
+    assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
 
 
 async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):
