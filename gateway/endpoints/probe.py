@@ -13,6 +13,11 @@ MAX_ANSWER = 16 * 2**20
 _FRESH = {"connection": "close"}
 """Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
 
+_PROTOCOL_ERRORS = {
+    httpx.LocalProtocolError: "the request cannot be sent as HTTP",
+    httpx.RemoteProtocolError: "the answer broke off, or is not HTTP",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -72,6 +77,8 @@ class Prober:
             return NoReply(f"GET {path}: no answer within {self._timeout:g} s", unreachable=False)
         except httpx.ConnectError as error:
             return NoReply(f"cannot connect: {error}", unreachable=True)
+        except httpx.ProtocolError as error:  # its text may quote headers, the key among them
+            return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}", unreachable=False)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return NoReply(f"GET {path}: {str(error) or type(error).__name__}", unreachable=False)
 

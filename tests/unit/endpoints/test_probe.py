@@ -46,6 +46,14 @@ async def test_a_broken_answer_is_not(prober, vllm, error):
     assert len(reply.reason) > len("GET /health: ")
 
 
+@pytest.mark.parametrize("error", [httpx.LocalProtocolError, httpx.RemoteProtocolError])
+async def test_a_header_is_never_quoted(prober, vllm, error):
+    vllm.answers["/health"] = error("Illegal header value b'Bearer hidden'")
+    reply = await prober.get("/health")
+    assert isinstance(reply, NoReply)
+    assert "hidden" not in reply.reason
+
+
 async def test_silence_ends_with_the_timeout(client, vllm, clock):
     vllm.silent.clear()
     reply = await Prober(client, URL, 0.01, clock).get("/health")
