@@ -240,12 +240,14 @@ class EndpointMonitor:
             self._handle(Progressed())
 
     def _handle(self, event: Event) -> None:
-        before = self._health.state
+        before, known = self._health.state, self._health.reason
         effects = self._health.handle(event, self._clock())
         state, reason = self._health.state, self._health.reason
         if state is not before:
             log = _log.info if self._health.serving else _log.warning
             log("endpoint changed", endpoint=self._id, was=before.value, state=state.value, reason=reason)
+        elif reason != known:
+            _log.warning("endpoint is still not healthy", endpoint=self._id, state=state.value, reason=reason)
         for effect in effects:
             match effect:
                 case Effect.TAKE_IN:

@@ -415,3 +415,18 @@ async def test_a_listener_that_fails_does_not_end_the_watch(make, told, vllm):
             await until(lambda: len(logs) >= 4)
             assert not task.done()
     assert [line["event"] for line in logs][-1] == "probe failed"
+
+
+async def test_an_endpoint_that_does_not_come_up_is_logged_once_for_each_reason(monitor, vllm):
+    vllm.listening = False
+    with capture_logs() as logs:
+        for _ in range(3):
+            await monitor.probe()
+        vllm.listening = True
+        vllm.answers["/health"] = 500
+        for _ in range(3):
+            await monitor.probe()
+    assert [(line["event"], line["state"], line["reason"]) for line in logs] == [
+        ("endpoint is still not healthy", "starting", "cannot connect: All connection attempts failed"),
+        ("endpoint is still not healthy", "starting", "GET /health answered 500"),
+    ]
