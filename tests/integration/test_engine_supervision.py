@@ -88,6 +88,12 @@ def family(guard_parent: int) -> dict[str, int]:
     return found
 
 
+def family_of(engine: EngineSpec) -> dict[str, int]:
+    """This engine's guard and all below it; other tests may have engines that run beside it."""
+    guard = next(pid for title, pid in family(os.getpid()).items() if "guard.py" in title and str(engine.port) in title)
+    return {"guard.py": guard, **family(guard)}
+
+
 def one(processes: dict[str, int], part: str, *, but: str = "guard.py") -> int:
     (pid,) = (pid for title, pid in processes.items() if part in title and but not in title)
     return pid
@@ -114,14 +120,14 @@ async def test_a_real_engine_starts_dies_twice_comes_back_and_stops(engine_pytho
         assert {Phase.CONFIGURING, Phase.LOADING, Phase.PROFILING, Phase.SERVING} <= {p.phase for p in told}
         assert "8,192 tokens" in [progress.detail for progress in told]
 
-        first = family(os.getpid())
+        first = family_of(engine)
         assert len(first) >= 3
         os.kill(one(first, "api_server"), signal.SIGKILL)
         await at_work.until(events.BecameReady, times=2)
         assert not any(map(is_alive, first.values()))
         assert await healthy(engine.url)
 
-        second = family(os.getpid())
+        second = family_of(engine)
         os.kill(one(second, "EngineCore"), signal.SIGKILL)
         await at_work.until(events.Crashed, times=2)
         assert "died without a word" in at_work.of(events.Crashed)[1].diagnosis.cause

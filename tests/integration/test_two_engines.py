@@ -3,32 +3,66 @@
 import asyncio
 import os
 import signal
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import aiohttp
 import httpx
+import msgspec
 import pytest
 import yaml
 
 from engine.process import free_port
-from loadtests.streaming import Outcome, stream_completion
-from loadtests.workload import Workload
-from tests.integration.kvgate import Kvgate, serving
+from loadtests.sse import EventReader
+from tests.integration.kvgate import serving
+from tests.integration.relaying import until
 
 pytestmark = pytest.mark.engine
 
 START_TIMEOUT = 240.0
-WORKLOAD = Workload(requests=80, rate=20.0, prompt_tokens=(50, 150), output_tokens=(200, 400))
-KILL_AT = 2.0
-"""Seconds into the load: both engines are busy, and half of the requests are still to come."""
+STREAMS = 20
+STARTED = 5
+"""Streams that must run on the engine before it is killed."""
+TOKENS = 1200
+"""Of each answer: seconds of work, so that none has ended when its engine dies."""
+
+
+@dataclass
+class Stream:
+    """What one client saw."""
+
+    number: int
+    events: int = 0
+    failure: str | None = None
+    whole: bool = False
+
+    async def run(self, client: httpx.AsyncClient) -> None:
+        body = {
+            "model": "random",
+            "prompt": [101 + self.number, 102, 103],
+            "max_tokens": TOKENS,
+            "min_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        reader = EventReader()
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                self.failure = f"status {answer.status_code}"
+                return
+            async for data in answer.aiter_raw():
+                for payload in reader.feed(data):
+                    if payload == b"[DONE]":
+                        self.whole = True
+                    elif (chunk := msgspec.json.decode(payload)).get("error"):
+                        self.failure = chunk["error"]["code"]
+                    else:
+                        self.events += 1
 
 
 async def test_kill_9_of_one_engine_costs_only_the_streams_that_had_started_on_it(
     random_model: Path, tmp_path: Path
 ) -> None:
-    port = free_port()
     config = tmp_path / "kvgate.yaml"
     engine = {
         "model": str(random_model),
@@ -37,61 +71,43 @@ async def test_kill_9_of_one_engine_costs_only_the_streams_that_had_started_on_i
         "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     }
     config.write_text(yaml.safe_dump({"models": [{"name": "random", "engine": engine}]}))
-    with serving(tmp_path / "kvgate.log", port, "--config", str(config)) as kvgate:
-        first, second = await asyncio.to_thread(kvgate.wait_healthy, 2, START_TIMEOUT)
-        outcomes, seen_healthy = await _load(kvgate, first)
+    with serving(tmp_path / "kvgate.log", free_port(), "--config", str(config)) as kvgate:
+        victim, other = await asyncio.to_thread(kvgate.wait_healthy, 2, START_TIMEOUT)
+        spare = f"/kvgate/endpoints/{urlsplit(other).netloc}"
+        async with httpx.AsyncClient(base_url=kvgate.url, timeout=240) as client:
+            # While the other one is drained, whatever has started has started on the victim, and the rest waits.
+            assert (await client.post(f"{spare}/drain")).status_code == 200
+            streams = [Stream(number) for number in range(STREAMS)]
+            running = [asyncio.create_task(stream.run(client)) for stream in streams]
+            await until(lambda: sum(stream.events > 0 for stream in streams) >= STARTED, timeout=120)
+            started = [stream for stream in streams if stream.events]
+            os.kill(_serving(victim), signal.SIGKILL)
+            assert (await client.post(f"{spare}/undrain")).status_code == 200
+            await until(lambda: victim not in kvgate.healthy(), timeout=30)
+            await asyncio.gather(*running)
 
-        started_first = [o for o in outcomes if o.loss and o.events]
-        assert [o.loss for o in outcomes if o.loss and not o.events] == [], "a request failed that had not started"
-        assert {o.loss for o in started_first} <= {"error event upstream_error"}, Counter(o.loss for o in started_first)
-        assert started_first, "nothing was on the engine when it died: the test tells nothing"
-        assert [second] in seen_healthy, "the dead engine went on taking traffic"
+            torn = [stream for stream in streams if stream.failure]
+            assert {stream.failure for stream in torn} == {"upstream_error"}, "an in-band error is what the clients get"
+            assert all(stream.events for stream in torn), "a request failed that had not started streaming"
+            assert all(stream.failure or stream.whole for stream in streams), "a stream ended without a word"
+            assert len(torn) >= len(started) - 1, "streams that had started cannot have gone on elsewhere"
+            assert any(stream.whole for stream in streams), "no traffic moved to the other engine"
 
-        healthy = await asyncio.to_thread(kvgate.wait_healthy, 2, START_TIMEOUT)
-        assert sorted(healthy) == sorted([first, second])
-        state = kvgate.state()
-        assert all(endpoint["kv"]["ledger"] == 0.0 and endpoint["in_flight"] == 0 for endpoint in state["endpoints"])
-        answered = {await _answered_by(kvgate) for _ in range(8)}
-    assert answered == {200}
-
-
-async def _load(kvgate: Kvgate, victim: str) -> tuple[list[Outcome], list[list[str]]]:
-    seen_healthy: list[list[str]] = []
-
-    async def watch() -> None:
-        while True:
-            seen_healthy.append(await asyncio.to_thread(kvgate.healthy))
-            await asyncio.sleep(0.1)
-
-    async def kill() -> None:
-        await asyncio.sleep(KILL_AT)
-        os.kill(_listener(urlsplit(victim).port or 0), signal.SIGKILL)
-
-    watching, killing = asyncio.create_task(watch()), asyncio.create_task(kill())
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        epoch = asyncio.get_running_loop().time()
-        outcomes = await asyncio.gather(
-            *(stream_completion(session, kvgate.url, "random", arrival, epoch) for arrival in WORKLOAD.arrivals(seed=5))
-        )
-    await killing
-    watching.cancel()
-    return list(outcomes), seen_healthy
+            healthy = await asyncio.to_thread(kvgate.wait_healthy, 2, START_TIMEOUT)
+            assert sorted(healthy) == sorted([victim, other]), "the engine is back without help, where it was"
+            await until(lambda: all(e["in_flight"] == 0 for e in kvgate.state()["endpoints"]), timeout=10)
+            assert all(e["kv"]["ledger"] == 0.0 for e in kvgate.state()["endpoints"])
 
 
-def _listener(port: int) -> int:
-    """The process whose command line asks for this port: vLLM's API server, not its guard."""
+def _serving(engine: str) -> int:
+    """The process whose command line asks for this engine's port: vLLM's API server, not its guard."""
+    port = str(urlsplit(engine).port).encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 words = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if str(port).encode() in words and not any(word.endswith(b"guard.py") for word in words):
+            if port in words and not any(word.endswith(b"guard.py") for word in words):
                 return int(process.name)
-    raise AssertionError(f"nobody serves port {port}")
-
-
-async def _answered_by(kvgate: Kvgate) -> int:
-    body = {"model": "random", "prompt": [101, 102, 103], "max_tokens": 2}
-    async with httpx.AsyncClient(timeout=60) as client:
-        return (await client.post(f"{kvgate.url}/v1/completions", json=body)).status_code
+    raise AssertionError(f"nobody serves port {port.decode()}")

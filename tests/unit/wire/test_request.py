@@ -169,5 +169,5 @@ def test_a_client_that_asked_for_usage_is_known():
 @pytest.mark.parametrize(
     ("written", "streams"), [("true", True), ('"Yes"', True), ("1", True), ("0", False), ('"off"', False)]
 )
-def test_a_boolean_is_read_as_vllm_reads_it(written: str, streams: bool) -> None:
+def test_a_boolean_is_read_as_vllm_reads_it(written: str, *, streams: bool) -> None:
     assert parse(Api.CHAT, b'{"stream":%b}' % written.encode()).stream is streams
