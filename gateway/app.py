@@ -68,7 +68,7 @@ class Application:
             process_bytes=counting.process_bytes,
             max_pending_bytes=counting.max_pending_bytes,
         )
-        self._clients: list[httpx.AsyncClient] = []
+        self._clients: dict[EndpointId, httpx.AsyncClient] = {}
         tls = {}
         for model in settings.models:
             for endpoint in model.endpoints:
@@ -76,8 +76,6 @@ class Application:
                 tls[_base_url(endpoint)] = context
                 self._add_endpoint(model, endpoint, context)
         self._upstream = HttpUpstream(upstream.connect_timeout, upstream.keepalive, tls)
-        self._control = httpx.AsyncClient(timeout=settings.health.timeout, trust_env=False)
-        self._clients.append(self._control)
         self._plane = Plane(
             settings=settings,
             clients=_clients(settings),
@@ -125,7 +123,7 @@ class Application:
         for pool in self._directory.pools.values():
             pool.driver.close()
         await self._upstream.close()
-        for client in self._clients:
+        for client in self._clients.values():
             await client.aclose()
         await self._counting.close()
         _log.info("stopped")
@@ -156,8 +154,7 @@ class Application:
         identifier = EndpointId(settings.address)
         api_key = read_secret(settings.api_key, settings.api_key_file)
         headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
-        client = httpx.AsyncClient(verify=context, headers=headers, trust_env=False)
-        self._clients.append(client)
+        self._clients[identifier] = client = httpx.AsyncClient(verify=context, headers=headers, trust_env=False)
         monitor = EndpointMonitor(
             identifier, settings, self._settings.health, client=client, listener=self._directory, clock=self._clock
         )
@@ -181,7 +178,7 @@ class Application:
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
-            return [_target(endpoint) for endpoint in pool.in_turn()]
+            return [self._target(endpoint) for endpoint in pool.in_turn()]
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)
@@ -196,7 +193,7 @@ class Application:
             name,
             TokenizerSource(tokenizer, endpoint.settings.trust_remote_code) if tokenizer is not None else None,
             self._counting,
-            EngineCounter(self._control, targets),
+            EngineCounter(targets, health.timeout),
             on_drift=drifted,
             on_switch=switched,
         )
@@ -211,12 +208,15 @@ class Application:
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
         try:
-            report = await pool.counter.verify(_target(endpoint))
+            report = await pool.counter.verify(self._target(endpoint))
         except CountUnavailableError as error:
             _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
             return
         if report is not None and report.equal:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
+
+    def _target(self, endpoint: Endpoint) -> Target:
+        return Target(endpoint.base_url, self._clients[endpoint.id])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -254,11 +254,6 @@ async def run(settings: Settings, started: Callable[[Application], None] | None 
 
 def _base_url(settings: EndpointSettings) -> str:
     return str(settings.url).rstrip("/")
-
-
-def _target(endpoint: Endpoint) -> Target:
-    headers = {"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key is not None else {}
-    return Target(endpoint.base_url, headers)
 
 
 def _drift_fields(drift: Drift) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Asks the engine itself how many tokens a request has."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import httpx
 import msgspec
@@ -22,8 +22,8 @@ class Target:
 
     url: str
     """Base URL, without `/v1`."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with each request, such as its key."""
+    client: httpx.AsyncClient
+    """With the engine's key and TLS context."""
 
 
 class RouteMissingError(Exception):
@@ -47,15 +47,15 @@ class _Refusal(msgspec.Struct):
 class EngineCounter:
     """Counts by `/tokenize` and `/v1/messages/count_tokens`."""
 
-    def __init__(self, client: httpx.AsyncClient, targets: Callable[[], Sequence[Target]]) -> None:
+    def __init__(self, targets: Callable[[], Sequence[Target]], timeout: float) -> None:
         """Nothing is asked yet.
 
         Args:
-            client: of the control plane; its timeout bounds each call.
             targets: the engines of this model that are up, the best to ask first.
+            timeout: seconds for each step of a call: to connect, and the longest silence.
         """
-        self._client = client
         self._targets = targets
+        self._timeout = timeout
 
     def targets(self) -> Sequence[Target]:
         """The engines that may be asked now."""
@@ -101,9 +101,10 @@ class EngineCounter:
                 call.cancel()
 
     async def _ask(self, target: Target, call: EngineCall) -> int:
-        headers = {**target.headers, "content-type": "application/json"}
+        headers = {"content-type": "application/json"}
+        url = target.url + call.path
         try:
-            response = await self._client.post(target.url + call.path, content=call.body, headers=headers)
+            response = await target.client.post(url, content=call.body, headers=headers, timeout=self._timeout)
         except httpx.HTTPError as error:
             raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
         if response.status_code == httpx.codes.OK:

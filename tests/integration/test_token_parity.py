@@ -259,21 +259,22 @@ def test_the_matrix_notices_a_counter_that_is_wrong_in_one_way(
 
 
 @asynccontextmanager
-async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[ModelCounter]:
+async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[tuple[ModelCounter, Target]]:
     pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
-    async with httpx.AsyncClient(timeout=60) as client:
-        asked = EngineCounter(client, lambda: (Target(engine),))
+    async with httpx.AsyncClient() as client:
+        target = Target(engine, client)
+        asked = EngineCounter(lambda: (target,), 60)
         counter = ModelCounter(MODEL, source, pool, asked, on_drift=pytest.fail, on_switch=lambda _: None)
         await counter.start()
         try:
-            yield counter
+            yield counter, target
         finally:
             await pool.close()
 
 
 async def test_an_engine_of_the_same_template_is_found_equal_and_counted_here(engine: str, model: Path) -> None:
-    async with counter_of(engine, TokenizerSource(str(model))) as counter:
-        report = await counter.verify(Target(engine))
+    async with counter_of(engine, TokenizerSource(str(model))) as (counter, target):
+        report = await counter.verify(target)
         assert report is not None
         assert report.mismatches == ()
         assert report.unverified == frozenset()
@@ -286,8 +287,8 @@ async def test_an_engine_of_another_template_is_found_out_and_counts_for_itself(
     engine: str, model: Path, template: str
 ) -> None:
     text = (TEMPLATES / f"{template}.jinja").read_text()
-    async with counter_of(engine, TokenizerSource(str(model), chat_template=text)) as counter:
-        report = await counter.verify(Target(engine))
+    async with counter_of(engine, TokenizerSource(str(model), chat_template=text)) as (counter, target):
+        report = await counter.verify(target)
         assert report is not None
         assert Feature.PROMPT in report.distrusted(Api.CHAT)
         assert not report.distrusted(Api.COMPLETIONS)

@@ -18,7 +18,6 @@ from gateway.wire.request import Api, InvalidRequestError, parse
 
 USER = {"role": "user", "content": "the fox"}
 FAR = 10**6
-TARGET = Target("http://engine")
 
 
 class Engine:
@@ -28,6 +27,7 @@ class Engine:
         self.source = source
         self.up = True
         self.asked: list[str] = []
+        self.target = Target("http://engine", httpx.AsyncClient(transport=httpx.MockTransport(self.answer)))
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
 
@@ -72,18 +72,18 @@ async def pool() -> AsyncIterator[CountingPool]:
 
 @pytest.fixture
 async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]:
-    clients = []
+    engines = []
 
     async def make(source: TokenizerSource | None, engine: Engine | None = None) -> Counter:
         engine = engine or Engine(TokenizerSource(str(tokenizer_folder)))
-        clients.append(httpx.AsyncClient(transport=httpx.MockTransport(engine.answer)))
+        engines.append(engine)
         drifts: list[Drift] = []
         switches: list[str] = []
         counter = ModelCounter(
             "m",
             source,
             pool,
-            EngineCounter(clients[-1], lambda: (TARGET,)),
+            EngineCounter(lambda: (engine.target,), 5),
             on_drift=drifts.append,
             on_switch=switches.append,
         )
@@ -91,15 +91,15 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
         return Counter(engine, counter, drifts, switches)
 
     yield make
-    for client in clients:
-        await client.aclose()
+    for engine in engines:
+        await engine.target.client.aclose()
 
 
 @pytest.fixture
 async def ours(made: Any, tokenizer_folder: Path) -> Counter:
     """A counter with the engine's own tokenizer, which was found equal."""
     counter = await made(TokenizerSource(str(tokenizer_folder)))
-    await counter.counter.verify(TARGET)
+    await counter.counter.verify(counter.engine.target)
     counter.engine.asked.clear()
     return counter
 
@@ -147,7 +147,7 @@ async def test_an_engine_with_another_template_counts_for_itself_and_that_is_sai
     )
     counter = await made(other)
     assert (await counter.count()).source is Source.LOCAL
-    report = await counter.counter.verify(TARGET)
+    report = await counter.counter.verify(counter.engine.target)
     assert not report.equal
     assert counter.counter.mode is Source.ENGINE
     assert counter.switches == [counter.counter.reason]
@@ -165,7 +165,7 @@ async def test_an_engine_that_differs_in_one_feature_counts_requests_with_that_f
     engine = Engine(source)
     engine.more_for = {"tools": 3}
     counter = await made(source, engine)
-    report = await counter.counter.verify(TARGET)
+    report = await counter.counter.verify(counter.engine.target)
     assert Feature.PROMPT not in report.distrusted(Api.CHAT)
     assert counter.counter.mode is Source.LOCAL
     assert "tools" in counter.counter.reason
@@ -175,10 +175,10 @@ async def test_an_engine_that_differs_in_one_feature_counts_requests_with_that_f
 
 async def test_an_engine_that_comes_up_equal_again_is_trusted_again(ours: Counter) -> None:
     ours.engine.more_for = {"messages": 1}
-    await ours.counter.verify(TARGET)
+    await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.ENGINE
     ours.engine.more_for = {}
-    await ours.counter.verify(TARGET)
+    await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.LOCAL
 
 
@@ -187,7 +187,7 @@ async def test_without_a_tokenizer_the_engine_counts(made: Any, name: str | None
     counter = await made(None if name is None else TokenizerSource(name))
     assert len(counter.switches) == 1
     assert counter.counter.reason == counter.switches[0]
-    assert await counter.counter.verify(TARGET) is None
+    assert await counter.counter.verify(counter.engine.target) is None
     assert (await counter.count()).source is Source.ENGINE
     assert (await counter.count(Api.MESSAGES)).source is Source.ENGINE
     assert (await counter.count(Api.COMPLETIONS, prompt="the fox")).source is Source.ENGINE
@@ -211,7 +211,7 @@ async def test_where_nobody_can_count_that_is_said(made: Any) -> None:
 async def test_an_endpoint_that_does_not_answer_probes_proves_nothing(ours: Counter) -> None:
     ours.engine.up = False
     with pytest.raises(CountUnavailableError):
-        await ours.counter.verify(TARGET)
+        await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.LOCAL
 
 
@@ -228,7 +228,7 @@ async def test_an_engine_too_old_to_count_messages_leaves_us_an_estimate(made: A
     engine = Engine(source)
     engine.counts_messages = False
     counter = await made(source, engine)
-    await counter.counter.verify(TARGET)
+    await counter.counter.verify(counter.engine.target)
     estimate = await counter.count(Api.MESSAGES)
     assert estimate.source is Source.ESTIMATE
     assert estimate.prompts == (await counter.count()).prompts
@@ -243,5 +243,5 @@ async def test_drift_is_told_each_time_and_when_it_persists_the_engine_takes_ove
     assert ours.drifts[0].reported == ours.drifts[0].counted + 1
     assert len(ours.switches) == 1
     assert (await ours.count()).source is Source.ENGINE
-    await ours.counter.verify(TARGET)
+    await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.ENGINE

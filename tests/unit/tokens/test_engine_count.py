@@ -10,7 +10,7 @@ from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.normalise import Encoding
 from gateway.wire.request import InvalidRequestError
 
-FIRST, SECOND = Target("http://first", {"authorization": "Bearer key"}), Target("http://second")
+FIRST, SECOND = "http://first", "http://second"
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
@@ -27,9 +27,11 @@ def words(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"count": len(tokens), "max_model_len": 5, "tokens": list(range(len(tokens)))})
 
 
-async def counted(answer: Answer, prompts: EngineWork, *targets: Target) -> tuple[int, ...]:
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        return await EngineCounter(client, lambda: targets or (FIRST,)).count(prompts, 1000)
+async def counted(answer: Answer, prompts: EngineWork, *urls: str) -> tuple[int, ...]:
+    headers = {"authorization": "Bearer key"}
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=headers) as client:
+        targets = [Target(url, client) for url in urls or (FIRST,)]
+        return await EngineCounter(lambda: targets, 5).count(prompts, 1000)
 
 
 async def test_every_prompt_is_counted_in_order_and_ids_are_not_asked_about() -> None:
@@ -57,6 +59,26 @@ async def test_the_endpoints_key_goes_along_as_json() -> None:
     assert seen[0].headers["content-type"] == "application/json"
 
 
+async def test_each_endpoint_is_asked_through_its_own_client() -> None:
+    async with (
+        httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(503))) as one,
+        httpx.AsyncClient(transport=httpx.MockTransport(words)) as other,
+    ):
+        targets = (Target(FIRST, one), Target(SECOND, other))
+        assert await EngineCounter(lambda: targets, 5).count(work(ask("a b")), 1000) == (2,)
+
+
+async def test_a_call_takes_no_longer_than_it_may() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return words(request)
+
+    await counted(answer, work(ask("a")))
+    assert set(seen[0].extensions["timeout"].values()) == {5}
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 401])
 async def test_another_endpoint_is_asked_where_one_fails(status: int) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -77,9 +99,8 @@ async def test_no_connection_is_no_count_and_says_nothing_of_the_prompt() -> Non
 
 
 async def test_without_an_endpoint_nobody_counts() -> None:
-    async with httpx.AsyncClient(transport=httpx.MockTransport(words)) as client:
-        with pytest.raises(CountUnavailableError):
-            await EngineCounter(client, lambda: ()).count(work(ask("a")), 1000)
+    with pytest.raises(CountUnavailableError):
+        await EngineCounter(lambda: (), 5).count(work(ask("a")), 1000)
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -119,7 +140,6 @@ async def test_a_thousand_prompts_are_not_asked_all_at_once() -> None:
         now -= 1
         return words(request)
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        counts = await EngineCounter(client, lambda: (FIRST,)).count(work(*[ask("a b")] * 200), 1000)
+    counts = await counted(answer, work(*[ask("a b")] * 200))
     assert counts == (2,) * 200
     assert 1 < most <= 8
