@@ -36,7 +36,7 @@ class Supervisor:
             async def probe(url: str) -> bool:
                 try:
                     return (await client.get(url)).status_code == httpx.codes.OK
-                except httpx.TransportError:
+                except (httpx.TransportError, httpx.InvalidURL):
                     return False
 
             async with asyncio.TaskGroup() as tasks:

@@ -101,7 +101,9 @@ class EngineSettings(_Section):
     model: str = Field(description="Model folder or hub id.")
     replicas: int = Field(1, ge=1, le=64, description="How many processes.")
     gpus: tuple[tuple[int, ...], ...] | None = Field(
-        None, description="NVML indices for each replica; one GPU each, in order, where not given."
+        None,
+        description="NVML indices for each replica. Where not given, each engine of all models gets one free GPU, in "
+        "order; an engine that is the only one sees all.",
     )
     args: tuple[str, ...] = Field((), description="Further arguments of vLLM's server, as on its command line.")
     env: dict[str, SecretStr] = Field(default_factory=dict, description="Further environment of the process.")
@@ -109,6 +111,12 @@ class EngineSettings(_Section):
     start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
     stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
     max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
+
+    @model_validator(mode="after")
+    def _gpus_for_each(self) -> Self:
+        if self.gpus is not None and len(self.gpus) != self.replicas:
+            raise ValueError(f"`gpus` names GPUs for {len(self.gpus)} replicas, and there are {self.replicas}")
+        return self
 
 
 class ModelSettings(_Section):
@@ -180,7 +188,7 @@ class UpstreamSettings(_Section):
     first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first byte of an answer.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
-    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and the like) at once.")
+    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and such), per model.")
 
 
 class ClientKey(_Section):

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ USAGE_ERROR = 2
 """Exit code when kvgate cannot run as it was told to, and trying again will not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a gateway that listens on all addresses is found."""
 
 
 def programs(settings: Settings, python: Path | None = None) -> list[Program]:
@@ -34,21 +36,31 @@ def programs(settings: Settings, python: Path | None = None) -> list[Program]:
         ConfigurationError: an engine cannot be placed or described.
         SetupError: the engine's environment could not be made.
     """
-    specs: list[tuple[ModelSettings, EngineSettings, EngineSpec]] = []
+    launched = [(model, model.engine) for model in settings.models if model.engine is not None]
+    wanted = [group for _, engine in launched for group in engine.gpus or (None,) * engine.replicas]
+    try:
+        devices = iter(place(wanted, [gpu.index for gpu in gpus()], os.environ))
+    except PlacementError as error:
+        raise ConfigurationError(f"engines: {error}") from None
+    running: list[Program] = []
+    fronting: list[ModelSettings] = []
     for model in settings.models:
-        if model.engine is not None:
-            interpreter = model.engine.python or python or engine_python()
-            specs += [(model, model.engine, spec) for spec in _specs(model, model.engine, interpreter)]
-    running = [Program.engine(spec, _policy(engine)) for _, engine, spec in specs]
-    fronting = [_fronting(model, [spec for owner, _, spec in specs if owner is model]) for model in settings.models]
+        if model.engine is None:
+            fronting.append(model)
+            continue
+        interpreter = model.engine.python or python or engine_python()
+        specs = _specs(model, model.engine, interpreter, devices)
+        running += [Program.engine(spec, _policy(model.engine)) for spec in specs]
+        fronting.append(_fronting(model, model.engine, specs))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
     return [*running, _gateway(resolved)]
 
 
-def _specs(model: ModelSettings, engine: EngineSettings, python: Path) -> list[EngineSpec]:
+def _specs(
+    model: ModelSettings, engine: EngineSettings, python: Path, devices: Iterator[tuple[str, ...]]
+) -> list[EngineSpec]:
     name = served_name(model)
     try:
-        devices = place(engine.replicas, engine.gpus, [gpu.index for gpu in gpus()], os.environ)
         return [
             EngineSpec(
                 name=f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}",
@@ -56,13 +68,13 @@ def _specs(model: ModelSettings, engine: EngineSettings, python: Path) -> list[E
                 served_name=name,
                 port=free_port(),
                 python=python,
-                gpus=devices[number],
+                gpus=next(devices),
                 args=engine.args,
                 env={key: value.get_secret_value() for key, value in engine.env.items()},
             )
             for number in range(engine.replicas)
         ]
-    except (PlacementError, ValueError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"model {name}: {error}") from None
 
 
@@ -73,16 +85,14 @@ def served_name(model: ModelSettings) -> str:
     return model.name or (folder.resolve().name if folder.is_dir() else model.engine.model)
 
 
-def _fronting(model: ModelSettings, specs: list[EngineSpec]) -> ModelSettings:
+def _fronting(model: ModelSettings, engine: EngineSettings, specs: list[EngineSpec]) -> ModelSettings:
     """The model as the gateway sees it: every engine is an endpoint."""
-    if model.engine is None:
-        return model
-    limit = _argument(model.engine.args, "--max-num-seqs")
+    limit = _argument(engine.args, "--max-num-seqs")
     launched = [EndpointSettings.model_validate({"url": spec.url, "max_num_seqs": limit}) for spec in specs]
     return model.model_copy(
         update={
             "name": served_name(model),
-            "tokenizer": model.tokenizer or _argument(model.engine.args, "--tokenizer") or model.engine.model,
+            "tokenizer": model.tokenizer or _argument(engine.args, "--tokenizer") or engine.model,
             "endpoints": (*model.endpoints, *launched),
             "engine": None,
         }
@@ -108,7 +118,9 @@ def _gateway(settings: Settings) -> Program:
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": free_port()})})
     values: Mapping[str, Any] = revealed(settings)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
-    host = "127.0.0.1" if settings.server.host in {"0.0.0.0", "::"} else settings.server.host
+    host = _LOOPBACK.get(settings.server.host, settings.server.host)
+    if ":" in host:
+        host = f"[{host}]"
     return Program(
         name="gateway",
         role=Role.GATEWAY,

@@ -91,8 +91,24 @@ def test_each_replica_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr("gateway.launch.gpus", lambda: cards)
     first, second, _ = launched({"replicas": 2})
     assert first.env["CUDA_VISIBLE_DEVICES"] != second.env["CUDA_VISIBLE_DEVICES"]
-    with pytest.raises(ConfigurationError, match="model org/chat"):
+    with pytest.raises(ConfigurationError, match="engines: 3 engines need a GPU each"):
         launched({"replicas": 3})
+
+
+def test_engines_of_different_models_share_no_gpu(monkeypatch):
+    cards = tuple(Gpu(index, "card", total_bytes=1 << 34, free_bytes=1 << 34) for index in range(3))
+    monkeypatch.setattr("gateway.launch.gpus", lambda: cards)
+    models = [{"engine": {"model": "a"}}, {"engine": {"model": "b", "gpus": [[0]]}}, {"engine": {"model": "c"}}]
+    *engines, _ = programs(Settings.model_validate({"models": models}), PYTHON)
+    assert [engine.env["CUDA_VISIBLE_DEVICES"] for engine in engines] == ["1", "0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("host", "found"), [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")]
+)
+def test_the_gateway_is_asked_where_it_listens(host, found):
+    _, gateway = launched({}, server={"host": host, "port": 81})
+    assert gateway.ready_url == f"http://{found}:81/livez"
 
 
 def test_a_folder_is_served_by_its_name(tmp_path):

@@ -63,6 +63,12 @@ def test_every_default_is_a_valid_setting():
         ("admission: {kv_low: 0.95}", "admission", "", "kv_low (0.95) must be below kv_high (0.9)"),
         ("server: {prot: 1}", "server.prot", "", "did you mean `port`"),
         ("sever: {port: 1}", "sever", "", "did you mean `server`"),
+        (
+            "models: [{engine: {model: m, replicas: 2, gpus: [[0]]}}]",
+            "models[0].engine",
+            "",
+            "`gpus` names GPUs for 1 replicas, and there are 2",
+        ),
         ("models: [{engine: {replicas: 2}}]", "models[0].engine.model", "", "missing"),
         ("models: [{endpoints: [{url: 'http://h:1/v1'}]}]", "models[0].endpoints[0].url", "/v1'", "without `/v1`"),
         ("models: [{endpoints: [{url: 'http://h:1/gw/v1/'}]}]", "models[0].endpoints[0].url", "", "without `/v1`"),

@@ -249,3 +249,13 @@ def test_a_parent_killed_with_sigkill_leaves_no_orphan() -> None:
         assert all(map(is_alive, pids))
         parent.kill()
     assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+async def test_a_program_whose_url_is_none_fails_alone() -> None:
+    patient = Policy(start_timeout=2, stop_timeout=5, max_restarts=0)
+    odd = program("odd", "import time; time.sleep(600)", policy=patient, url="http://::1:8080/livez")
+    async with running(server("good"), odd) as at_work:
+        await at_work.until(events.GaveUp, "odd")
+        await at_work.until(events.BecameReady, "good")
+        at_work.stop.set()
+        assert await at_work.ended() == 0
