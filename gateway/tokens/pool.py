@@ -8,13 +8,14 @@ import functools
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.fair_queue import FairQueue
@@ -24,6 +25,9 @@ R = TypeVar("R")
 
 _JOB_BYTES = 1024
 """What a job costs beside its body, in bytes: many small bodies of one flow are work too."""
+
+_LAST_JOBS = 2.0
+"""Seconds that jobs may still run when the pool is closed: a tokenizer may be on its way from a hub that is silent."""
 
 
 class WorkerDiedError(Exception):
@@ -46,8 +50,8 @@ class CountingPool:
             process_bytes: the size from which on a body is large.
             max_pending_bytes: most bytes of bodies that wait or are counted at once.
         """
-        self._small = _Lane([functools.partial(ThreadPoolExecutor, 1, "counting")] * threads)
-        self._large = _Lane([_process] * processes) if processes else self._small
+        self._small = _Lane(_Thread, threads)
+        self._large = _Lane(_Process, processes) if processes else self._small
         self._process_bytes = process_bytes
         self._max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
@@ -90,7 +94,7 @@ class CountingPool:
             await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
 
     async def close(self) -> None:
-        """Drop what waits, and stop the threads and processes once what runs has ended."""
+        """Drop what waits, give what runs 2 s to end, and stop. Kills processes; leaves a stuck thread behind."""
         await asyncio.gather(*(lane.close() for lane in {self._small, self._large}))
 
 
@@ -100,14 +104,31 @@ class _Job:
     done: asyncio.Future[Any]
 
 
+class _Worker(Protocol):
+    """Does one job at a time."""
+
+    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
+        """Begin a job.
+
+        Raises:
+            BrokenProcessPool: the worker has died.
+        """
+        ...
+
+    def end(self) -> None:
+        """Stop, whatever it is at. Blocks for moments."""
+        ...
+
+
 class _Lane:
     """Workers of one kind, each with at most one job, and the queue before them."""
 
-    def __init__(self, makers: list[Callable[[], Executor]]) -> None:
-        self.workers = len(makers)
-        self._idle = [(make, make()) for make in makers]
+    def __init__(self, make: Callable[[], _Worker], workers: int) -> None:
+        self.workers = workers
+        self._make = make
+        self._idle = [make() for _ in range(workers)]
         self._queue: FairQueue[_Job] = FairQueue()
-        self._running: set[asyncio.Future[Any]] = set()
+        self._running: dict[asyncio.Future[Any], tuple[_Worker, _Job]] = {}
 
     def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
         job = _Job(call, asyncio.get_running_loop().create_future())
@@ -119,35 +140,38 @@ class _Lane:
         while self._queue:
             self._queue.pop().done.cancel()
         if self._running:
-            await asyncio.wait(self._running)
-        for _, executor in self._idle:
-            await asyncio.to_thread(executor.shutdown)
+            await asyncio.wait(self._running, timeout=_LAST_JOBS)
+        workers = [*self._idle, *(worker for worker, _ in self._running.values())]
+        for future, (_, job) in self._running.items():
+            future.cancel()
+            job.done.cancel()
+        await asyncio.gather(*(asyncio.to_thread(worker.end) for worker in workers))
 
     def _dispatch(self) -> None:
         while self._idle and self._queue:
             job = self._queue.pop()
             if job.done.cancelled():
                 continue
-            make, executor = self._idle.pop()
+            worker = self._idle.pop()
             try:
-                started: Future[Any] = executor.submit(job.call)
+                started = worker.submit(job.call)
             except BrokenProcessPool:  # it died while idle: this job has no part in that
-                executor = make()
-                started = executor.submit(job.call)
+                worker = self._make()
+                started = worker.submit(job.call)
             future = asyncio.wrap_future(started)
-            self._running.add(future)
-            future.add_done_callback(functools.partial(self._finished, make, executor, job))
+            self._running[future] = worker, job
+            future.add_done_callback(self._finished)
 
-    def _finished(
-        self, make: Callable[[], Executor], executor: Executor, job: _Job, future: asyncio.Future[Any]
-    ) -> None:
-        self._running.discard(future)
+    def _finished(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():  # given up by `close`
+            return
+        worker, job = self._running.pop(future)
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
-            executor.shutdown(wait=False)
-            executor = make()
+            asyncio.get_running_loop().run_in_executor(None, worker.end)
+            worker = self._make()
             error = WorkerDiedError("the process that counted a prompt died")
-        self._idle.append((make, executor))
+        self._idle.append(worker)
         if not job.done.done():
             if error is not None:
                 job.done.set_exception(error)
@@ -156,9 +180,47 @@ class _Lane:
         self._dispatch()
 
 
-def _process() -> Executor:
-    # Spawned, not forked: this process has threads. It starts with the first job, and then stays.
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
+class _Thread:
+    """A daemon thread: the interpreter does not wait for it at exit, as it does for those of the library's pool."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="counting", daemon=True).start()
+
+    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._jobs.put((future, call))
+        return future
+
+    def end(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001  # whatever it is, its caller shall have it
+                    future.set_exception(error)
+            del job, future, call  # a body may be large, and the next job far off
+
+
+class _Process:
+    """A process of its own, which starts with the first job and then stays."""
+
+    def __init__(self) -> None:
+        # Spawned, not forked: this process has threads.
+        self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
+
+    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
+        return self._executor.submit(call)
+
+    def end(self) -> None:
+        # What `kill_workers` of Python 3.14 does.
+        for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
+            process.kill()
+        self._executor.shutdown(cancel_futures=True)
 
 
 def _settle_in() -> None:

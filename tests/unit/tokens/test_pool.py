@@ -2,6 +2,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -152,6 +155,45 @@ async def test_closing_drops_what_waits_and_ends_the_process() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not _alive(process)
+
+
+async def test_closing_does_not_wait_for_what_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tokens.pool._LAST_JOBS", 0.1)
+    pool = CountingPool(threads=1, processes=1, process_bytes=LARGE, max_pending_bytes=10_000)
+    process = await pool.run("flow", LARGE, os.getpid)
+    gate = Gate()
+    stuck = [
+        asyncio.create_task(pool.run("flow", 1, gate.pass_through, "stuck")),
+        asyncio.create_task(pool.run("flow", LARGE, time.sleep, 600)),
+    ]
+    await until(lambda: gate.started)
+    async with asyncio.timeout(5):
+        await pool.close()
+    assert not _alive(process)
+    for task in stuck:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gate.opened.set()
+
+
+def test_a_thread_that_is_stuck_does_not_keep_the_interpreter() -> None:
+    code = """
+    import asyncio, time
+    from gateway.tokens import pool
+
+    async def main():
+        pool._LAST_JOBS = 0.1
+        counting = pool.CountingPool(threads=1, processes=0, process_bytes=1, max_pending_bytes=1000)
+        stuck = asyncio.create_task(counting.run("flow", 1, time.sleep, 600))
+        await asyncio.sleep(0.1)
+        await counting.close()
+
+    asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def _alive(pid: int) -> bool:
