@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import jinja2
 
 from gateway.tokens.conversation import conversation, fold_developer
@@ -53,6 +54,8 @@ _TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", 
 # Twice what a token of ordinary text has: a prefix this long tells whether such a text can fit.
 _PREFIX_CHARS_PER_TOKEN = 8
 
+_HUB_TIMEOUT = 5.0
+"""Seconds in which the hub shows that it is there."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -146,30 +149,52 @@ def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
 def renderer(source: TokenizerSource) -> Renderer:
     """Load a tokenizer, once in each process; takes seconds, and the network for a hub id that is not cached.
 
+    Where the hub does not answer, only what is cached is looked at: asked for file after file, each time with the
+    retries of its client, a hub that is out of reach would hold a worker for minutes.
+
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts by code of its own.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    _check_engine_uses_template(source)
+    offline = not Path(source.name).is_dir() and not _hub_answers()
+    _check_engine_uses_template(source, offline=offline)
     try:
         # The engine truncates generation from the left, and so loads the tokenizer.
         tokenizer = AutoTokenizer.from_pretrained(
-            source.name, trust_remote_code=source.trust_remote_code, truncation_side="left"
+            source.name,
+            trust_remote_code=source.trust_remote_code,
+            truncation_side="left",
+            local_files_only=offline,
         )
         return Renderer(tokenizer, source.chat_template)
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
+        if offline:
+            reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
             f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}"
         ) from error
 
 
-def _check_engine_uses_template(source: TokenizerSource) -> None:
-    if _file(source, "tekken.json") is not None and _file(source, "params.json") is not None:
+def _hub_answers() -> bool:
+    from huggingface_hub import constants  # noqa: PLC0415  # with transformers
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=_HUB_TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
+def _check_engine_uses_template(source: TokenizerSource, *, offline: bool) -> None:
+    tekken, params = (_file(source, name, offline=offline) for name in ("tekken.json", "params.json"))
+    if tekken is not None and params is not None:
         raise TokenizerUnavailableError("Mistral's own tokenizer encodes this model's prompts")
-    path = _file(source, "config.json")
+    path = _file(source, "config.json", offline=offline)
     if path is None:
         return
     try:
@@ -182,13 +207,14 @@ def _check_engine_uses_template(source: TokenizerSource) -> None:
         raise TokenizerUnavailableError(f"the engine builds prompts for {own.pop()} by code of its own")
 
 
-def _file(source: TokenizerSource, name: str) -> Path | None:
+def _file(source: TokenizerSource, name: str, *, offline: bool) -> Path | None:
     from transformers.utils import cached_file  # noqa: PLC0415
 
     try:
         found = cached_file(
             source.name,
             name,
+            local_files_only=offline,
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,

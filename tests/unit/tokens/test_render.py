@@ -1,5 +1,7 @@
 import json
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import jinja2
@@ -156,6 +158,17 @@ def test_a_tokenizer_without_a_template_counts_texts_only(tokenizer_folder: Path
 def test_a_tokenizer_that_is_not_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnavailableError, match="cannot be loaded"):
         renderer(TokenizerSource(str(tmp_path)))
+
+
+def test_a_hub_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("gateway.tokens.render._HUB_TIMEOUT", 0.2)
+        start = time.monotonic()
+        with pytest.raises(TokenizerUnavailableError, match="the hub is out of reach"):
+            renderer(TokenizerSource("nobody/nothing"))
+        assert time.monotonic() - start < 10
 
 
 def test_a_broken_template_makes_the_tokenizer_unavailable(tokenizer_folder: Path) -> None:
