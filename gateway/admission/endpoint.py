@@ -92,16 +92,18 @@ class Endpoint:
             return False
         if self.idle:  # whatever fits, also what exceeds a limit: else it would wait for ever
             return True
-        if gate.closed(now):
-            return False
         limit = self.limit.value
-        if limit is not None and self.ledger.sequences + request.arrival.demand.sequences > limit:
+        over_limit = limit is not None and self.ledger.sequences + request.arrival.demand.sequences > limit
+        if over_limit or gate.closed(now):
             return False
         capacity = self.capacity
         if capacity.kv_blocks is None:
             return True
         first = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
-        return self.effective_blocks(now) + first <= self._policy.kv_high * capacity.kv_blocks
+        unseen, policy = self.ledger.unseen, self._policy
+        if unseen and unseen + first > policy.unseen_share * capacity.kv_blocks:
+            return False
+        return self.effective_blocks(now) + first <= policy.kv_high * capacity.kv_blocks
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
@@ -168,6 +170,9 @@ class Endpoint:
         limit = self.limit.value
         if limit is not None and self.ledger.sequences >= limit:
             reasons += (Closed.SEQUENCES,)
+        blocks = self.capacity.kv_blocks
+        if blocks is not None and self.ledger.unseen >= self._policy.unseen_share * blocks:
+            reasons += (Closed.PREFILL,)
         return reasons
 
 

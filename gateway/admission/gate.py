@@ -18,6 +18,8 @@ class Closed(StrEnum):
     """Effective KV usage went above `kv_high` and is not yet below `kv_low`."""
     ENGINE_WAITING = "engine_waiting"
     """Requests that we cannot account for wait inside the engine."""
+    PREFILL = "prefill"
+    """As much is promised to streams without a token as may be (`Policy.unseen_share`)."""
     SEQUENCES = "sequences"
     """It runs as many sequences as it can."""
     BUSY = "busy"

@@ -45,6 +45,8 @@ class Reservation:
     """The decode clock at its dispatch."""
     held: int
     phase: Phase = Phase.UNCONFIRMED
+    unseen: int = 0
+    """What of it counts as `Ledger.unseen`."""
     seen: int = 0
     """Tokens the relay reported, over all sequences."""
     generated: int = 1
@@ -81,6 +83,8 @@ class Ledger:
         """Blocks of all reservations."""
         self.confirmed = 0
         """Blocks of those with a token, which are in the engine's cache without doubt."""
+        self.unseen = 0
+        """Blocks of streams without a token yet: the engine may not even have begun with them."""
         self.sequences = 0
         self.unconfirmed_sequences = 0
 
@@ -103,7 +107,10 @@ class Ledger:
         self.held += held
         self.sequences += sequences
         self.unconfirmed_sequences += sequences
-        if not streamed:
+        if streamed:
+            reservation.unseen = held
+            self.unseen += held
+        else:
             reservation.origin = reading + self._clock.first_token_delay + 1
             reservation.base = 1
             self._look_again(reservation, reservation.origin)
@@ -162,6 +169,7 @@ class Ledger:
             self.confirmed -= reservation.held
         else:
             self.unconfirmed_sequences -= reservation.sequences
+        self._seen(reservation)
         reservation.phase = Phase.ABORTING
         reservation.ticket = 0
         reservation.aborted_at = now
@@ -179,7 +187,7 @@ class Ledger:
 
     def rebase(self, capacity: Capacity) -> None:
         """Count every reservation anew, for an endpoint whose blocks turned out to be others."""
-        self.held = self.confirmed = 0
+        self.held = self.confirmed = self.unseen = 0
         for reservation in self._reservations:
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
@@ -187,12 +195,20 @@ class Ledger:
             reservation.held = reservation.footprint.blocks(reservation.generated)
             self._find_edge(reservation)
             self.held += reservation.held
+            if reservation.unseen:
+                reservation.unseen = reservation.held
+                self.unseen += reservation.held
             if reservation.phase is Phase.CONFIRMED:
                 self.confirmed += reservation.held
             if reservation.ticket and reservation.phase is Phase.CONFIRMED:
                 self._schedule(reservation)
 
+    def _seen(self, reservation: Reservation) -> None:
+        self.unseen -= reservation.unseen
+        reservation.unseen = 0
+
     def _confirm(self, reservation: Reservation) -> None:
+        self._seen(reservation)
         reservation.phase = Phase.CONFIRMED
         self.confirmed += reservation.held
         self.unconfirmed_sequences -= reservation.sequences
@@ -236,6 +252,7 @@ class Ledger:
     def _drop(self, reservation: Reservation) -> None:
         del self._reservations[reservation]
         reservation.ticket = 0
+        self._seen(reservation)
         self.held -= reservation.held
         self.sequences -= reservation.sequences
         if reservation.phase is Phase.CONFIRMED:

@@ -33,3 +33,12 @@ class Policy:
     """Most bytes of bodies that wait."""
     poll_interval: float = 1.0
     """Time between two scrapes of an endpoint: the measure of how stale a sample is."""
+
+    @property
+    def unseen_share(self) -> float:
+        """Share of the cache that may be promised to streams without a token: the band between the two limits.
+
+        What they will grow to is yet to come, and an engine that stands still shows nothing of it: a burst must not
+        fill the cache with prompts.
+        """
+        return round(self.kv_high - self.kv_low, 9)  # 0.9 - 0.8 is a little less than 0.1

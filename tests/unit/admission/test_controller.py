@@ -33,8 +33,8 @@ class TestRoom:
         play() >> up("a") >> arrived(1) << Dispatch(1, "a")
 
     def test_what_would_exceed_the_high_mark_waits_for_room(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
-        p >> arrived(2, blocks=40) << Dispatch(2, "a")  # 90 of 100: just on the mark
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=40) << Dispatch(2, "a") >> progress(r2=1)  # 90 of 100: just on the mark
         p >> arrived(3, blocks=1) << nothing
         p >> done(2) << Dispatch(3, "a")
 
@@ -42,7 +42,29 @@ class TestRoom:
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
         p >> arrived(2, blocks=60) << nothing
         p >> arrived(3, blocks=1) << nothing
-        p >> done(1) << Dispatch(2, "a") << Dispatch(3, "a")
+        p >> done(1) << Dispatch(2, "a") >> progress(r2=1) << Dispatch(3, "a")
+
+    def test_streams_without_a_token_may_hold_no_more_than_the_band_between_the_marks(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=6) << Dispatch(1, "a")
+        p >> arrived(2, blocks=4) << Dispatch(2, "a") >> arrived(3, blocks=1) << nothing
+        assert p.endpoint("a").closed_by == ("prefill",)
+        p >> progress(r2=1) << Dispatch(3, "a")
+
+    def test_a_prompt_larger_than_that_band_goes_when_no_other_is_in_prefill(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=5) << Dispatch(1, "a")
+        p >> arrived(2, blocks=40) << nothing >> progress(r1=1) << Dispatch(2, "a")
+
+    def test_what_does_not_stream_is_not_waited_for(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, streamed=False) << Dispatch(1, "a")
+        p >> arrived(2, blocks=20, streamed=False) << Dispatch(2, "a")
+
+    @pytest.mark.parametrize("ending", [done(1), aborted(1), Returned(1, busy=False)])
+    def test_a_stream_that_ends_without_a_token_holds_nobody_back(self, play, ending):
+        p = play() >> up("a", blocks=100) >> up("b", blocks=100) >> arrived(1, blocks=9) << Dispatch(1, "a")
+        p >> arrived(2, blocks=10) << Dispatch(2, "b") >> arrived(3, blocks=2) << nothing
+        p >> ending
+        assert max(command.request for command in p.pending) == 3
+        p.pending.clear()
 
     def test_a_lower_band_goes_first(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=90) << Dispatch(1, "a")
@@ -77,8 +99,8 @@ class TestRoom:
         assert p.endpoint("a").closed_by == ("kv",)
 
     def test_the_gate_closes_above_the_high_mark_and_opens_only_below_the_low_one(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=70) << Dispatch(1, "a")
-        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> arrived(3, blocks=4) << Dispatch(3, "a")
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=70) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> progress(r2=1) >> arrived(3, blocks=4) << Dispatch(3, "a")
         p >> progress(r1=16 * 7) >> arrived(4, blocks=1) << nothing  # 91
         assert p.endpoint("a").closed_by == ("kv",)
         p >> done(3) << nothing  # 87: below the high mark, above the low one
@@ -100,11 +122,10 @@ class TestChoice:
     def test_a_large_head_is_not_starved_by_small_ones_that_fit_its_endpoint_too(self, play):
         p = play() >> up("big", blocks=100, length=2000) >> up("small", blocks=100, length=100)
         p >> arrived(1, blocks=60) << Dispatch(1, "big") >> arrived(2, blocks=60) << nothing
-        p >> arrived(3, blocks=6) << Dispatch(3, "small")
-        for request in range(4, 18):
-            p >> arrived(request, blocks=6) << Dispatch(request, "small")
+        for request in range(3, 18):
+            p >> arrived(request, blocks=6) << Dispatch(request, "small") >> progress(**{f"r{request}": 1})
         p >> arrived(18, blocks=6) << nothing  # the big one has room, but keeps it for the head
-        p >> done(1) << Dispatch(2, "big") << Dispatch(18, "big")
+        p >> done(1) << Dispatch(2, "big") >> progress(r2=1) << Dispatch(18, "big")
 
     def test_a_prompt_that_fits_no_known_endpoint_is_refused(self, play):
         p = play() >> up("a", length=100) >> up("b", length=200)
@@ -179,7 +200,7 @@ class TestWaiting:
         p >> at(10) >> arrived(4) << refused(2, Outcome.QUEUE_TIMEOUT) << Dispatch(3, "a") << Dispatch(4, "a")
 
     def test_the_departure_of_a_head_lets_those_behind_it_go(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=60) >> arrived(3) << nothing >> Cancelled(2) << Dispatch(3, "a")
 
     def test_shutdown_refuses_who_waits_and_who_comes_later(self, play):
@@ -211,7 +232,7 @@ class TestWaking:
 
 class TestEndings:
     def test_blocks_of_an_aborted_request_count_until_a_step_is_seen(self, play):
-        p = play() >> up("a") >> arrived(1, blocks=50) << Dispatch(1, "a")
+        p = play() >> up("a") >> arrived(1, blocks=50) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=40) << Dispatch(2, "a") >> arrived(3, blocks=20) << nothing
         p >> at(1) >> aborted(2) << nothing
         p >> at(1.04) >> progress(r1=3) << nothing  # may tell of a step before the abort

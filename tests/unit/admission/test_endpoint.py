@@ -54,7 +54,7 @@ class TestCorrection:
     def test_with_nothing_of_ours_in_flight_a_stuck_gauge_says_nothing(self, play):
         p = with_one_running(play) >> at(1) >> done(1)
         p >> at(2) >> scrape("a", 2, kv=0.95, running=1, waiting=0, tokens=0) >> at(2.5)
-        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> arrived(3, blocks=10) << Dispatch(3, "a")
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> progress(r2=1) >> arrived(3, blocks=10) << Dispatch(3, "a")
 
     def test_but_an_engine_that_works_for_others_is_believed(self, play):
         p = play() >> up("a", blocks=100) >> scrape("a", 0.0, kv=0.5, running=9, waiting=0, tokens=0)

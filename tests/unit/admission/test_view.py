@@ -6,8 +6,8 @@ from tests.unit.admission.playbook import aborted, arrived, at, progress, up
 
 
 def test_an_endpoint_shows_what_it_holds(play):
-    p = play() >> up("a", seqs=8) >> arrived(1, blocks=20) << Dispatch(1, "a")
-    p >> arrived(2, blocks=5, n=2) << Dispatch(2, "a") >> progress(r1=1)
+    p = play() >> up("a", seqs=8) >> arrived(1, blocks=20) << Dispatch(1, "a") >> progress(r1=1)
+    p >> arrived(2, blocks=5, n=2) << Dispatch(2, "a")
     p >> arrived(3, blocks=1) << Dispatch(3, "a") >> aborted(3)
     state = p.endpoint("a")
     assert (state.held_blocks, state.in_flight, state.aborting) == (20 + 6 + 1, 3, 1)
