@@ -15,13 +15,6 @@ from starlette.exceptions import HTTPException
 from gateway.ops.metrics import CONTENT_TYPE, Metrics
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
 
-HEALTH_PATHS = frozenset({"livez", "readyz", "health", "version"})
-"""First segments of the paths of `Part.HEALTH`."""
-ADMIN_PATHS = frozenset({"metrics", "kvgate"})
-"""First segments of the paths of `Part.ADMIN`."""
-DOCUMENTATION_PATHS = frozenset({"openapi.json", "docs"})
-"""First segments of the paths that describe either."""
-
 
 class Part(Flag):
     """What an application serves: everything on one port, or health on the main and the rest on the admin port."""

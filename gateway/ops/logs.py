@@ -134,7 +134,7 @@ class AccessLog:
         Args:
             request_id: as told to the client.
             path: without its query.
-            model: the name the client used; None where it gave none.
+            model: the name of its pool, whatever alias the client used; None where it has none.
             flow: who asked: a key's name or an address, never a key.
             status: the answer's; 499 where the client left before it.
             outcome: a value of `gateway.admission.outcomes.Outcome`.

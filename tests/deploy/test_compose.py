@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from gateway.config import Settings
-from gateway.ops.admin import HEALTH_PATHS
 from gateway.settings_sources import load
 from tests.deploy.dockerfile import parse
 from tests.deploy.stack import NGINX_CONF, ROOT
@@ -106,7 +105,7 @@ def test_nginx_has_its_file_and_knows_the_gateways(services: dict[str, Any]) -> 
 
 def test_every_health_check_asks_for_what_exists(services: dict[str, Any]) -> None:
     probed = urlsplit(services["nginx"]["healthcheck"]["test"][-1])
-    assert probed.path.strip("/") in HEALTH_PATHS
+    assert probed.path == "/readyz"
     assert f"location = {probed.path} " in NGINX_CONF.read_text()
     assert f"listen {probed.port} " in NGINX_CONF.read_text()
     assert urlsplit(services["vllm"]["healthcheck"]["test"][-1]).path == "/health"

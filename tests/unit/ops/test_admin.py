@@ -3,7 +3,7 @@ import pytest
 import schemathesis
 from hypothesis import settings
 
-from gateway.ops.admin import ADMIN_PATHS, DOCUMENTATION_PATHS, HEALTH_PATHS, Part, admin_app
+from gateway.ops.admin import Part, admin_app
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError
 
@@ -187,15 +187,18 @@ async def test_a_failure_of_ours_is_told_without_its_reason(source):
     assert "the reason" not in answer.text
 
 
+HEALTH, ADMIN = {"livez", "readyz", "health", "version"}, {"metrics", "kvgate"}
+
+
 @pytest.mark.parametrize(
-    ("parts", "serves"), [(Part.HEALTH, HEALTH_PATHS), (Part.ADMIN, ADMIN_PATHS), (Part.HEALTH | Part.ADMIN, None)]
+    ("parts", "serves"), [(Part.HEALTH, HEALTH), (Part.ADMIN, ADMIN), (Part.HEALTH | Part.ADMIN, HEALTH | ADMIN)]
 )
 def test_each_part_can_have_a_port_of_its_own(source, parts, serves):
     paths = {path.split("/")[1] for path in build(source, parts=parts).openapi()["paths"]}
-    assert paths == (HEALTH_PATHS | ADMIN_PATHS if serves is None else serves)
+    assert paths == serves
 
 
-@pytest.mark.parametrize("path", sorted(DOCUMENTATION_PATHS))
+@pytest.mark.parametrize("path", ["docs", "openapi.json"])
 async def test_the_routes_are_documented(open_admin, path):
     assert (await open_admin.get(f"/{path}")).status_code == 200
 
