@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 import gateway
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import EndpointId, ShutdownStarted
+from gateway.admission.events import EndpointId
 from gateway.admission.policy import Mode, Policy
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
@@ -29,6 +29,7 @@ from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.http_upstream import HttpUpstream
+from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener
@@ -84,7 +85,7 @@ class Application:
             upstream=self._upstream,
             metrics=self._metrics,
             clock=self._clock,
-            relay_places=asyncio.Semaphore(upstream.relay_concurrency),
+            lobby=Lobby(settings.admission.queue),
         )
         self._view = StateView(settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)
@@ -107,8 +108,8 @@ class Application:
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait until what runs has finished, at most `timeout` seconds."""
         self._gateway.draining = self._view.draining = True
-        for pool in self._directory.pools.values():
-            pool.driver.handle(ShutdownStarted())
+        self._directory.drain()
+        self._plane.lobby.drain()
         _log.info("draining", active=self._gateway.active)
         if not await self._gateway.wait_idle(timeout):
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
@@ -197,7 +198,7 @@ class Application:
             on_drift=drifted,
             on_switch=switched,
         )
-        pool = Pool(name, driver, counter)
+        pool = Pool(name, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(counter.start())
         return pool
 

@@ -4,10 +4,19 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import structlog
 
-from gateway.admission.events import Capacity, EndpointDown, EndpointGone, EndpointId, EndpointUp, Observed
+from gateway.admission.events import (
+    Capacity,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Observed,
+    ShutdownStarted,
+)
 from gateway.config import ModelSettings
 from gateway.driver import Driver
 from gateway.endpoints.health import State
@@ -46,10 +55,12 @@ class Endpoint:
 class Pool:
     """The endpoints of one model, and the one driver and counter they share."""
 
-    def __init__(self, name: str, driver: Driver, counter: ModelCounter) -> None:
+    def __init__(self, name: str, driver: Driver, counter: ModelCounter, relay_concurrency: int) -> None:
         self.name = name
         self.driver = driver
         self.counter = counter
+        self.relay_places = asyncio.Semaphore(relay_concurrency)
+        """The cap on relayed requests, which are not admitted one by one."""
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self._turn = 0
 
@@ -112,23 +123,22 @@ class Directory:
         self._evacuate = evacuate
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
+        self._drivers: WeakSet[Driver] = WeakSet()
+        """One outlives its pool while requests of it wait or run."""
+        self._draining = False
         self._responses: OrderedDict[str, EndpointId] = OrderedDict()
 
     def add(self, endpoint: Endpoint) -> None:
         """An endpoint that is configured; what it serves it must yet say."""
         self.endpoints[endpoint.id] = endpoint
 
-    async def find(self, model: str | None, timeout: float) -> Pool | None:
+    async def find(self, model: str | None) -> Pool | None:
         """The pool that serves a name; the only pool where no name is given.
 
-        While endpoints have not said yet what they serve, waits for them, up to `timeout` seconds.
+        Waits while endpoints have not said yet what they serve.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while (pool := self.lookup(model)) is None and self.undiscovered():
-                    await self._changed.wait()
-        except TimeoutError:
-            return None
+        while (pool := self.lookup(model)) is None and self.undiscovered():
+            await self._changed.wait()
         return pool
 
     def lookup(self, model: str | None) -> Pool | None:
@@ -141,15 +151,16 @@ class Directory:
         """Whether an endpoint has not yet said what it serves."""
         return any(endpoint.identity is None for endpoint in self.endpoints.values())
 
-    async def wait_for_endpoint(self, pool: Pool, timeout: float) -> bool:
-        """Wait until an endpoint of the pool is healthy; False when `timeout` seconds pass first."""
-        try:
-            async with asyncio.timeout(timeout):
-                while not pool.healthy():
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def wait_for_endpoint(self, pool: Pool) -> None:
+        """Wait until an endpoint of the pool is healthy."""
+        while not pool.healthy():
+            await self._changed.wait()
+
+    def drain(self) -> None:
+        """Have every core take no new work, also that of a model nobody serves any more or not yet."""
+        self._draining = True
+        for driver in list(self._drivers):
+            driver.handle(ShutdownStarted())
 
     def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
         """Note which endpoint made a stored response."""
@@ -206,6 +217,9 @@ class Directory:
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = self._make_pool(endpoint, identity, name)
+            self._drivers.add(pool.driver)
+            if self._draining:
+                pool.driver.handle(ShutdownStarted())
         pool.endpoints[endpoint.id] = endpoint
         endpoint.pool = pool
 

@@ -13,6 +13,19 @@ from gateway.wire.request import Api
 from gateway.wire.stream import Usage
 
 
+class RefusedError(Exception):
+    """The request ends with this answer; the arguments are those of `Exchange.refuse`."""
+
+    def __init__(
+        self, outcome: Outcome, message: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
 @dataclass(slots=True)
 class Exchange:
     """What is known of a request so far. Times are monotonic seconds.
@@ -20,8 +33,8 @@ class Exchange:
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
-        waited: seconds spent in the queue, all of its turns.
-        overhead: seconds from `received` until it first went to an endpoint, less the queue.
+        waited: seconds spent in the queue, all of its turns, and in the lobby.
+        overhead: seconds from `received` until it first went to an endpoint, less what it waited.
         first_event: when the first event of its answer was ready to leave.
         committed: whether the head of an answer has left: from here on an error can only be told in the stream.
     """

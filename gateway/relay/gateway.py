@@ -7,7 +7,7 @@ import structlog
 from gateway.admission.outcomes import Outcome
 from gateway.relay.asgi import Application, ClientGoneError, Receive, Scope, Send, disconnected, send_answer
 from gateway.relay.clients import Client, UnknownKeyError
-from gateway.relay.exchange import Exchange, Reporter
+from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.generate import generate
 from gateway.relay.intake import read_request
 from gateway.relay.models import list_models
@@ -109,15 +109,20 @@ class Gateway:
             self._reporter.ended(exchange, outcome)
 
     async def _act(self, route: Route, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
-        match route.action:
-            case Action.ADMIT:
-                return await generate(self._plane, scope, exchange, client, body)
-            case Action.RELAY:
-                return await relay(self._plane, scope, exchange, body)
-            case Action.FOLLOW:
-                return await follow(self._plane, scope, exchange, body)
-            case Action.ANSWER:
-                return await list_models(self._plane, scope, exchange)
+        try:
+            match route.action:
+                case Action.ADMIT:
+                    return await generate(self._plane, scope, exchange, client, body)
+                case Action.RELAY:
+                    return await relay(self._plane, scope, exchange, body)
+                case Action.FOLLOW:
+                    return await follow(self._plane, scope, exchange, body)
+                case Action.ANSWER:
+                    return await list_models(self._plane, scope, exchange)
+        except RefusedError as refused:
+            return await exchange.refuse(
+                refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
+            )
 
 
 def _wrong_method(method: str, allowed: tuple[str, ...]) -> ErrorAnswer:

@@ -10,7 +10,8 @@ from gateway.pools import Pool
 from gateway.relay.asgi import Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
-from gateway.relay.exchange import Exchange
+from gateway.relay.destination import find_pool, wait_for_endpoint
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.relay.plane import Plane
@@ -19,19 +20,6 @@ from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, In
 
 _BYTES_PER_TOKEN = 4
 """Only to give a size to a request that observe mode lets through uncounted."""
-
-
-class _RefusedError(Exception):
-    """The request ends with this answer."""
-
-    def __init__(
-        self, outcome: Outcome, message: str, param: str | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.message = message
-        self.param = param
-        self.retry_after = retry_after
 
 
 class _Reservation:
@@ -70,91 +58,68 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     """Serve one request of the four generation APIs; returns how it ended.
 
     Raises:
+        RefusedError: it ends with an error.
         asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
     """
-    try:
-        request = _parsed(exchange.api or Api.CHAT, body)
-        exchange.stream = request.stream
-        pool = await _pool(plane, request)
-        exchange.model = pool.name
-        count = await _counted(plane, pool, request, client)
-        exchange.prompt_tokens = sum(count.prompts)
-        asked = _demanded(plane, pool, request, count)
-        return await _admitted(plane, scope, exchange, client, _Work(request, pool, count, asked))
-    except _RefusedError as refused:
-        return await exchange.refuse(
-            refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
-        )
+    request = _parsed(exchange.api or Api.CHAT, body)
+    exchange.stream = request.stream
+    pool = await find_pool(plane, exchange, request.model, len(body))
+    count = await _counted(plane, exchange, pool, request, client)
+    exchange.prompt_tokens = sum(count.prompts)
+    asked = _demanded(plane, pool, request, count)
+    return await _admitted(plane, scope, exchange, client, _Work(request, pool, count, asked))
 
 
 def _parsed(api: Api, body: bytes) -> GenerationRequest:
     try:
         return parse(api, body)
     except ForbiddenFieldError as error:
-        raise _RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
     except InvalidRequestError as error:
-        raise _RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+        raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
 
 
-async def _pool(plane: Plane, request: GenerationRequest) -> Pool:
-    directory = plane.directory
-    pool = directory.lookup(request.model)
-    if pool is None:
-        pool = await directory.find(request.model, plane.settings.admission.queue.no_endpoint_ttl)
-    if pool is not None:
-        return pool
-    if directory.undiscovered():
-        raise _RefusedError(
-            Outcome.NO_ENDPOINT, "No endpoint that may serve this model could be reached yet.", retry_after=10.0
-        )
-    if request.model is None:
-        raise _RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
-    raise _RefusedError(
-        Outcome.MODEL_NOT_FOUND,
-        f"The model `{request.model[:200]}` does not exist here. `/v1/models` lists those that do.",
-        "model",
-    )
-
-
-async def _counted(plane: Plane, pool: Pool, request: GenerationRequest, client: Client) -> PromptCount:
+async def _counted(
+    plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
+) -> PromptCount:
     longest = pool.max_model_len
     try:
         try:
             return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
         except CountUnavailableError:
             # The engine had to count and none is there: wait for one as the queue would.
-            await plane.directory.wait_for_endpoint(pool, plane.settings.admission.queue.no_endpoint_ttl)
+            await wait_for_endpoint(plane, exchange, pool, len(request.body))
             return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
     except PromptTooLongError as error:
         if not plane.observes:
             refusal = untokenized(error.at_least, longest, request.api)
-            raise _RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, refusal.message, refusal.param) from None
+            raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, refusal.message, refusal.param) from None
         plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
     except InvalidRequestError as error:
         if not plane.observes:
-            raise _RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+            raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
         plane.metrics.model(pool.name).would(Outcome.INVALID_REQUEST)
     except CountingOverloadedError:
         if not plane.observes:
             message = "Too many prompts wait to be counted. Please retry."
-            raise _RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
+            raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
         plane.metrics.model(pool.name).would(Outcome.QUEUE_FULL)
     except CountUnavailableError as error:
         if not plane.observes:
             message = f"The prompt could not be counted: {error}."
-            raise _RefusedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
+            raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
         plane.metrics.model(pool.name).would(Outcome.NO_ENDPOINT)
     return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE)
 
 
 def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
     if not pool.endpoints:  # the model left in the meantime, and its length with it
-        raise _RefusedError(Outcome.NO_ENDPOINT, _SENTENCES[Outcome.NO_ENDPOINT], retry_after=1.0)
+        raise RefusedError(Outcome.NO_ENDPOINT, _SENTENCES[Outcome.NO_ENDPOINT], retry_after=1.0)
     try:
         return demand(request, count, pool.max_model_len, pool.takes)
     except TooLongError as error:
         if not plane.observes:
-            raise _RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None
+            raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None
         plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
         return demand(request, PromptCount(count.prompts, Source.ESTIMATE), pool.max_model_len, pool.takes)
 
@@ -233,8 +198,8 @@ _SENTENCES: dict[Outcome, str] = {
 }
 
 
-def _refusal(command: Reject, reason: str) -> _RefusedError:
+def _refusal(command: Reject, reason: str) -> RefusedError:
     sentence = f"{_SENTENCES[command.outcome]} {reason}".strip()
     if command.retry_after is not None:
         sentence += f" Please retry in {command.retry_after:.0f} s."
-    return _RefusedError(command.outcome, sentence, retry_after=command.retry_after)
+    return RefusedError(command.outcome, sentence, retry_after=command.retry_after)

@@ -1,14 +1,17 @@
 """Requests that are passed to an endpoint without being admitted: they cost it little of its KV cache."""
 
 import asyncio
+import contextlib
 import re
+from collections.abc import AsyncIterator
 
 import msgspec
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools import Endpoint
+from gateway.pools import Endpoint, Pool
 from gateway.relay.asgi import Scope, header, path
-from gateway.relay.exchange import Exchange
+from gateway.relay.destination import find_pool, wait_for_endpoint
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
 from gateway.relay.plane import Plane
 from gateway.relay.upstream import Answer, UpstreamError
@@ -25,39 +28,55 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
-    """Pass a request to a healthy endpoint of the model it names, when one of the places for such is free.
+    """Pass a request to a healthy endpoint of the model it names, when one of the model's places for such is free.
 
     A request that waits for an endpoint takes no place from those whose endpoints are there.
+
+    Raises:
+        RefusedError: it ends with an error.
     """
     try:
         name = _model(scope, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request body is not a JSON object with a `model`: {error}."
-        return await exchange.refuse(Outcome.INVALID_REQUEST, message)
-    queue = plane.settings.admission.queue
-    pool = await plane.directory.find(name, queue.no_endpoint_ttl)
-    if pool is None:
-        if plane.directory.undiscovered():
-            return await exchange.refuse(Outcome.NO_ENDPOINT, "No endpoint could be reached yet.", retry_after=10.0)
-        message = f"The model `{(name or '')[:200]}` does not exist here. `/v1/models` lists those that do."
-        return await exchange.refuse(Outcome.MODEL_NOT_FOUND, message, param="model")
-    exchange.model = pool.name
-    if await plane.directory.wait_for_endpoint(pool, queue.no_endpoint_ttl):
-        async with plane.relay_places:
-            if endpoints := pool.in_turn()[:_TRIES]:
-                return await _pass(plane, scope, exchange, body, endpoints)
-    return await exchange.refuse(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
+        raise RefusedError(Outcome.INVALID_REQUEST, message) from None
+    pool = await find_pool(plane, exchange, name, len(body))
+    await wait_for_endpoint(plane, exchange, pool, len(body))
+    async with _place(plane, exchange, pool, len(body)):
+        if endpoints := pool.in_turn()[:_TRIES]:
+            return await _pass(plane, scope, exchange, body, endpoints)
+    raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
 async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
-    """Pass a request about a stored response to the endpoint that made it."""
+    """Pass a request about a stored response to the endpoint that made it.
+
+    Raises:
+        RefusedError: it ends with an error.
+    """
     response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
     endpoint = plane.directory.made_response(response_id)
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
-        return await exchange.refuse(Outcome.RESPONSE_NOT_FOUND, message, param="response_id")
-    async with plane.relay_places:
-        return await _pass(plane, scope, exchange, body, [endpoint])
+        raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
+    return await _pass(plane, scope, exchange, body, [endpoint])
+
+
+@contextlib.asynccontextmanager
+async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> AsyncIterator[None]:
+    places = pool.relay_places
+    if places.locked():
+        try:
+            await plane.lobby.wait(exchange, size, places.acquire, plane.settings.admission.queue.ttl)
+        except TimeoutError:
+            message = "Too many such requests run on this model already."
+            raise RefusedError(Outcome.QUEUE_TIMEOUT, message, retry_after=5.0) from None
+    else:
+        await places.acquire()
+    try:
+        yield
+    finally:
+        places.release()
 
 
 async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:

@@ -1,6 +1,5 @@
 """What the data plane works with."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from gateway.ops.metrics import Metrics
 from gateway.pools import Directory
 from gateway.relay.clients import Clients
 from gateway.relay.flights import Flights
+from gateway.relay.lobby import Lobby
 from gateway.relay.upstream import Upstream
 
 
@@ -18,7 +18,6 @@ class Plane:
 
     Attributes:
         clock: monotonic seconds.
-        relay_places: the cap on relayed requests, which are not admitted one by one.
     """
 
     settings: Settings
@@ -28,7 +27,7 @@ class Plane:
     upstream: Upstream
     metrics: Metrics
     clock: Callable[[], float]
-    relay_places: asyncio.Semaphore
+    lobby: Lobby
 
     @property
     def observes(self) -> bool:

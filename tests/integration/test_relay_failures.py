@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from tests.fakes.vllm import FakeVllm, Fault, FaultKind
+from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 from tests.integration.relaying import (
     APIS,
     CHAT,
@@ -227,6 +227,86 @@ async def test_a_relayed_request_is_given_up_in_time():
     async with Silent() as fake, gateway(fake, upstream={"first_byte_timeout": 0.2}) as kvgate:
         answer = await kvgate.client.post("/tokenize", json={"prompt": "x"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+
+
+class Hung(FakeVllm):
+    """Never answers embeddings."""
+
+    embeddings = 0
+
+    def _on_request(self, connection, seen):
+        if seen.path == "/v1/embeddings":
+            self.embeddings += 1
+        else:
+            super()._on_request(connection, seen)
+
+
+async def test_relayed_requests_that_hang_hold_up_their_own_model_only_and_not_for_ever():
+    settings = {"upstream": {"relay_concurrency": 2}, "admission": {"queue": {"ttl": 0.2}}}
+    async with Hung() as hung, FakeVllm(FakeSettings(model="other")) as fake:
+        models = [{"endpoints": [{"url": engine.url}], "tokenizer": "/nonexistent"} for engine in (hung, fake)]
+        async with gateway(hung, fake, models=models, **settings) as kvgate:
+            asked = {"model": "fake", "input": "x"}
+            hanging = [asyncio.create_task(kvgate.client.post("/v1/embeddings", json=asked)) for _ in range(2)]
+            await until(lambda: hung.embeddings == 2)
+            other = await kvgate.client.post("/tokenize", json={"model": "other", "prompt": "a b"})
+            assert other.json()["count"] == 2
+            answer = await kvgate.client.post("/tokenize", json={"model": "fake", "prompt": "a b"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_timeout")
+            assert int(answer.headers["retry-after"]) >= 1
+            made = (await kvgate.post(RESPONSES)).json()["id"]
+            assert (await kvgate.client.get(f"/v1/responses/{made}")).status_code == 200, "no cap holds it up"
+            for task in hanging:
+                task.cancel()
+            await asyncio.wait(hanging)
+
+            async def free():
+                answer = await kvgate.client.post("/tokenize", json={"model": "fake", "prompt": "a b"})
+                return answer.status_code == 200
+
+            await until(free)
+
+
+UNREACHABLE = [{"endpoints": [{"url": "http://127.0.0.1:9"}], "tokenizer": "/nonexistent"}]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_who_waits_for_the_first_endpoint_is_told_of_a_shutdown_at_once(path):
+    async with gateway(models=UNREACHABLE, ready=False) as kvgate:
+        waiting = asyncio.create_task(kvgate.post(path))
+        await until(lambda: kvgate.application._gateway.active == 1)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        async with asyncio.timeout(2):
+            await kvgate.application.drain(5)
+        answer = await waiting
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+
+
+async def test_so_many_wait_for_the_first_endpoint_and_no_more():
+    queue = {"queue": {"max_requests": 1}}
+    async with gateway(models=UNREACHABLE, admission=queue, ready=False) as kvgate:
+        waiting = asyncio.create_task(kvgate.post())
+        await until(lambda: kvgate.application._gateway.active == 1)
+        await asyncio.sleep(0.05)
+        for path in (CHAT, "/tokenize"):
+            answer = await kvgate.post(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            assert int(answer.headers["retry-after"]) >= 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_the_wait_for_the_first_endpoint_is_no_overhead():
+    async with FakeVllm() as fake:
+        await fake.refuse()
+        async with gateway(fake, ready=False) as kvgate:
+            waiting = asyncio.create_task(kvgate.post())
+            await asyncio.sleep(1.1)
+            await fake.listen()
+            assert (await waiting).status_code == 200
+            metrics = (await kvgate.client.get("/metrics")).text
+            assert 'kvgate_overhead_seconds_bucket{le="1.0"} 1.0' in metrics
 
 
 async def test_requests_wait_for_an_endpoint_to_come_back():

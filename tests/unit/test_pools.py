@@ -3,7 +3,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.admission.events import Capacity, EndpointDown, EndpointGone, EndpointId, EndpointUp, Observed
+from gateway.admission.events import (
+    Capacity,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Observed,
+    ShutdownStarted,
+)
 from gateway.config import ModelSettings
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
@@ -33,7 +41,7 @@ class World:
         self.verified = []
         self.evacuated = []
         self.directory = Directory(
-            lambda endpoint, identity, name: Pool(name, Driver(), counter=None),
+            lambda endpoint, identity, name: Pool(name, Driver(), counter=None, relay_concurrency=1),
             lambda endpoint: self.verified.append(endpoint.id),
             self.evacuated.append,
         )
@@ -159,31 +167,26 @@ async def test_a_sample_goes_to_the_core_of_its_model(world):
 
 async def test_a_model_is_waited_for_while_an_endpoint_has_not_said_what_it_serves(world):
     first, second = world.add("a"), world.add("b")
-    waiting = asyncio.create_task(world.directory.find("m", 5))
+    waiting = asyncio.create_task(world.directory.find("m"))
     await asyncio.sleep(0)
     world.up(first, identity("other"))
     await asyncio.sleep(0)
     assert not waiting.done()
     world.up(second, identity("m"))
     assert await waiting is second.pool
-    assert await world.directory.find("unknown", 5) is None, "all are known: there is nothing to wait for"
-
-
-async def test_nobody_waits_for_a_model_for_ever(world):
-    world.add("a")
-    assert await world.directory.find("m", 0.01) is None
+    assert await world.directory.find("unknown") is None, "all are known: there is nothing to wait for"
 
 
 async def test_an_endpoint_is_waited_for(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
-    assert await world.directory.wait_for_endpoint(endpoint.pool, 0.01)
+    await world.directory.wait_for_endpoint(endpoint.pool)
     world.directory.down(endpoint.id, "down")
-    assert not await world.directory.wait_for_endpoint(endpoint.pool, 0.01)
-    waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool, 5))
+    waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool))
     await asyncio.sleep(0)
+    assert not waiting.done()
     world.up(endpoint, identity("m"))
-    assert await waiting
+    await waiting
 
 
 async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
@@ -203,11 +206,22 @@ async def test_relayed_requests_take_turns(world):
     pool = endpoints[0].pool
     firsts = []
     for _ in range(6):
-        assert await world.directory.wait_for_endpoint(pool, 0.01), "to look is not to take a turn"
+        await world.directory.wait_for_endpoint(pool)  # to look is not to take a turn
         firsts.append(pool.in_turn()[0].id)
     assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
     world.directory.down(endpoints[1].id, "down")
     assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
+
+
+async def test_a_shutdown_reaches_every_core_whenever_it_was_made(world):
+    moved, late = world.add("a"), world.add("b")
+    world.up(moved, identity("m"))
+    left = moved.pool
+    world.up(moved, identity("n"))
+    world.directory.drain()
+    world.up(late, identity("o"))
+    for pool in (left, moved.pool, late.pool):
+        assert ShutdownStarted() in pool.driver.events
 
 
 async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):

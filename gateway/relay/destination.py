@@ -1,0 +1,52 @@
+"""Which pool a request goes to, waiting where that is not known yet."""
+
+import contextlib
+
+from gateway.admission.outcomes import Outcome
+from gateway.pools import Pool
+from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.plane import Plane
+
+
+async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: int) -> Pool:
+    """The pool of the model that a request names, or the only one; noted in the exchange.
+
+    While endpoints have not said yet what they serve, waits for them.
+
+    Args:
+        plane: of the gateway.
+        exchange: of the request.
+        model: as the client wrote it, None where it wrote none.
+        size: of the body, bytes.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    directory = plane.directory
+    pool = directory.lookup(model)
+    if pool is None and directory.undiscovered():
+        with contextlib.suppress(TimeoutError):
+            timeout = plane.settings.admission.queue.no_endpoint_ttl
+            pool = await plane.lobby.wait(exchange, size, lambda: directory.find(model), timeout)
+    if pool is not None:
+        exchange.model = pool.name
+        return pool
+    if directory.undiscovered():
+        message = "No endpoint that may serve this model could be reached yet."
+        raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
+    if model is None:
+        raise RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
+    message = f"The model `{model[:200]}` does not exist here. `/v1/models` lists those that do."
+    raise RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
+
+
+async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> None:
+    """Return when an endpoint of the pool takes traffic, or when it was waited for in vain.
+
+    Raises:
+        RefusedError: the request may not wait.
+    """
+    if not pool.healthy():
+        with contextlib.suppress(TimeoutError):
+            timeout = plane.settings.admission.queue.no_endpoint_ttl
+            await plane.lobby.wait(exchange, size, lambda: plane.directory.wait_for_endpoint(pool), timeout)

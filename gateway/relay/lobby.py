@@ -1,0 +1,71 @@
+"""Where requests wait that have no place in a queue: they know no model's pool yet, or are not admitted at all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.admission.outcomes import Outcome
+from gateway.config import QueueSettings
+from gateway.relay.exchange import Exchange, RefusedError
+
+_Ready = TypeVar("_Ready")
+_RETRY_AFTER = 5.0
+"""Seconds: nothing is known of how fast the lobby empties."""
+
+
+class Lobby:
+    """Holds at most as many requests and bytes as one model's queue may, for all models together."""
+
+    def __init__(self, queue: QueueSettings) -> None:
+        self._queue = queue
+        self._bytes = 0
+        self._limits: set[asyncio.Timeout] = set()
+        """One for each request that waits."""
+        self._draining = False
+
+    async def wait(
+        self, exchange: Exchange, size: int, ready: Callable[[], Awaitable[_Ready]], timeout: float
+    ) -> _Ready:
+        """Wait for what `ready` returns, on the account of the exchange's queueing time.
+
+        Args:
+            exchange: whose request waits.
+            size: of its body, bytes.
+            ready: begins what is waited for.
+            timeout: longest wait, seconds.
+
+        Raises:
+            TimeoutError: it took longer.
+            RefusedError: too many wait already, or the gateway is shutting down.
+        """
+        if self._draining:
+            raise _draining()
+        if len(self._limits) >= self._queue.max_requests or self._bytes + size > self._queue.max_bytes:
+            raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
+        began = exchange.clock()
+        limit = asyncio.timeout(timeout)
+        self._limits.add(limit)
+        self._bytes += size
+        try:
+            async with limit:
+                return await ready()
+        except TimeoutError:
+            if self._draining:
+                raise _draining() from None
+            raise
+        finally:
+            self._limits.discard(limit)
+            self._bytes -= size
+            exchange.waited += exchange.clock() - began
+
+    def drain(self) -> None:
+        """Refuse whoever waits and whoever comes."""
+        self._draining = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(now)
+
+
+def _draining() -> RefusedError:
+    return RefusedError(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0)
