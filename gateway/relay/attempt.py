@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.admission.events import RequestId, Verdict
+from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.driver import Driver
 from gateway.pools import Endpoint
@@ -73,20 +74,28 @@ class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
     Nothing is sent to the client before the first event of the answer is known to be good, so that any failure until
-    then can be tried again elsewhere.
+    then can be tried again elsewhere. `made` is told of a response before the client is, which
+    may ask for it from then on.
     """
 
     def __init__(
-        self, exchange: Exchange, driver: Driver, flights: Flights, upstream: Upstream, endpoint: Endpoint
+        self,
+        exchange: Exchange,
+        driver: Driver,
+        flights: Flights,
+        upstream: Upstream,
+        endpoint: Endpoint,
+        *,
+        made: Callable[[str, EndpointId], None],
     ) -> None:
         self._exchange = exchange
         self._driver = driver
         self._flights = flights
         self._upstream = upstream
         self._endpoint = endpoint
+        self._made = made
         self.reader: StreamReader | None = None
         """Of a stream: what it has told so far."""
-        self.response_id: str | None = None
 
     async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
         """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
@@ -142,7 +151,7 @@ class Attempt:
             return await self._failed_unseen(facts.failure)
         flight.answering = True
         self._exchange.usage = facts.usage
-        self.response_id = facts.response_id
+        self._remember(facts.response_id)
         self._exchange.first_event = self._exchange.clock()
         await self._send_whole(answer, body)
         return Settled(Outcome.COMPLETED, Verdict.DONE)
@@ -170,6 +179,7 @@ class Attempt:
         if reader.failure is not None:
             return await self._failed_unseen(reader.failure)
         flight.answering = True
+        self._remember(reader.response_id)
         await self._start(answer)
         try:
             if held and not write(held):
@@ -180,12 +190,15 @@ class Attempt:
             await drained()
         rest = reader.end()
         exchange.usage = reader.usage
-        self.response_id = reader.response_id
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
         flight.delivering = True
         await exchange.send({"type": "http.response.body", "body": rest, "more_body": False})
         return Settled(Outcome.COMPLETED, Verdict.DONE)
+
+    def _remember(self, response_id: str | None) -> None:
+        if response_id is not None and self._exchange.api is Api.RESPONSES:
+            self._made(response_id, self._endpoint.id)
 
     async def _first_events(self, answer: Answer, reader: StreamReader) -> bytes:
         """Read until it is known whether the engine answers; return what may leave then."""

@@ -159,15 +159,14 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
                 priority=band if band or request.priority else None,
             )
             exchange.sent()
-            attempt = Attempt(exchange, pool.driver, plane.flights, plane.upstream, endpoint)
+            made = plane.directory.remember_response
+            attempt = Attempt(exchange, pool.driver, plane.flights, plane.upstream, endpoint, made=made)
             result = await attempt.run(outgoing, headers)
             if isinstance(result, Settled):
                 usage = exchange.usage
                 reservation.release(result.verdict, usage.completion_tokens if usage is not None else None)
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
-                if attempt.response_id is not None and request.api is Api.RESPONSES:
-                    plane.directory.remember_response(attempt.response_id, endpoint.id)
                 return result.outcome
             dispatch = await _another(plane, exchange, reservation, result)
     finally:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
-from tests.integration.relaying import APIS, CHAT, body, gateway, http, raw, until
+from tests.integration.relaying import APIS, CHAT, RESPONSES, body, gateway, http, raw, until
 
 AT_ONCE = 0.1
 """Seconds from a client's departure until the endpoint's connection is closed."""
@@ -44,6 +44,19 @@ async def test_a_client_that_leaves_takes_its_request_with_it(streamed):
             await until(lambda: fake.scheduler.unfinished == 0)
         assert await kvgate.outcomes() == {"client_closed": len(APIS)}
         await kvgate.until_idle()
+
+
+async def test_a_response_is_known_from_its_first_event_on_and_after_its_client_left():
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake, gateway(fake) as kvgate:
+        reader, writer = await asked(kvgate, RESPONSES, stream=True, tokens=1500)
+        event = b""
+        while b"event: response.created" not in event:
+            event = await reader.readuntil(b"\n\n")
+        made = event.split(b'"id":"')[1].split(b'"')[0].decode()
+        for left in (False, True):
+            assert (await kvgate.client.get(f"/v1/responses/{made}")).status_code == 200, left
+            if not left:
+                await left_at_once(fake, writer)
 
 
 async def test_a_client_that_leaves_during_the_prefill_is_noticed():

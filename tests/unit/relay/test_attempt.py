@@ -40,7 +40,7 @@ async def trying():
     flights, upstream = Flights(lambda: 0.0, 600, 300), Silent()
     endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", monitor=Monitor(), healthy=True)
     exchange = SimpleNamespace(stream=True, committed=False, api=Api.CHAT, usage=None)
-    attempt = Attempt(exchange, None, flights, upstream, endpoint)
+    attempt = Attempt(exchange, None, flights, upstream, endpoint, made=None)
     task = asyncio.create_task(attempt.run(OUTGOING, []))
     await upstream.asked.wait()
     (flight,) = flights._flights.values()
