@@ -64,6 +64,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     request = _parsed(exchange.api or Api.CHAT, body)
     exchange.stream = request.stream
     pool = await find_pool(plane, exchange, request.model, len(body))
+    _foreground(plane, pool, request)
     count = await _counted(plane, exchange, pool, request, client)
     exchange.prompt_tokens = sum(count.prompts)
     asked = _demanded(plane, pool, request, count)
@@ -77,6 +78,18 @@ def _parsed(api: Api, body: bytes) -> GenerationRequest:
         raise RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
     except InvalidRequestError as error:
         raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+
+
+def _foreground(plane: Plane, pool: Pool, request: GenerationRequest) -> None:
+    """Refuse what the engine would answer at once and generate later, unseen by the ledger."""
+    if request.api is not Api.RESPONSES or not request.field("background"):
+        return
+    if not plane.observes:
+        message = (
+            "`background` cannot be used here: its tokens could not be accounted for. Stream the response instead."
+        )
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
+    plane.metrics.model(pool.name).would(Outcome.FORBIDDEN_FIELD)
 
 
 async def _counted(

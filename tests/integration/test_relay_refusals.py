@@ -354,3 +354,16 @@ async def test_after_a_change_of_model_the_old_one_is_not_there():
         for path in APIS:
             assert one_error(await kvgate.post(path), path, 404) in {"model_not_found", "not_found_error"}
         assert (await kvgate.client.post(CHAT, json={**body(), "model": None})).status_code == 200
+
+
+async def test_a_response_in_the_background_is_refused_unless_we_only_observe():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        refused = await kvgate.post(RESPONSES, background=True)
+        assert one_error(refused, RESPONSES, 400) == "forbidden_field"
+        assert refused.json()["error"]["param"] == "background"
+        assert not [seen for seen in fake.seen if seen.path == RESPONSES]
+        for value in (False, None):
+            assert (await kvgate.post(RESPONSES, background=value)).status_code == 200
+    async with FakeVllm() as fake, gateway(fake, admission={"mode": "observe"}) as kvgate:
+        assert (await kvgate.post(RESPONSES, background=True)).status_code == 200
+        assert 'decision="forbidden_field"' in (await kvgate.client.get("/metrics")).text
