@@ -7,7 +7,7 @@ from gateway.admission.decode_clock import DecodeClock
 from gateway.admission.events import Capacity, EndpointId, Observed
 from gateway.admission.gate import Closed, Gate
 from gateway.admission.ledger import Ledger, Reservation
-from gateway.admission.policy import FRESH_POLLS, Policy
+from gateway.admission.policy import FRESH_POLLS, UNSEEN_SHARE, Policy
 from gateway.admission.request import Request
 from gateway.admission.sequence_limit import SequenceLimit
 
@@ -100,10 +100,10 @@ class Endpoint:
         if capacity.kv_blocks is None:
             return True
         first = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
-        unseen, policy = self.ledger.unseen, self._policy
-        if unseen and unseen + first > policy.unseen_share * capacity.kv_blocks:
+        unseen = self.ledger.unseen
+        if unseen and unseen + first > UNSEEN_SHARE * capacity.kv_blocks:
             return False
-        return self.effective_blocks(now) + first <= policy.kv_high * capacity.kv_blocks
+        return self.effective_blocks(now) + first <= self._policy.kv_high * capacity.kv_blocks
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
@@ -171,7 +171,7 @@ class Endpoint:
         if limit is not None and self.ledger.sequences >= limit:
             reasons += (Closed.SEQUENCES,)
         blocks = self.capacity.kv_blocks
-        if blocks is not None and self.ledger.unseen >= self._policy.unseen_share * blocks:
+        if blocks is not None and self.ledger.unseen >= UNSEEN_SHARE * blocks:
             reasons += (Closed.PREFILL,)
         return reasons
 

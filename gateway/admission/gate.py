@@ -19,7 +19,7 @@ class Closed(StrEnum):
     ENGINE_WAITING = "engine_waiting"
     """Requests that we cannot account for wait inside the engine."""
     PREFILL = "prefill"
-    """As much is promised to streams without a token as may be (`Policy.unseen_share`)."""
+    """As much is promised to streams without a token as may be (`policy.UNSEEN_SHARE`)."""
     SEQUENCES = "sequences"
     """It runs as many sequences as it can."""
     BUSY = "busy"

@@ -44,24 +44,24 @@ class TestRoom:
         p >> arrived(3, blocks=1) << nothing
         p >> done(1) << Dispatch(2, "a") >> progress(r2=1) << Dispatch(3, "a")
 
-    def test_streams_without_a_token_may_hold_no_more_than_the_band_between_the_marks(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=6) << Dispatch(1, "a")
-        p >> arrived(2, blocks=4) << Dispatch(2, "a") >> arrived(3, blocks=1) << nothing
+    def test_streams_without_a_token_may_hold_a_third_of_the_cache(self, play):
+        p = play() >> up("a", blocks=90) >> arrived(1, blocks=20) << Dispatch(1, "a")
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> arrived(3, blocks=1) << nothing
         assert p.endpoint("a").closed_by == ("prefill",)
         p >> progress(r2=1) << Dispatch(3, "a")
 
-    def test_a_prompt_larger_than_that_band_goes_when_no_other_is_in_prefill(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=5) << Dispatch(1, "a")
+    def test_a_prompt_larger_than_that_goes_when_no_other_is_in_prefill(self, play):
+        p = play() >> up("a", blocks=90) >> arrived(1, blocks=5) << Dispatch(1, "a")
         p >> arrived(2, blocks=40) << nothing >> progress(r1=1) << Dispatch(2, "a")
 
     def test_what_does_not_stream_is_not_waited_for(self, play):
-        p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, streamed=False) << Dispatch(1, "a")
-        p >> arrived(2, blocks=20, streamed=False) << Dispatch(2, "a")
+        p = play() >> up("a", blocks=90) >> arrived(1, blocks=30, streamed=False) << Dispatch(1, "a")
+        p >> arrived(2, blocks=30, streamed=False) << Dispatch(2, "a")
 
     @pytest.mark.parametrize("ending", [done(1), aborted(1), Returned(1, busy=False)])
     def test_a_stream_that_ends_without_a_token_holds_nobody_back(self, play, ending):
-        p = play() >> up("a", blocks=100) >> up("b", blocks=100) >> arrived(1, blocks=9) << Dispatch(1, "a")
-        p >> arrived(2, blocks=10) << Dispatch(2, "b") >> arrived(3, blocks=2) << nothing
+        p = play() >> up("a", blocks=90) >> up("b", blocks=90) >> arrived(1, blocks=29) << Dispatch(1, "a")
+        p >> arrived(2, blocks=30) << Dispatch(2, "b") >> arrived(3, blocks=2) << nothing
         p >> ending
         assert max(command.request for command in p.pending) == 3
         p.pending.clear()
