@@ -143,7 +143,7 @@ class AccessLog:
             prompt_tokens: from the engine's usage, else as counted.
             completion_tokens: from the engine's usage.
             queue_ms: time in the queue.
-            ttft_ms: from its arrival to the first event handed to the client.
+            ttft_ms: from its arrival to the first event of a stream handed to the client; None where nothing streamed.
             overhead_ms: what kvgate added, the queue not counted.
             duration_ms: from its arrival to its end.
         """

@@ -56,8 +56,8 @@ class Metrics:
     """Every metric family of kvgate, in a registry of its own.
 
     Attributes:
-        queue_wait: from a request's arrival in the queue to its dispatch; `.observe(seconds)`.
-        ttft: from the first byte of a request to the first event of its answer handed to the client.
+        queue_wait: what a generation request waited until its dispatch or until its time was over; `.observe(seconds)`.
+        ttft: from the first byte of a request to the first event of its stream handed to the client.
         overhead: what kvgate itself added to a request: not the queue, not the endpoint.
     """
 
@@ -81,13 +81,13 @@ class Metrics:
         )
         self.queue_wait = Histogram(
             "kvgate_queue_wait_seconds",
-            "From arrival in the queue to dispatch.",
+            "From arrival in the queue to dispatch, or until the time to live passed.",
             buckets=_WAIT_BUCKETS,
             registry=registry,
         )
         self.ttft = Histogram(
             "kvgate_ttft_seconds",
-            "From the request to the first event of its answer, queue included.",
+            "From the request to the first event of its stream, queue included.",
             buckets=_TTFT_BUCKETS,
             registry=registry,
         )

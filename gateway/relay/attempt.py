@@ -152,7 +152,6 @@ class Attempt:
         flight.answering = True
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
-        self._exchange.first_event = self._exchange.clock()
         await self._send_whole(answer, body)
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
@@ -180,6 +179,7 @@ class Attempt:
             return await self._failed_unseen(reader.failure)
         flight.answering = True
         self._remember(reader.response_id)
+        exchange.first_event = exchange.clock()
         await self._start(answer)
         try:
             if held and not write(held):
@@ -211,8 +211,6 @@ class Attempt:
 
     async def _start(self, answer: Answer, length: int | None = None) -> None:
         exchange = self._exchange
-        if exchange.first_event is None:
-            exchange.first_event = exchange.clock()
         exchange.status = answer.status
         exchange.committed = True
         headers = towards_client(answer.headers, exchange.identifier, length=length)

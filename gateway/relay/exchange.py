@@ -35,7 +35,8 @@ class Exchange:
         received: when its body was complete.
         waited: seconds spent in the queue, all of its turns, and in the lobby.
         overhead: seconds from `received` until it first went to an endpoint, less what it waited.
-        first_event: when the first event of its answer was ready to leave.
+        queued: whether its wait was one for admission, and came to an end.
+        first_event: when the first event of a streamed answer was ready to leave.
         committed: whether the head of an answer has left: from here on an error can only be told in the stream.
     """
 
@@ -54,6 +55,7 @@ class Exchange:
     prompt_tokens: int | None = None
     usage: Usage | None = None
     waited: float = 0.0
+    queued: bool = False
     overhead: float | None = None
     first_event: float | None = None
     status: int | None = None
@@ -109,6 +111,7 @@ class Reporter:
         metrics.ended(outcome)
         if exchange.overhead is not None:
             self._metrics.overhead.observe(exchange.overhead)
+        if exchange.queued:
             self._metrics.queue_wait.observe(exchange.waited)
         ttft = None
         if exchange.first_event is not None:

@@ -18,6 +18,7 @@ from gateway.relay.plane import Plane
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError, Source
 from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, InvalidRequestError, parse, with_usage
 
+_WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT})
 _BYTES_PER_TOKEN = 4
 """Only to give a size to a request that observe mode lets through uncounted."""
 
@@ -145,7 +146,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
         identifier, dispatch = await pool.driver.admit(
             asked, band=band, flow=client.flow, body_bytes=len(request.body), streamed=request.stream
         )
+        exchange.queued = True
     except RejectedError as error:
+        exchange.queued = error.command.outcome in _WAITED_IN_VAIN
         raise _refusal(error.command, "") from None
     finally:
         exchange.waited += plane.clock() - queued

@@ -42,3 +42,20 @@ async def test_an_engine_that_hides_the_size_of_its_cache_is_shown_all_the_same(
         assert metrics.status_code == 200
         assert 'source="ledger"' not in metrics.text
         assert "kvgate_endpoint_healthy" in metrics.text
+
+
+async def test_each_histogram_has_the_requests_it_is_about():
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
+        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
+        async with gateway(fake, models=models, admission={"queue": {"max_requests": 1, "ttl": 0.2}}) as kvgate:
+            await kvgate.client.post("/tokenize", json={"prompt": "a"})
+            await kvgate.post(model="other")
+            running = asyncio.create_task(kvgate.post(tokens=60))
+            await until(lambda: fake.scheduler.running)
+            assert (await kvgate.post()).status_code == 429
+            await running
+            await kvgate.post(stream=True)
+            metrics = (await kvgate.client.get("/metrics")).text
+            assert "kvgate_queue_wait_seconds_count 3.0" in metrics, "two admitted and one that waited in vain"
+            assert "kvgate_ttft_seconds_count 1.0" in metrics, "one stream"
+            assert "kvgate_overhead_seconds_count 3.0" in metrics, "two admitted and one relayed"
