@@ -155,7 +155,9 @@ class Application:
         identifier = EndpointId(settings.address)
         api_key = read_secret(settings.api_key, settings.api_key_file)
         headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
-        self._clients[identifier] = client = httpx.AsyncClient(verify=context, headers=headers, trust_env=False)
+        limits = httpx.Limits(keepalive_expiry=self._settings.upstream.keepalive)
+        client = httpx.AsyncClient(verify=context, headers=headers, limits=limits, trust_env=False)
+        self._clients[identifier] = client
         monitor = EndpointMonitor(
             identifier, settings, self._settings.health, client=client, listener=self._directory, clock=self._clock
         )

@@ -56,8 +56,8 @@ def main() -> None:
                 "-m", "loadtests.overload", *targets, "--load", "0.1", "--rounds", "1", "--out", str(out / "tenth.json")
             )
     _run("-m", "loadtests.relay_cost", *rounds, "--out", str(out / "relay_cost.json"))
-    for name in ("core_cost", "counting_cost"):
-        text = _said("-m", f"tests.proof.{name}")
+    for name, given in (("core_cost", ()), ("counting_cost", (folder,))):
+        text = _said("-m", f"tests.proof.{name}", *given)
         (out / f"{name}.txt").write_text(f"{text}\n")
         print(text)
 

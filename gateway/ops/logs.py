@@ -96,6 +96,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str | None
     stream: bool
     prompt_tokens: int | None
+    counted: str | None
     completion_tokens: int | None
     queue_ms: float | None
     ttft_ms: float | None
@@ -123,6 +124,7 @@ class AccessLog:
         endpoint: str | None,
         stream: bool,
         prompt_tokens: int | None,
+        counted: str | None,
         completion_tokens: int | None,
         queue_ms: float | None,
         ttft_ms: float | None,
@@ -141,6 +143,7 @@ class AccessLog:
             endpoint: the last one it was on; None where it reached none.
             stream: whether the client asked for a stream.
             prompt_tokens: from the engine's usage, else as counted.
+            counted: who counted the prompt for admission, `local`, `engine` or `estimate`; None where nobody did.
             completion_tokens: from the engine's usage.
             queue_ms: time in the queue.
             ttft_ms: from its arrival to the first event of a stream handed to the client; None where nothing streamed.
@@ -158,6 +161,7 @@ class AccessLog:
             endpoint=endpoint,
             stream=stream,
             prompt_tokens=prompt_tokens,
+            counted=counted,
             completion_tokens=completion_tokens,
             queue_ms=queue_ms,
             ttft_ms=ttft_ms,

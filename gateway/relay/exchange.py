@@ -8,6 +8,7 @@ from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
 from gateway.relay.headers import request_id
+from gateway.tokens.count import Source
 from gateway.wire.errors import REFUSALS, error_answer
 from gateway.wire.request import Api
 from gateway.wire.stream import Usage
@@ -53,6 +54,7 @@ class Exchange:
     stream: bool = False
     endpoint: str | None = None
     prompt_tokens: int | None = None
+    counted: Source | None = None
     usage: Usage | None = None
     waited: float = 0.0
     queued: bool = False
@@ -133,6 +135,7 @@ class Reporter:
             endpoint=exchange.endpoint,
             stream=exchange.stream,
             prompt_tokens=usage.prompt_tokens if usage is not None else exchange.prompt_tokens,
+            counted=exchange.counted,
             completion_tokens=usage.completion_tokens if usage is not None else None,
             queue_ms=_milliseconds(exchange.waited),
             ttft_ms=None if ttft is None else _milliseconds(ttft),

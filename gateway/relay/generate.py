@@ -67,7 +67,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     pool = await find_pool(plane, exchange, request.model, len(body))
     _foreground(plane, pool, request)
     count = await _counted(plane, exchange, pool, request, client)
-    exchange.prompt_tokens = sum(count.prompts)
+    exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
     asked = _demanded(plane, pool, request, count)
     return await _admitted(plane, scope, exchange, client, _Work(request, pool, count, asked))
 

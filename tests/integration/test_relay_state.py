@@ -1,6 +1,7 @@
 """What the gateway shows of itself, as its state and as metrics."""
 
 import asyncio
+import json
 
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import gateway, until
@@ -59,3 +60,12 @@ async def test_each_histogram_has_the_requests_it_is_about():
             assert "kvgate_queue_wait_seconds_count 3.0" in metrics, "two admitted and one that waited in vain"
             assert "kvgate_ttft_seconds_count 1.0" in metrics, "one stream"
             assert "kvgate_overhead_seconds_count 3.0" in metrics, "two admitted and one relayed"
+
+
+async def test_the_access_line_says_who_counted(capsys):
+    async with FakeVllm() as fake, gateway(fake, log={"access": True, "format": "json"}) as kvgate:
+        await kvgate.post()
+        await kvgate.client.post("/tokenize", json={"prompt": "a"})
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"event":"request"' in line]
+    counted = {line["path"]: line["counted"] for line in lines}
+    assert counted == {"/v1/chat/completions": "engine", "/tokenize": None}

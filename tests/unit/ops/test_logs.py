@@ -18,6 +18,7 @@ FIELDS = {
     "endpoint": "127.0.0.1:8001",
     "stream": True,
     "prompt_tokens": 12,
+    "counted": "estimate",
     "completion_tokens": 34,
     "queue_ms": 0.0,
     "ttft_ms": 31.25,
