@@ -2,8 +2,9 @@
 
     python guard.py FD PROGRAM [ARGUMENT]...
 
-The guard leads a session and process group of its own and starts the program in it. FD is one end of a socket pair;
-the parent holds the other.
+The guard leads a process group of its own and starts the program in it. It is no session of its own: where the kernel
+groups what it schedules by session (`sched_autogroup_enabled`), an engine that is one stood still for a second and
+more at a time (measured, vLLM on two cores). FD is one end of a socket pair; the parent holds the other.
 
 - When the parent dies, however it dies, the kernel closes its end: the guard reads end-of-file, kills the program and
   what it leaves behind, and in the end the whole group, itself included, with one signal.

@@ -71,7 +71,7 @@ class GuardedProcess:
                 stdout=PIPE if on_line else None,
                 stderr=STDOUT if on_line else None,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                process_group=0,  # not a session: see `guard`
             )
         process = cls(guard, *await asyncio.open_connection(sock=ours))
         try:

@@ -21,9 +21,7 @@ def child(argv: Sequence[str], core: int | None, log: Path) -> Iterator[subproce
     """Run a command in a process group of its own, on one core where `core` names it; the group ends with the block."""
     pinned = ["taskset", "-c", str(core), *argv] if core is not None else list(argv)
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            pinned, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        process = subprocess.Popen(pinned, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0)
     try:
         yield process
     finally:

@@ -13,7 +13,7 @@ def provenance(**extra: str) -> dict[str, object]:
     """Hardware, versions, commit and command line, with whatever the caller adds."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": ["python", "-m", f"loadtests.{Path(sys.argv[0]).stem}", *sys.argv[1:]],
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -146,7 +146,7 @@ def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path)
             stdout=output,
             stderr=output,
             pass_fds=(theirs.fileno(),),
-            start_new_session=True,
+            process_group=0,
         )
     server = Vllm(f"http://127.0.0.1:{port}", served_name, process, ours, log)
     try:

@@ -32,7 +32,7 @@ class Guarded:
                 [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *argv],
                 stdout=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                process_group=0,
             )
         self.lines = self.channel.makefile()
 
