@@ -282,7 +282,8 @@ async def check_death(server: Any) -> None:
     assert text.split("\n\n")[-3:] == expected.split("\n\n")[-3:]
 
 
-def engine_core(session: int) -> int:
-    """The process of vLLM's engine, in the session of its API server."""
-    listing = subprocess.run(["ps", "-o", "pid=,args=", "-s", str(session)], capture_output=True, text=True, check=True)
-    return next(int(line.split()[0]) for line in listing.stdout.splitlines() if "EngineCore" in line)
+def engine_core(group: int) -> int:
+    """The process of vLLM's engine, in the process group of its API server."""
+    listing = subprocess.run(["ps", "-eo", "pid=,pgid=,args="], capture_output=True, text=True, check=True)
+    found = (line.split(None, 2) for line in listing.stdout.splitlines() if "EngineCore" in line)
+    return next(int(pid) for pid, its_group, _ in found if int(its_group) == group)
