@@ -34,7 +34,7 @@ MALFORMED = {
 
 WRONG = (
     ({"model": 5}, "model"),
-    ({"stream": "yes"}, "stream"),
+    ({"stream": "maybe"}, "stream"),
     ({"stream_options": 1}, "stream_options"),
     ({"n": 0}, "n"),
     ({"n": 10**6}, "n"),
