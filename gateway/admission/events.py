@@ -9,6 +9,9 @@ from typing import NewType
 
 RequestId = NewType("RequestId", int)
 EndpointId = NewType("EndpointId", str)
+Prefix = tuple[tuple[int, int], ...]
+"""Leading parts of a prompt, the shortest first: `(tokens, hash)`, the hash of those tokens and of all else that
+decides their KV content (model, LoRA, cache salt). Parts that are equal in two prompts can be held once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class Arrived:
     body_bytes: int = 0
     streamed: bool = True
     """Whether its tokens can be counted as they go by. Where not, the endpoint's decode rate stands in for them."""
+    tools: bool = False
+    """Whether it brings tools: their calls are of another length than prose."""
+    ttft_target: float | None = None
+    """Seconds to its first token that its client asks for; None: its band's."""
+    prefix: Prefix = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class Outcome(StrEnum):
 
     QUEUE_FULL = "queue_full"
     """The queue's cap on requests or bytes was reached when the request arrived."""
+    WAIT_TOO_LONG = "wait_too_long"
+    """Its first token could not come in the time its TTFT target leaves: told at its arrival, or when that passed."""
     QUEUE_TIMEOUT = "queue_timeout"
     """The time to live passed in the queue although an endpoint was live."""
     NO_ENDPOINT = "no_endpoint"

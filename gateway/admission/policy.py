@@ -1,6 +1,7 @@
 """What the operator decides about admission."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 FRESH_POLLS = 3.0
@@ -17,6 +18,27 @@ class Mode(StrEnum):
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
+
+
+class Rule(StrEnum):
+    """What bounds the use of an endpoint's KV cache."""
+
+    HYSTERESIS = "hysteresis"
+    """The gate: closed above `kv_high`, open again below `kv_low`."""
+    FORECAST = "forecast"
+    """The predicted peak of all that is in flight must fit."""
+    BOTH = "both"
+    """The forecast, inside the fence of the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What one priority band is promised."""
+
+    ttft_target: float | None = None
+    """Seconds to the first token; None: the policy's."""
+    reserved: float = 0.0
+    """Share of service (0 to 1) it gets while somebody waits in it, however much more urgent work there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +58,14 @@ class Policy:
     """Most requests that wait."""
     max_bytes: int = 512 * 2**20
     """Most bytes of bodies that wait."""
+    rule: Rule = Rule.BOTH
+    ttft_target: float | None = 5.0
+    """Seconds to the first token. Who cannot have it in that time is refused at once; None: waits up to `ttl`."""
+    bands: Mapping[int, Band] = field(default_factory=dict)
+    """By band; one that is not named has the defaults."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of a flow against the others of its band; 1 where it is not named."""
+    max_passes: int = 8
+    """How many smaller requests may pass one that does not fit."""
     poll_interval: float = 1.0
     """Time between two scrapes of an endpoint: the measure of how stale a sample is."""

@@ -204,6 +204,7 @@ async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, 
 
 _SENTENCES: dict[Outcome, str] = {
     Outcome.QUEUE_FULL: "The queue is full.",
+    Outcome.WAIT_TOO_LONG: "The first token could not come within the TTFT target.",
     Outcome.QUEUE_TIMEOUT: "No room became free in time.",
     Outcome.NO_ENDPOINT: "No endpoint is ready to serve this model.",
     Outcome.DRAINING: "This gateway is shutting down.",

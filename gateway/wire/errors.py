@@ -48,6 +48,9 @@ REFUSALS: dict[Outcome, Refusal] = {
         413, "invalid_request_error", "body_too_large", retry=False, anthropic_type="request_too_large"
     ),
     Outcome.QUEUE_FULL: Refusal(429, "rate_limit_error", "queue_full", retry=True, anthropic_type="rate_limit_error"),
+    Outcome.WAIT_TOO_LONG: Refusal(
+        429, "rate_limit_error", "wait_too_long", retry=True, anthropic_type="rate_limit_error"
+    ),
     Outcome.QUEUE_TIMEOUT: Refusal(
         429, "rate_limit_error", "queue_timeout", retry=True, anthropic_type="rate_limit_error"
     ),
