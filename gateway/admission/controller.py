@@ -30,18 +30,26 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
+from gateway.admission.gate import Closed
 from gateway.admission.ledger import Reservation
 from gateway.admission.lifecycle import State, Trigger
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode, Policy
-from gateway.admission.queue import LaneKey, Queue
-from gateway.admission.request import Request
+from gateway.admission.predictor import Predictor
+from gateway.admission.queue import Answer, LaneKey, Queue
+from gateway.admission.request import Request, service
+from gateway.admission.shedding import RetryAfter, patience
 from gateway.admission.state import PoolState
 from gateway.admission.view import endpoint_state, queue_state
 
 MAX_FAILURES = 2
 """Endpoints that may fail on a request before it ends: a poisonous one must not walk through all of them."""
-WITH_RETRY_AFTER = frozenset({Outcome.QUEUE_FULL, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING})
+WITH_RETRY_AFTER = frozenset(
+    {Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING}
+)
+PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL})
+"""Refusals that a smaller request may not meet."""
+MEDIAN = 0.5
 
 
 class Flight(NamedTuple):
@@ -70,8 +78,10 @@ class AdmissionController:
         """The `longest_prompt` of every known endpoint, sorted."""
         self._state_since = -inf
         """When the pool last went from live to not, or back."""
-        self._queue = Queue()
+        self._queue = Queue(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
         self._drain_rate = DrainRate()
+        self._predictor = Predictor()
+        self._retry_after = RetryAfter()
         self._draining = False
         self._changed = True
         """Whether the event at hand may let somebody go who could not before."""
@@ -103,8 +113,9 @@ class AdmissionController:
             if self._changed:
                 self._dispatch_waiting(now)
         if type(event) is Arrived:
-            self._enforce_caps(event, now)
+            self._shed(event, now)
         self._changed = True
+        self._drain_rate.backlog(now, waiting=bool(self._queue.depth))
         self._announce_wake(now)
         return commands
 
@@ -126,7 +137,7 @@ class AdmissionController:
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
         # Behind somebody who is refused, a newcomer changes nothing: whoever goes first was asked before.
-        self._changed = request.state is State.WAITING and self._queue.is_head(request)
+        self._changed = request.state is State.WAITING and self._queue.may_go(request)
 
     def _wait(self, request: Request, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, unless it can be refused at once."""
@@ -135,6 +146,9 @@ class AdmissionController:
         elif (lane := self._lane(request)) is None:
             self._reject(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
         else:
+            request.cost = service(request.arrival.demand, self._predicted(request))
+            request.patience = self._patience(request)
+            request.deadline = self._deadline(request)
             self._queue.push(request, lane)
 
     def _lane(self, request: Request) -> LaneKey | None:
@@ -172,11 +186,13 @@ class AdmissionController:
             return
         del self._requests[event.request]
         endpoint, reservation = self._flights.pop(event.request)
-        if event.verdict is Verdict.ABORTED:
-            endpoint.ledger.abort(reservation, now)
-        else:
-            endpoint.ledger.release(reservation, event.completion_tokens, now)
-        self._drain_rate.left(now, completed=event.verdict is not Verdict.FAILED)
+        tokens = event.completion_tokens
+        generated = reservation.seen if tokens is None else tokens
+        if event.verdict is Verdict.DONE and generated:
+            self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
+        used = service(reservation.demand, generated) if generated or event.verdict is Verdict.ABORTED else 0
+        self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
+        endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
         self._settle(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
@@ -184,8 +200,8 @@ class AdmissionController:
         if request is None or not request.take(Trigger.RETURNED):
             return
         endpoint, reservation = self._flights.pop(event.request)
-        endpoint.ledger.release(reservation, None, now)
-        self._drain_rate.left(now, completed=False)
+        endpoint.release(reservation, None, now, aborted=False)
+        self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         if event.busy:
             endpoint.hold(now)
         else:
@@ -204,8 +220,7 @@ class AdmissionController:
         del self._requests[key]
         retry_after = None
         if outcome in WITH_RETRY_AFTER:
-            ahead = 0 if self._draining else self._queue.ahead(request.arrival.band)
-            retry_after = self._drain_rate.retry_after(ahead, now)
+            retry_after = self._retry_after.after(self._comes_back_in(request, outcome, now))
         self._commands.append(Reject(key, outcome, retry_after))
 
     def _evict(self, request: Request, outcome: Outcome, now: float) -> None:
@@ -213,21 +228,72 @@ class AdmissionController:
         self._queue.remove(request)
         self._reject(request, outcome, now)
 
-    def _enforce_caps(self, event: Arrived, now: float) -> None:
-        """Refuse a newcomer that found no place at an endpoint, nor in the queue."""
+    def _shed(self, event: Arrived, now: float) -> None:
+        """Refuse a newcomer that found no place at an endpoint nor in the queue, or would wait there in vain."""
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not State.WAITING:
             return
         queue, policy = self._queue, self._policy
         if queue.depth > policy.max_requests or queue.bytes > policy.max_bytes:
             self._evict(request, Outcome.QUEUE_FULL, now)
+        elif self._live and self._target(request) is not None:
+            wait = self._predicted_wait(request, now)
+            if wait is not None and wait > request.patience:
+                self._evict(request, Outcome.WAIT_TOO_LONG, now)
+
+    def _predicted(self, request: Request) -> int:
+        """Tokens that all its sequences will generate, as likely more as less."""
+        return request.expected(self._predictor, MEDIAN) * request.arrival.demand.sequences
+
+    def _target(self, request: Request) -> float | None:
+        """Seconds to its first token: what its client asks for, else its band's target, else everybody's."""
+        arrival, policy = request.arrival, self._policy
+        if arrival.ttft_target is not None:
+            return arrival.ttft_target
+        band = policy.bands.get(arrival.band)
+        return policy.ttft_target if band is None or band.ttft_target is None else band.ttft_target
+
+    def _patience(self, request: Request) -> float:
+        """Seconds that it may wait while an endpoint is live."""
+        target = self._target(request)
+        prefill = 0.0
+        if target is not None:
+            prefill = min((e.prefill_seconds(request) for e in self._eligible(request)), default=0.0)
+        return patience(target, prefill, self._policy.ttl)
+
+    def _predicted_wait(self, request: Request, now: float) -> float | None:
+        """Seconds until its dispatch, of a request that waits or would; None while no rate is known."""
+        rate = self._rate(now)
+        if not rate:
+            return None
+        ahead = self._queue.ahead(request.arrival.band, request.arrival.flow)
+        own = ahead.same if request.state is State.WAITING else ahead.same + request.cost
+        wait = (ahead.urgent + own) / rate
+        return min(wait, own / (ahead.reserved * rate)) if ahead.reserved else wait
+
+    def _rate(self, now: float) -> float | None:
+        """Tokens of service per second at which the queue empties; None while nothing is known."""
+        rate = self._drain_rate.rate(now)
+        if rate is None:
+            rates = [rate for e in self._live if (rate := e.service_rate) is not None]
+            if rates:
+                self._drain_rate.guess(sum(rates))
+                return sum(rates)
+        return rate
+
+    def _comes_back_in(self, request: Request, outcome: Outcome, now: float) -> float | None:
+        """Seconds until it would have its turn, or its first token in time; None where nobody can tell."""
+        if outcome in {Outcome.DRAINING, Outcome.NO_ENDPOINT}:
+            return None
+        wait = self._predicted_wait(request, now)
+        return wait - request.patience if wait is not None and outcome is Outcome.WAIT_TOO_LONG else wait
 
     # Endpoints
 
     def _endpoint_up(self, event: EndpointUp, now: float) -> None:
         endpoint = self._endpoints.get(event.endpoint)
         if endpoint is None:
-            self._endpoints[event.endpoint] = Endpoint(event.endpoint, event.capacity, self._policy)
+            self._endpoints[event.endpoint] = Endpoint(event.endpoint, event.capacity, self._policy, self._predictor)
         else:
             endpoint.came_up(event.capacity)
             endpoint.settle(now)
@@ -252,6 +318,9 @@ class AdmissionController:
         self._live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
         if was_live != bool(self._live):
             self._state_since = now
+            for request in self._queue:
+                request.deadline = self._deadline(request)
+            self._queue.reschedule()
         reaches = sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone})
         if reaches == self._reaches:
             return
@@ -283,57 +352,66 @@ class AdmissionController:
 
     def _deadline(self, request: Request) -> float:
         policy = self._policy
-        ttl = policy.ttl if self._live else policy.no_endpoint_ttl
+        longest = request.patience if self._live else policy.no_endpoint_ttl
         return min(
-            max(request.arrived_at, self._state_since) + ttl,
+            max(request.arrived_at, self._state_since) + longest,
             request.arrived_at + policy.ttl + policy.no_endpoint_ttl,
         )
 
     def _expire(self, now: float) -> None:
-        outcome = Outcome.QUEUE_TIMEOUT if self._live else Outcome.NO_ENDPOINT
-        while (oldest := self._queue.oldest()) is not None and self._deadline(oldest) <= now:
-            self._evict(oldest, outcome, now)
+        while (request := self._queue.first_deadline()) is not None and request.deadline <= now:
+            if not self._live:
+                outcome = Outcome.NO_ENDPOINT
+            else:
+                outcome = Outcome.QUEUE_TIMEOUT if request.patience >= self._policy.ttl else Outcome.WAIT_TOO_LONG
+            self._evict(request, outcome, now)
             self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
-        free = set(self._live)  # those that nobody ahead is waiting for
         for endpoint in self._live:
             endpoint.settle(now)
+        if self._policy.mode is Mode.OBSERVE:
+            if self._live:
+                self._queue.offer(self._observe_only(now))
+            return
+        kept: dict[Endpoint, tuple[int, LaneKey] | None] = {}
+        """Endpoints that somebody ahead waits for: only smaller ones behind it may pass, or nobody (None)."""
 
-        def accept(request: Request) -> bool:
-            candidates = self._eligible(request)
-            takers = [e for e in candidates if e in free and e.takes(request, now)]
-            chosen = picker.pick(takers, now)
+        def accept(request: Request) -> Answer:
+            lane = (request.arrival.band, request.lane)
+            candidates = [e for e in self._eligible(request) if kept.get(e, lane) == lane]
+            refusals = [e.refusal(request, now) for e in candidates]
+            takers = [e for e, refusal in zip(candidates, refusals, strict=True) if refusal is None]
+            chosen = picker.pick(takers, request, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
-                return True
-            free.difference_update(candidates)
-            return False
+                return Answer.TAKEN
+            passable = False
+            for endpoint, refusal in zip(candidates, refusals, strict=True):
+                passable = passable or refusal in PASSABLE
+                kept.setdefault(endpoint, lane if refusal in PASSABLE else None)
+            return Answer.NO_ROOM if passable else Answer.CLOSED
 
-        offer = accept if self._policy.mode is Mode.ENFORCE else self._observe_only(now)
-        for band in self._queue.bands:
-            if not free:
-                break
-            self._queue.offer(band, offer)
+        self._queue.offer(accept)
 
-    def _observe_only(self, now: float) -> Callable[[Request], bool]:
+    def _observe_only(self, now: float) -> Callable[[Request], Answer]:
         """How a mode that lets everything through takes a request: at once, noting what `enforce` would have done.
 
         Only an endpoint that has just said it is busy is left alone in this mode too.
         """
 
-        def accept(request: Request) -> bool:
+        def accept(request: Request) -> Answer:
             fitting = self._eligible(request)
-            chosen = picker.pick([e for e in fitting if e.takes(request, now)], now)
+            chosen = picker.pick([e for e in fitting if e.refusal(request, now) is None], request, now)
             would = None
             if chosen is None:
                 would = self._would(request)
                 free = [e for e in self._live if not e.held(now)]
-                chosen = picker.pick([e for e in fitting if e in free] or free, now)
+                chosen = picker.pick([e for e in fitting if e in free] or free, request, now)
             if chosen is None:
-                return False
+                return Answer.CLOSED
             self._dispatch(request, chosen, would, now)
-            return True
+            return Answer.TAKEN
 
         return accept
 
@@ -355,8 +433,9 @@ class AdmissionController:
     def _dispatch(self, request: Request, endpoint: Endpoint, would: str | None, now: float) -> None:
         request.take(Trigger.DISPATCHED)
         self._queue.remove(request)
+        self._queue.served(request)
+        self._drain_rate.dispatched(request.cost, now)
         self._flights[request.arrival.request] = Flight(endpoint, endpoint.reserve(request, now))
-        self._drain_rate.dispatched(now)
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
 
     def _announce_wake(self, now: float) -> None:
@@ -364,9 +443,9 @@ class AdmissionController:
         if now >= self._wake_at:
             self._wake_at = inf
         due = min((endpoint.next_change for endpoint in self._endpoints.values()), default=inf)
-        oldest = self._queue.oldest()
-        if oldest is not None:
-            due = min(due, self._deadline(oldest))
+        first = self._queue.first_deadline()
+        if first is not None:
+            due = min(due, first.deadline)
             if self._live:  # a stale sample fades and opens a gate: nothing but time tells
                 due = min(due, now + self._policy.poll_interval)
         if due < self._wake_at:

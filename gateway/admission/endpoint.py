@@ -7,8 +7,12 @@ from gateway.admission.decode_clock import DecodeClock
 from gateway.admission.events import Capacity, EndpointId, Observed
 from gateway.admission.gate import Closed, Gate
 from gateway.admission.ledger import Ledger, Reservation
-from gateway.admission.policy import FRESH_POLLS, UNSEEN_SHARE, Policy
-from gateway.admission.request import Request
+from gateway.admission.outlook import Outlook
+from gateway.admission.policy import FRESH_POLLS, UNSEEN_SHARE, Policy, Rule
+from gateway.admission.predictor import Predictor
+from gateway.admission.prefill import PrefillRate
+from gateway.admission.prefixes import RecentPrefixes
+from gateway.admission.request import Request, service
 from gateway.admission.sequence_limit import SequenceLimit
 
 GAUGE_LAG = 0.25
@@ -19,7 +23,7 @@ UNBOUNDED = 2**63
 class Endpoint:
     """Everything admission knows of one endpoint."""
 
-    def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy) -> None:
+    def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy, predictor: Predictor) -> None:
         self.id = endpoint
         self.capacity = capacity
         self.up = True
@@ -28,7 +32,14 @@ class Endpoint:
         """Why it is down."""
         self._policy = policy
         self._clock = DecodeClock(policy.poll_interval)
-        self.ledger = Ledger(self._clock)
+        self.prefill = PrefillRate()
+        self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
+        self._predictor = predictor
+        self.outlook = Outlook(self.ledger, predictor)
+        self._fences = policy.rule is not Rule.FORECAST
+        self._forecasts = policy.rule is not Rule.HYSTERESIS
+        self._holding = False
+        """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
         self._restart()
@@ -37,11 +48,13 @@ class Endpoint:
         """Forget what was observed: a process that came up anew shares nothing with the one before."""
         policy = self._policy
         self._history = History(2 * FRESH_POLLS * policy.poll_interval)
-        self._history.record(0.0, self.ledger.confirmed, self.ledger.held, self.ledger.unconfirmed_sequences)
+        self._note(0.0)
         self._correction = Correction(policy.poll_interval)
         self._gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
         self.limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
         self.observed: Observed | None = None
+        blocks = self.capacity.kv_blocks
+        self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
     def came_up(self, capacity: Capacity) -> None:
         """It takes traffic, with this capacity."""
@@ -74,7 +87,7 @@ class Endpoint:
 
     def effective_blocks(self, now: float) -> float:
         """Blocks in use: by the ledger, corrected by what the gauge says."""
-        return max(0.0, self.ledger.held + self._correction.read(now))
+        return max(0.0, self.ledger.used + self._correction.read(now))
 
     def usage(self, now: float) -> float | None:
         """Effective usage of its KV cache. Where its size is unknown, the gauge while fresh; else None."""
@@ -85,33 +98,101 @@ class Endpoint:
             return None
         return observed.kv_usage
 
-    def takes(self, request: Request, now: float) -> bool:
-        """Whether the request, whose prompts fit it, may be dispatched to it now."""
-        gate = self._gate
-        if now < gate.busy_until:
-            return False
-        if self.idle:  # whatever fits, also what exceeds a limit: else it would wait for ever
-            return True
+    def refusal(self, request: Request, now: float, *, peek: bool = False) -> Closed | None:
+        """Why the request, whose prompts fit it, may not be dispatched to it now; None where it may.
+
+        An idle endpoint takes whatever fits it, also what exceeds a limit, or that would wait for ever.
+        `peek` leaves no trace: nothing is decided, only asked.
+        """
+        if now < self._gate.busy_until:
+            return Closed.BUSY
+        sequences = self.ledger.sequences
+        if not sequences:
+            return None
         limit = self.limit.value
-        over_limit = limit is not None and self.ledger.sequences + request.arrival.demand.sequences > limit
-        if over_limit or gate.closed(now):
-            return False
-        capacity = self.capacity
-        if capacity.kv_blocks is None:
-            return True
-        first = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
+        if limit is not None and sequences + request.arrival.demand.sequences > limit:
+            return Closed.SEQUENCES
+        closed = self._gate.closed(now)
+        if closed is None and self.capacity.kv_blocks is not None:
+            return self._shortage(request, self.capacity.kv_blocks, now, peek=peek)
+        return closed
+
+    def _shortage(self, request: Request, blocks: int, now: float, *, peek: bool) -> Closed | None:
+        """Which limit of a cache of so many blocks the request would exceed."""
+        first = self.first_blocks(request)
         unseen = self.ledger.unseen
-        if unseen and unseen + first > UNSEEN_SHARE * capacity.kv_blocks:
-            return False
-        return self.effective_blocks(now) + first <= self._policy.kv_high * capacity.kv_blocks
+        if unseen and unseen + first > UNSEEN_SHARE * blocks:
+            return Closed.PREFILL
+        if self.effective_blocks(now) + first > (self._policy.kv_high if self._fences else 1.0) * blocks:
+            return Closed.KV
+        if self._forecasts and self.forecast_with(request, now, peek=peek) > blocks:
+            self._holding = self._holding or not peek
+            return Closed.FORECAST
+        return None
+
+    def first_blocks(self, request: Request) -> int:
+        """Blocks that the request would add with its first token: those that others in flight hold are there."""
+        capacity = self.capacity
+        blocks = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
+        prefix = request.arrival.prefix
+        if prefix and capacity.shares_prefix:
+            blocks -= self.ledger.sharable(prefix) // capacity.block_size
+        return blocks
+
+    def forecast(self, now: float) -> float:
+        """Blocks that it will hold at its fullest. Leaves no trace."""
+        block = self.capacity.block_size
+        return self.outlook.peak(block, now) / block + self._correction.read(now)
+
+    def forecast_with(self, request: Request, now: float, *, peek: bool = False) -> float:
+        """The same with the request. `peek` leaves no trace."""
+        block = self.capacity.block_size
+        remaining = max(0, self.expected(request) - 1)
+        row = (remaining, self.first_blocks(request) * block, request.arrival.demand.sequences)
+        return self.outlook.peak_with(row, block, now, peek=peek) / block + self._correction.read(now)
+
+    def expected(self, request: Request) -> int:
+        """Tokens that each sequence of the request is predicted to end with here."""
+        return request.expected(self._predictor, self.outlook.level.value)
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
         capacity, arrival = self.capacity, request.arrival
         footprint = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix)
-        reservation = self.ledger.reserve(arrival.demand, footprint, now, streamed=arrival.streamed)
+        prefix = arrival.prefix if capacity.shares_prefix else ()
+        cached = self.cached(request)
+        reservation = self.ledger.reserve(arrival, request.kind, footprint, now, prefix=prefix, cached=cached)
+        reservation.expected = self.expected(request)
+        self.outlook.came(reservation, capacity.block_size)
+        if capacity.shares_prefix:
+            self.recent.sent(prefix, tokens=request.size)
         self.settle(now)
         return reservation
+
+    def cached(self, request: Request) -> int:
+        """Prompt tokens of the request that are probably in its prefix cache."""
+        prefix = request.arrival.prefix
+        return self.recent.cached(prefix) if prefix and self.capacity.shares_prefix else 0
+
+    def prefill_seconds(self, request: Request) -> float:
+        """How long the request takes to its first token, alone; 0 while nothing is known."""
+        return self.prefill.seconds(request.size - self.cached(request))
+
+    @property
+    def service_rate(self) -> float | None:
+        """Tokens of service per second that those in flight are taking, by their predictions; None while unknown."""
+        rate = self._clock.rate
+        if not rate or not len(self.ledger):
+            return None
+        return rate * sum(service(r.demand, r.expected * r.sequences) / max(1, r.expected) for r in self.ledger)
+
+    def release(self, reservation: Reservation, completion_tokens: int | None, now: float, *, aborted: bool) -> None:
+        """A request of ours has left it."""
+        if aborted:
+            self.ledger.abort(reservation, now)
+        else:
+            self.ledger.release(reservation, completion_tokens, now)
+        self.outlook.left()
 
     def hold(self, now: float) -> None:
         """It refused a request for lack of room."""
@@ -137,8 +218,9 @@ class Endpoint:
         if idle and self._was_busy:
             self._correction.reset()
         self._was_busy = not idle
-        self._history.record(now, ledger.confirmed, ledger.held, ledger.unconfirmed_sequences)
-        self._gate.update(self.usage(now))
+        self._note(now)
+        if self._fences:
+            self._gate.update(self.usage(now))
 
     def observe(self, sample: Observed, now: float) -> None:
         """Take a scrape. One that is equal in everything to the last tells nothing: its gauges are frozen.
@@ -163,6 +245,16 @@ class Endpoint:
                 self._gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
             self.limit.observe(sample, self.ledger.sequences)
         self.settle(now)
+        usage = self.usage(now)
+        if usage is not None:
+            self.outlook.level.observe(usage, sample.preemptions, now, holding=self._holding)
+            self._holding = False
+
+    def _note(self, now: float) -> None:
+        ledger = self.ledger
+        saved = ledger.saved
+        confirmed = max(0, ledger.confirmed - saved)
+        self._history.record(now, confirmed, ledger.held - saved, ledger.unconfirmed_sequences)
 
     def closed_by(self, now: float) -> tuple[Closed, ...]:
         """Why it takes no more; nothing while its gate is open."""

@@ -20,6 +20,8 @@ class Closed(StrEnum):
     """Requests that we cannot account for wait inside the engine."""
     PREFILL = "prefill"
     """As much is promised to streams without a token as may be (`policy.UNSEEN_SHARE`)."""
+    FORECAST = "forecast"
+    """What is in flight would outgrow the cache with one more."""
     SEQUENCES = "sequences"
     """It runs as many sequences as it can."""
     BUSY = "busy"
@@ -62,12 +64,12 @@ class Gate:
         if sampled_at > self.busy_until - BUSY_HOLD:
             self.busy_until = -inf
 
-    def closed(self, now: float) -> bool:
-        """Whether it is."""
-        return self._kv_closed or now < self.busy_until or self._engine_waiting(now)
+    def closed(self, now: float) -> Closed | None:
+        """Why it is; None while it is open."""
+        return next(iter(self.reasons(now)), None)
 
     def reasons(self, now: float) -> tuple[Closed, ...]:
-        """Why the gate is closed; nothing when it is open."""
+        """All that close it; nothing when it is open."""
         closed: tuple[Closed, ...] = ()
         if self._kv_closed:
             closed += (Closed.KV,)

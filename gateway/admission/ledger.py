@@ -1,14 +1,18 @@
 """The account of one endpoint's KV cache: what every request in flight there holds now."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from gateway.admission.decode_clock import DecodeClock
-from gateway.admission.events import Capacity, Demand
+from gateway.admission.events import Arrived, Capacity, Demand, Prefix
 from gateway.admission.footprint import Footprint
+from gateway.admission.predictor import Kind
+from gateway.admission.prefill import PrefillRate
+from gateway.admission.prefixes import SharedPrefixes
 
 ABORT_BOUND = 1.0
 """Seconds after which an aborted request is taken to have left the engine, whether or not a step was seen."""
@@ -44,6 +48,19 @@ class Reservation:
     dispatched: float
     """The decode clock at its dispatch."""
     held: int
+    """Blocks, those it shares with others included."""
+    kind: Kind
+    prefix: Prefix
+    sent_at: float
+    computed: int
+    """Prompt tokens that the engine has to compute for it: those it has not cached."""
+    backlog: int = 0
+    """All that it had to compute up to this one's first token, when it was sent."""
+    shared: int = 0
+    """Tokens of its prompt that another request in flight holds too."""
+    expected: int = 0
+    """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
+    review: int = 0
     phase: Phase = Phase.UNCONFIRMED
     unseen: int = 0
     """What of it counts as `Ledger.unseen`."""
@@ -73,48 +90,103 @@ class Ledger:
     at `max_tokens`.
     """
 
-    def __init__(self, clock: DecodeClock) -> None:
+    def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int) -> None:
         self._clock = clock
+        self._prefill = prefill
         self._reservations: dict[Reservation, None] = {}  # a set that keeps its order
         self._aborting: deque[Reservation] = deque()
         self._growth: list[tuple[float, int, Reservation]] = []
         self._tickets = 0
+        self._block = block_size
+        self._prefixes: SharedPrefixes[Reservation] = SharedPrefixes(block_size)
         self.held = 0
-        """Blocks of all reservations."""
+        """Blocks of all reservations, as if nothing were shared between them."""
         self.confirmed = 0
         """Blocks of those with a token, which are in the engine's cache without doubt."""
         self.unseen = 0
         """Blocks of streams without a token yet: the engine may not even have begun with them."""
+        self.prefilling = 0
+        """Prompt tokens that it has yet to compute for those, at the most."""
         self.sequences = 0
         self.unconfirmed_sequences = 0
 
     def __len__(self) -> int:
         return len(self._reservations)
 
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(self._reservations)
+
+    @property
+    def used(self) -> int:
+        """Blocks of all reservations, shared ones once."""
+        return self.held - self._prefixes.saved // self._block if self._prefixes.saved else self.held
+
+    @property
+    def saved(self) -> int:
+        """Blocks that `held` counts more than once: prefixes that requests in flight share."""
+        return self._prefixes.saved // self._block
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that several requests hold together, once."""
+        return self._prefixes.tokens
+
     @property
     def aborting(self) -> int:
         """Requests whose client left and whose blocks are still counted."""
         return len(self._aborting)
 
-    def reserve(self, demand: Demand, footprint: Footprint, now: float, *, streamed: bool) -> Reservation:
-        """Enter a request that is being dispatched."""
+    def reserve(
+        self, arrival: Arrived, kind: Kind, footprint: Footprint, now: float, *, prefix: Prefix = (), cached: int = 0
+    ) -> Reservation:
+        """Enter a request that is being dispatched.
+
+        Args:
+            arrival: the request.
+            kind: of it.
+            footprint: what it holds on this endpoint.
+            now: seconds.
+            prefix: what it may share with others here.
+            cached: prompt tokens that the engine need not compute.
+        """
         reading = self._clock.read(now)
+        demand = arrival.demand
         held = footprint.blocks(1)
         sequences = demand.sequences
-        reservation = Reservation(demand, footprint, streamed, sequences, max(1, demand.max_tokens), reading, held)
+        reservation = Reservation(
+            demand=demand,
+            footprint=footprint,
+            streamed=arrival.streamed,
+            sequences=sequences,
+            limit=max(1, demand.max_tokens),
+            dispatched=reading,
+            held=held,
+            kind=kind,
+            prefix=prefix,
+            sent_at=now,
+            computed=demand.prompt_tokens - cached,
+        )
         self._find_edge(reservation)
         self._reservations[reservation] = None
+        if prefix:
+            self._prefixes.add(reservation)
         self.held += held
         self.sequences += sequences
         self.unconfirmed_sequences += sequences
-        if streamed:
+        if arrival.streamed:
             reservation.unseen = held
             self.unseen += held
+            self.prefilling += reservation.computed
+            reservation.backlog = self.prefilling
         else:
             reservation.origin = reading + self._clock.first_token_delay + 1
             reservation.base = 1
             self._look_again(reservation, reservation.origin)
         return reservation
+
+    def sharable(self, prefix: Prefix) -> int:
+        """Tokens at the start of a prompt that a request in flight holds already."""
+        return self._prefixes.held(prefix)
 
     def progress(self, reservation: Reservation, seen: int, now: float) -> None:
         """Enter the tokens, over all sequences, that the relay has seen of a request so far."""
@@ -133,6 +205,8 @@ class Ledger:
             self._confirm(reservation)
             reading = self._clock.read(now)
             self._clock.saw_delay(reading - reservation.dispatched)
+            if reservation.streamed:
+                self._prefill.saw(now - reservation.sent_at, reservation.backlog)
             reservation.origin = reading
             reservation.base = reservation.generated
             reservation.pace = STREAM_PACE
@@ -187,8 +261,11 @@ class Ledger:
 
     def rebase(self, capacity: Capacity) -> None:
         """Count every reservation anew, for an endpoint whose blocks turned out to be others."""
+        self._block = capacity.block_size
+        self._prefixes = SharedPrefixes(capacity.block_size)
         self.held = self.confirmed = self.unseen = 0
         for reservation in self._reservations:
+            self._prefixes.add(reservation)
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )
@@ -204,8 +281,10 @@ class Ledger:
                 self._schedule(reservation)
 
     def _seen(self, reservation: Reservation) -> None:
-        self.unseen -= reservation.unseen
-        reservation.unseen = 0
+        if reservation.unseen:
+            self.unseen -= reservation.unseen
+            self.prefilling -= reservation.computed
+            reservation.unseen = 0
 
     def _confirm(self, reservation: Reservation) -> None:
         self._seen(reservation)
@@ -251,6 +330,8 @@ class Ledger:
 
     def _drop(self, reservation: Reservation) -> None:
         del self._reservations[reservation]
+        if reservation.prefix:
+            self._prefixes.remove(reservation)
         reservation.ticket = 0
         self._seen(reservation)
         self.held -= reservation.held

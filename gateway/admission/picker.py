@@ -3,10 +3,22 @@
 from collections.abc import Sequence
 
 from gateway.admission.endpoint import Endpoint
+from gateway.admission.request import Request
+
+PREFIX_PULL = 0.3
+"""How much fuller an endpoint may be, as a share of its KV cache, to be preferred for having all of the prompt cached."""
 
 
-def pick(candidates: Sequence[Endpoint], now: float) -> Endpoint | None:
-    """The least effective usage; among equals the fewest requests in flight, then the first by id."""
+def pick(candidates: Sequence[Endpoint], request: Request, now: float) -> Endpoint | None:
+    """The least effective usage, less what a cached prefix is worth.
+
+    Among equals the fewest requests in flight, then the first by id.
+    """
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda e: (e.usage(now) or 0.0, len(e.ledger), e.id), default=None)
+
+    def load(endpoint: Endpoint) -> tuple[float, int, str]:
+        pull = PREFIX_PULL * endpoint.cached(request) / request.size
+        return (endpoint.usage(now) or 0.0) - pull, len(endpoint.ledger), endpoint.id
+
+    return min(candidates, key=load, default=None)

@@ -14,6 +14,22 @@ SLACK = 64
 """Entries of requests that are gone which a heap may hold, beside as many as wait, before it is swept."""
 
 
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class Answer(Enum):
+    TAKEN = auto()
+    NO_ROOM = auto()
+    CLOSED = auto()
+
+
+class Ahead(NamedTuple):
+    urgent: float
+    same: float
+    reserved: float
+
+
 class Lane:
     """Requests of one band that compete for the same endpoints, in order of their first arrival.
 
@@ -56,7 +72,8 @@ class Queue:
     request that comes back takes the place its first arrival gave it, which is in front of all that came later.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, bands={}, weights={}, max_passes=0) -> None:
+        self.costs = {}
         self._bands: dict[int, dict[LaneKey, Lane]] = {}
         self._order: list[int] = []
         self._depths: dict[int, int] = {}
@@ -75,7 +92,24 @@ class Queue:
         """How many wait in a band."""
         return self._depths.get(band, 0)
 
-    def ahead(self, band: int) -> int:
+    def served(self, request):
+        pass
+
+    def settle(self, flow, band, delta):
+        pass
+
+    may_go = lambda self, r: self.is_head(r)
+
+    def first_deadline(self):
+        return min(self, key=lambda r: r.deadline, default=None) if self.depth else None
+
+    def reschedule(self):
+        pass
+
+    def ahead(self, band, flow):
+        return Ahead(sum(c for b, c in self.costs.items() if b < band), self.costs.get(band, 0), 0)
+
+    def _ahead(self, band: int) -> int:
         """How many would go before a newcomer to this band."""
         return sum(depth for other, depth in self._depths.items() if other <= band)
 
@@ -99,13 +133,19 @@ class Queue:
         self.depth -= 1
         self.bytes -= request.arrival.body_bytes
         self._depths[band] -= 1
+        self.costs[band] -= request.cost
         if not lane.depth:
             del lanes[request.lane]
             if not lanes:
                 del self._bands[band], self._depths[band]
                 self._order.remove(band)
 
-    def offer(self, band: int, accept: Callable[[Request], bool]) -> None:
+    def offer(self, accept_) -> None:
+        accept = lambda r: accept_(r) is Answer.TAKEN
+        for band in list(self.bands):
+            self._offer(band, accept)
+
+    def _offer(self, band: int, accept: Callable[[Request], bool]) -> None:
         """Ask `accept` about the heads of a band's lanes, in order.
 
         It removes a request that it accepts, and the next of its lane is asked. One it refuses ends its lane.
@@ -164,6 +204,7 @@ class Queue:
         self.depth += 1
         self.bytes += request.arrival.body_bytes
         self._depths[band] += 1
+        self.costs[band] = self.costs.get(band, 0) + request.cost
 
 
 def _current(entry: tuple[float, int, Request]) -> bool:

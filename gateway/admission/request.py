@@ -1,28 +1,57 @@
 """The controller's record of one request."""
 
-from gateway.admission.events import Arrived, EndpointId
+from math import inf
+
+from gateway.admission.events import Arrived, Demand, EndpointId
 from gateway.admission.footprint import Footprint
 from gateway.admission.lifecycle import TRANSITIONS, State, Trigger
+from gateway.admission.predictor import Predictor, kind_of
+
+OUTPUT_WEIGHT = 2
+"""What an output token takes of the engine beside a prompt token (Virtual Token Counter, arXiv 2401.00588)."""
+
+
+def service(demand: Demand, generated: int) -> int:
+    """Tokens of service: what a request takes of its pool, with so many tokens generated over all its sequences."""
+    return demand.prompt_tokens + OUTPUT_WEIGHT * generated
 
 
 class Request:
     """What is known of a request from its arrival to its end."""
 
     __slots__ = (
+        "_expected",
         "_footprints",
         "arrival",
         "arrived_at",
         "avoid",
+        "cost",
+        "deadline",
         "failures",
+        "kind",
         "lane",
         "order",
+        "passed",
+        "patience",
+        "size",
         "state",
         "ticket",
     )
 
     def __init__(self, arrival: Arrived, now: float) -> None:
+        demand = arrival.demand
         self.arrival = arrival
         self.arrived_at = now
+        self.kind = kind_of(arrival)
+        self.size = demand.prompt_tokens
+        """Tokens of KV cache that it needs to start."""
+        self.cost = 0.0
+        """Tokens of service it is expected to take, see `service`."""
+        self.patience = inf
+        """Seconds it may wait while an endpoint is live, and `deadline`, when its wait is over."""
+        self.deadline = inf
+        self.passed = 0
+        """Smaller ones that went before it because it did not fit."""
         self.state = State.NEW
         self.failures = 0
         """Endpoints that failed on it."""
@@ -35,6 +64,7 @@ class Request:
         self.ticket = 0
         """Numbers its stay there: it may come back."""
         self._footprints: dict[tuple[int, bool], Footprint] = {}
+        self._expected: tuple[float, int] = (-1.0, 0)
 
     def take(self, trigger: Trigger) -> bool:
         """Go where the table says; False, and nothing changes, where it does not list this."""
@@ -43,6 +73,13 @@ class Request:
             return False
         self.state = state
         return True
+
+    def expected(self, predictor: Predictor, level: float) -> int:
+        """Tokens that each of its sequences is predicted to end with, at this level: asked anew when that changes."""
+        if self._expected[0] != level:
+            limit = max(1, self.arrival.demand.max_tokens)
+            self._expected = (level, predictor.predict(self.kind, level, 0, limit))
+        return self._expected[1]
 
     def footprint(self, block_size: int, *, shares_prefix: bool) -> Footprint:
         """What it would hold on an endpoint with such blocks."""

@@ -28,7 +28,7 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 
-POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000)
+POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000, ttft_target=None)
 ENDPOINTS = ("a", "b", "c")
 CAPACITIES = (
     Capacity(max_model_len=600, kv_blocks=40, block_size=16),

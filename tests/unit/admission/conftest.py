@@ -1,16 +1,17 @@
 import pytest
 
-from gateway.admission.policy import Policy
+from gateway.admission.policy import Policy, Rule
 from tests.unit.admission.playbook import Playbook
 
 
 @pytest.fixture
 def play():
-    """Start a script; at the end of the test every command must have been named."""
+    """Start a script with the gate alone; at the end of the test every command must have been named."""
     scripts = []
 
     def start(**settings) -> Playbook:
-        scripts.append(Playbook(Policy(**settings)))
+        defaults = {"rule": Rule.HYSTERESIS, "ttft_target": None}
+        scripts.append(Playbook(Policy(**{**defaults, **settings})))
         return scripts[-1]
 
     yield start

@@ -352,10 +352,10 @@ class TestObserveMode:
 class TestRetryAfter:
     def test_it_tells_the_wait_by_the_measured_rate(self, play):
         p = play(max_requests=10) >> up("a", seqs=1) >> arrived(0) << Dispatch(0, "a")
-        for second in range(1, 31):  # one a second
-            p >> at(second) >> done(second - 1) >> arrived(second) << Dispatch(second, "a")
-        for request in range(100, 110):
+        for request in range(1, 11):
             p >> arrived(request) << nothing
+        for second in range(1, 31):  # one a second, and always ten that wait
+            p >> at(second) >> done(second - 1) << Dispatch(second, "a") >> arrived(second + 10) << nothing
         (refusal,) = [c for c in p.controller.handle(arrived(200), 30.0) if hasattr(c, "outcome")]
         assert refusal.outcome is Outcome.QUEUE_FULL
-        assert 11 <= refusal.retry_after <= 11 * 1.25 * 1.1
+        assert 10 <= refusal.retry_after <= 12 * 1.25 * 1.1

@@ -16,7 +16,7 @@ def test_it_is_open_at_first(gate):
 def test_between_the_marks_it_stays_as_it_is(gate):
     for usage, closed in [(0.9, False), (0.91, True), (0.85, True), (0.8, True), (0.79, False), (0.85, False)]:
         gate.update(usage)
-        assert gate.closed(0) is closed, usage
+        assert bool(gate.closed(0)) is closed, usage
 
 
 def test_unknown_usage_closes_nothing(gate):

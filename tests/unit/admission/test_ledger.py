@@ -3,9 +3,11 @@
 import pytest
 
 from gateway.admission.decode_clock import DecodeClock
-from gateway.admission.events import Capacity, Demand
+from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.footprint import Footprint
 from gateway.admission.ledger import STREAM_PACE, Ledger
+from gateway.admission.predictor import kind_of
+from gateway.admission.prefill import PrefillRate
 from tests.unit.admission.playbook import scrape
 
 BLOCK = 16
@@ -16,7 +18,7 @@ class Bench:
 
     def __init__(self, rate: float = 0.0):
         self.clock = DecodeClock(1.0)
-        self.ledger = Ledger(self.clock)
+        self.ledger = Ledger(self.clock, PrefillRate(), BLOCK)
         if rate:
             self.clock.observe(scrape("a", -2.0, running=1, tokens=0), -2.0)
             self.clock.observe(scrape("a", -1.0, running=1, tokens=rate), -1.0)
@@ -24,7 +26,8 @@ class Bench:
     def reserve(self, *prompts, n=1, max_tokens=1000, now=0.0, streamed=True):
         demand = Demand(prompts, max_tokens, n)
         footprint = Footprint(demand, BLOCK, shares_prefix=True)
-        return self.ledger.reserve(demand, footprint, now, streamed=streamed)
+        arrival = Arrived(1, demand, streamed=streamed)
+        return self.ledger.reserve(arrival, kind_of(arrival), footprint, now)
 
     def held_at(self, now):
         self.ledger.catch_up(now)

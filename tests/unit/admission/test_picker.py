@@ -2,29 +2,32 @@ from gateway.admission.endpoint import Endpoint
 from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.picker import pick
 from gateway.admission.policy import Policy
+from gateway.admission.predictor import Predictor
 from gateway.admission.request import Request
+
+REQUEST = Request(Arrived(9, Demand((100,), 10)), 0.0)
 
 
 def endpoint(name, *prompts, blocks=100):
     """An endpoint with a request in flight for each prompt."""
-    made = Endpoint(name, Capacity(10_000, blocks, 16), Policy())
+    made = Endpoint(name, Capacity(10_000, blocks, 16), Policy(), Predictor())
     for prompt in prompts:
         made.reserve(Request(Arrived(0, Demand((prompt,), 10)), 0.0), 0.0)
     return made
 
 
 def test_nobody_is_picked_of_none():
-    assert pick([], 0.0) is None
+    assert pick([], REQUEST, 0.0) is None
 
 
 def test_least_usage_wins_not_least_blocks():
     small, large = endpoint("small", 15, blocks=10), endpoint("large", 15, 15, blocks=1000)
-    assert pick([small, large], 0.0) is large
+    assert pick([small, large], REQUEST, 0.0) is large
 
 
 def test_of_equal_usage_the_fewer_in_flight_wins():
-    assert pick([endpoint("a", 15, 15), endpoint("b", 31)], 0.0).id == "b"
+    assert pick([endpoint("a", 15, 15), endpoint("b", 31)], REQUEST, 0.0).id == "b"
 
 
 def test_of_equals_the_first_by_id_wins():
-    assert pick([endpoint("b"), endpoint("a")], 0.0).id == "a"
+    assert pick([endpoint("b"), endpoint("a")], REQUEST, 0.0).id == "a"

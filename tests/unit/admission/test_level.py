@@ -1,0 +1,42 @@
+from gateway.admission.level import HIGHEST, LOWEST, SETTLING, START, Level
+
+
+def test_it_starts_a_little_above_the_middle():
+    assert Level().value == START
+
+
+def test_a_preemption_raises_it_once_until_that_has_shown():
+    level = Level()
+    level.observe(0.5, 3, 0.0, holding=False)
+    assert level.value == START  # those before were not ours to prevent
+    level.observe(0.5, 4, 1.0, holding=False)
+    raised = level.value
+    assert START < raised < HIGHEST
+    level.observe(0.5, 9, 2.0, holding=False)
+    assert level.value == raised
+    level.observe(0.5, 10, 1.0 + SETTLING, holding=False)
+    assert raised < level.value < HIGHEST
+
+
+def test_so_does_a_full_cache():
+    level = Level()
+    level.observe(1.0, None, 0.0, holding=True)
+    assert level.value > START
+
+
+def test_work_held_back_from_an_empty_cache_lowers_it_slowly_to_a_bound():
+    level = Level()
+    for second in range(5):
+        level.observe(0.5, 0, float(second), holding=True)
+    assert START - 0.06 < level.value < START
+    for second in range(500):
+        level.observe(0.5, 0, 10.0 + second, holding=True)
+    assert level.value == LOWEST
+
+
+def test_an_idle_or_a_busy_endpoint_teaches_nothing():
+    level = Level()
+    for second in range(100):
+        level.observe(0.3, 0, float(second), holding=False)
+        level.observe(0.92, 0, second + 0.5, holding=True)
+    assert level.value == START
