@@ -50,6 +50,9 @@ WITH_RETRY_AFTER = frozenset(
 PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL})
 """Refusals that a smaller request may not meet."""
 MEDIAN = 0.5
+SURE = 1.5
+"""How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
+and who is let in and then runs out of time has cost nobody anything but its own wait."""
 
 
 class Flight(NamedTuple):
@@ -115,7 +118,8 @@ class AdmissionController:
         if type(event) is Arrived:
             self._shed(event, now)
         self._changed = True
-        self._drain_rate.backlog(now, waiting=bool(self._queue.depth))
+        if self._queue.depth:
+            self._drain_rate.pressed(now)
         self._announce_wake(now)
         return commands
 
@@ -192,6 +196,7 @@ class AdmissionController:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
         used = service(reservation.demand, generated) if generated or event.verdict is Verdict.ABORTED else 0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
+        self._drain_rate.completed(used, now)
         endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
         self._settle(endpoint, now)
 
@@ -233,12 +238,13 @@ class AdmissionController:
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not State.WAITING:
             return
+        self._drain_rate.pressed(now)
         queue, policy = self._queue, self._policy
         if queue.depth > policy.max_requests or queue.bytes > policy.max_bytes:
             self._evict(request, Outcome.QUEUE_FULL, now)
         elif self._live and self._target(request) is not None:
             wait = self._predicted_wait(request, now)
-            if wait is not None and wait > request.patience:
+            if wait is not None and wait > request.patience * SURE:
                 self._evict(request, Outcome.WAIT_TOO_LONG, now)
 
     def _predicted(self, request: Request) -> int:
@@ -267,9 +273,10 @@ class AdmissionController:
         if not rate:
             return None
         ahead = self._queue.ahead(request.arrival.band, request.arrival.flow)
-        own = ahead.same if request.state is State.WAITING else ahead.same + request.cost
-        wait = (ahead.urgent + own) / rate
-        return min(wait, own / (ahead.reserved * rate)) if ahead.reserved else wait
+        same = ahead.same - request.cost if request.state is State.WAITING else ahead.same
+        same += min((e.deficit(request, now) for e in self._eligible(request)), default=0.0)
+        wait = (ahead.urgent + same) / rate
+        return min(wait, same / (ahead.reserved * rate)) if ahead.reserved else wait
 
     def _rate(self, now: float) -> float | None:
         """Tokens of service per second at which the queue empties; None while nothing is known."""
@@ -434,7 +441,6 @@ class AdmissionController:
         request.take(Trigger.DISPATCHED)
         self._queue.remove(request)
         self._queue.served(request)
-        self._drain_rate.dispatched(request.cost, now)
         self._flights[request.arrival.request] = Flight(endpoint, endpoint.reserve(request, now))
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
 

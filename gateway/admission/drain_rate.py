@@ -1,43 +1,45 @@
-"""How fast the queue empties, in tokens of service."""
+"""How fast a pool takes work when it is pressed, in tokens of service."""
 
 from math import exp
 
 TIME_CONSTANT = 10.0
-"""Seconds of backlog over which the rate is averaged."""
+"""Seconds of pressure over which the rate is averaged."""
 YOUNG = 1.0
-"""Seconds: no shorter span of backlog is believed alone."""
+"""Seconds: no shorter span is believed alone."""
+PRESSED_FOR = 1.0
+"""Seconds for which a pool counts as pressed after a request could not go at once: it is still about full."""
 
 
 class DrainRate:
-    """Service dispatched per second of the time in which somebody waited.
+    """Service completed per second of the time in which the pool was pressed: somebody waits, or was just refused.
 
-    Only then does the rate tell what the pool can do: while nobody waits it is what is asked for. It starts from a
+    Only then does the rate tell what the pool can do: otherwise it is what is asked for. What is completed makes the
+    room; what is dispatched would tell of the worst moments only, as a wait ends with a dispatch. It starts from a
     guess, which counts like `YOUNG` seconds of measurement.
     """
 
-    __slots__ = ("_at", "_backlogged", "_served", "_span")
+    __slots__ = ("_at", "_served", "_span", "_until")
 
     def __init__(self) -> None:
         self._served = 0.0
         self._span = 0.0
         self._at = 0.0
-        self._backlogged = False
+        self._until = 0.0
 
     def guess(self, rate: float) -> None:
         """Start from this rate, tokens of service per second."""
         self._served, self._span = rate * YOUNG, YOUNG
 
-    def dispatched(self, cost: float, now: float) -> None:
-        """A request of so many tokens of service left the queue."""
+    def pressed(self, now: float) -> None:
+        """A request could not go at once, or one still waits."""
         self._advance(now)
-        if self._backlogged:
-            self._served += cost
+        self._until = now + PRESSED_FOR
 
-    def backlog(self, now: float, *, waiting: bool) -> None:
-        """Whether anybody waits from now on."""
-        if waiting != self._backlogged:
-            self._advance(now)
-            self._backlogged = waiting
+    def completed(self, cost: float, now: float) -> None:
+        """A request that took so many tokens of service has left its endpoint."""
+        self._advance(now)
+        if now < self._until:
+            self._served += cost
 
     def rate(self, now: float) -> float | None:
         """Tokens of service per second; None while nothing is known."""
@@ -45,8 +47,8 @@ class DrainRate:
         return self._served / self._span if self._span >= YOUNG * 0.999 else None
 
     def _advance(self, now: float) -> None:
-        if self._backlogged:
-            elapsed = now - self._at
+        elapsed = min(now, self._until) - self._at
+        if elapsed > 0:
             fade = exp(-elapsed / TIME_CONSTANT)
             self._served *= fade
             self._span = self._span * fade + TIME_CONSTANT * (1 - fade)

@@ -38,6 +38,8 @@ class Endpoint:
         self.outlook = Outlook(self.ledger, predictor)
         self._fences = policy.rule is not Rule.FORECAST
         self._forecasts = policy.rule is not Rule.HYSTERESIS
+        self._most = policy.kv_high if self._fences else 1.0
+        """Share of the cache that no dispatch may take it beyond."""
         self._holding = False
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False
@@ -123,12 +125,22 @@ class Endpoint:
         unseen = self.ledger.unseen
         if unseen and unseen + first > UNSEEN_SHARE * blocks:
             return Closed.PREFILL
-        if self.effective_blocks(now) + first > (self._policy.kv_high if self._fences else 1.0) * blocks:
+        if self.effective_blocks(now) + first > self._most * blocks:
             return Closed.KV
         if self._forecasts and self.forecast_with(request, now, peek=peek) > blocks:
             self._holding = self._holding or not peek
             return Closed.FORECAST
         return None
+
+    def deficit(self, request: Request, now: float) -> float:
+        """Tokens that must become free before the request fits. Leaves no trace."""
+        blocks = self.capacity.kv_blocks
+        if blocks is None:
+            return 0.0
+        short = self.effective_blocks(now) + self.first_blocks(request) - self._most * blocks
+        if self._forecasts:
+            short = max(short, self.forecast_with(request, now, peek=True) - blocks)
+        return max(0.0, short) * self.capacity.block_size
 
     def first_blocks(self, request: Request) -> int:
         """Blocks that the request would add with its first token: those that others in flight hold are there."""

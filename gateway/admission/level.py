@@ -1,34 +1,38 @@
 """How cautiously output lengths are predicted: a quantile that finds its own level."""
 
-LOWEST, HIGHEST = 0.40, 0.97
+LOWEST, HIGHEST = 0.30, 0.97
 START = 0.60
 RAISE = 0.25
 """Part of the way to `HIGHEST` that one sign of too little caution takes it."""
-EASE = 0.01
-"""What one second of waste takes off."""
+EASE = 0.1
+"""What one span of waste takes off, for each share of the cache that was not needed."""
 SETTLING = 5.0
 """Seconds for which one raise speaks: what was let in before it is still there."""
 FULL = 0.99
 """Share of the cache in use from which on the engine is about to preempt."""
-ROOMY = 0.85
-"""Share of the cache below which it could have taken more."""
+ROOMY = 0.95
+"""Share of the cache that a forecast which comes true reaches now and then."""
+SPAN = 15.0
+"""Seconds over which the fullest moment is looked for."""
 
 
 class Level:
     """The quantile at which an endpoint's requests are predicted.
 
     It goes up when the engine preempts or its cache is full, which the forecast should have prevented, and down
-    while the forecast keeps work waiting although the cache has room.
+    when the forecast kept work waiting for a while although the cache had room at its fullest.
     """
 
-    __slots__ = ("_preemptions", "_raised_at", "_seen_at", "value")
+    __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_since", "value")
 
     def __init__(self) -> None:
         self.value = START
         """0 to 1."""
         self._preemptions: float | None = None
         self._raised_at: float | None = None
-        self._seen_at: float | None = None
+        self._since: float | None = None
+        self._fullest = 0.0
+        self._held = 0
 
     def observe(self, usage: float, preemptions: float | None, now: float, *, holding: bool) -> None:
         """Take the effective usage and the engine's counter of preemptions.
@@ -41,11 +45,16 @@ class Level:
         """
         before, self._preemptions = self._preemptions, preemptions
         preempted = before is not None and preemptions is not None and preemptions > before
-        elapsed = 0.0 if self._seen_at is None else min(now - self._seen_at, 1.0)
-        self._seen_at = now
         if preempted or usage >= FULL:
             if self._raised_at is None or now - self._raised_at >= SETTLING:
                 self.value += (HIGHEST - self.value) * RAISE
                 self._raised_at = now
-        elif holding and usage < ROOMY:
-            self.value = max(LOWEST, self.value - EASE * elapsed)
+            self._since = None
+        if self._since is None:
+            self._since, self._fullest, self._held = now, 0.0, 0
+        self._fullest = max(self._fullest, usage)
+        self._held += holding
+        if now - self._since >= SPAN:
+            if self._held > 1 and self._fullest < ROOMY:
+                self.value = max(LOWEST, self.value - EASE * (ROOMY - self._fullest))
+            self._since = None

@@ -5,8 +5,9 @@ from gateway.admission.level import Level
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.predictor import Predictor
 
-TURNOVER = 16
-"""A forecast is made anew when one in so many of its requests has come or gone."""
+HOLDS = 200e-6
+"""Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes about
+half a microsecond for each, so this bounds what it costs, however busy the endpoint."""
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
 REVIEW = 4
@@ -20,7 +21,7 @@ class Outlook:
     stays the same. In between it is never too low: who came since counts in full, at its end, and who left counts on.
     """
 
-    __slots__ = ("_arrived", "_changes", "_forecast", "_ledger", "_made_at", "_predictor", "level")
+    __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "level")
 
     def __init__(self, ledger: Ledger, predictor: Predictor) -> None:
         self._ledger = ledger
@@ -28,7 +29,7 @@ class Outlook:
         self.level = Level()
         self._forecast = Forecast(())
         self._made_at = 0.0
-        self._changes = 0
+        self._changed = False
         self._arrived = 0
         """Tokens at their ends of those that came since."""
 
@@ -37,11 +38,11 @@ class Outlook:
         reservation.review = _review(reservation.expected, reservation.generated)
         remaining, holds, grows = _row(reservation, block_size)
         self._arrived += holds + remaining * grows
-        self._changes += 1
+        self._changed = True
 
     def left(self) -> None:
         """A request left the endpoint."""
-        self._changes += 1
+        self._changed = True
 
     def peak(self, block_size: int, now: float) -> int:
         """Tokens that the endpoint will hold at its fullest. Leaves no trace."""
@@ -55,7 +56,8 @@ class Outlook:
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
         """The forecast, and the tokens that have come since it was made."""
-        if self._changes * TURNOVER <= len(self._ledger) and now - self._made_at <= FRESH:
+        longest = min(FRESH, len(self._ledger) * HOLDS) if self._changed else FRESH
+        if now - self._made_at < longest:
             return self._forecast, self._arrived
         rows = []
         for reservation in self._ledger:
@@ -69,7 +71,7 @@ class Outlook:
             rows.append((max(0, expected - reservation.generated), holds, reservation.sequences))
         forecast = Forecast(rows)
         if not peek:
-            self._forecast, self._made_at, self._changes, self._arrived = forecast, now, 0, 0
+            self._forecast, self._made_at, self._changed, self._arrived = forecast, now, False, 0
         return forecast, 0
 
     def _predicted(self, reservation: Reservation) -> int:
