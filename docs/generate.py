@@ -20,6 +20,9 @@ _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
 
+_ENTRY: dict[Any, str] = {tuple: "[]", dict: ".N"}
+"""How an entry of a list, and of a section by number, is written in a setting's name."""
+
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
     Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
@@ -86,7 +89,7 @@ def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
         inner = _inner_section(field.annotation)
         key = f"{prefix}.{name}"
         if inner is not None:
-            yield from _rows(inner, f"{key}[]" if get_origin(field.annotation) is tuple else key)
+            yield from _rows(inner, key + _ENTRY.get(get_origin(field.annotation), ""))
         else:
             meaning = (field.description or "").replace("|", "\\|")
             yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"

@@ -14,7 +14,6 @@ from fastapi import FastAPI
 import gateway
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
-from gateway.admission.policy import Mode, Policy
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
@@ -164,17 +163,8 @@ class Application:
         self._directory.add(Endpoint(identifier, base_url, api_key, model, monitor))
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        admission, health = self._settings.admission, self._settings.health
-        policy = Policy(
-            mode=Mode(admission.mode),
-            kv_high=admission.kv_high,
-            kv_low=admission.kv_low,
-            ttl=admission.queue.ttl,
-            no_endpoint_ttl=admission.queue.no_endpoint_ttl,
-            max_requests=admission.queue.max_requests,
-            max_bytes=admission.queue.max_bytes,
-            poll_interval=health.interval,
-        )
+        settings, health = self._settings, self._settings.health
+        policy = settings.admission.to_policy(weights=settings.auth.weights, poll_interval=health.interval)
         driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed)
         self._metrics.know(name)
 

@@ -46,10 +46,13 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
+    event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
     listening = {"host": host, "port": port, "admin_port": admin_port}
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
+    if event_log is not None:
+        flags["admission"] = {"event_log": event_log}
     if models := _models(model, endpoint or [], tokenizer):
         flags["models"] = models
     settings = _load(flags, config)
