@@ -23,6 +23,7 @@ from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
+from gateway.simulation.cli import simulate
 
 cli = typer.Typer(
     help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
@@ -87,6 +88,9 @@ def check_config(
 ) -> None:
     """Check the settings from file and environment, and print what they come to, secrets redacted."""
     print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
+
+
+cli.command()(simulate)
 
 
 @cli.command()
