@@ -9,7 +9,6 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Cancelled,
-    Demand,
     Event,
     Finished,
     Progress,
@@ -23,6 +22,11 @@ PROGRESS_INTERVAL = 0.025
 """Seconds between two batches of progress: often against a decode step, seldom against an event."""
 
 _ids = itertools.count(1)
+
+
+def new_request() -> RequestId:
+    """An id that no request had before."""
+    return RequestId(next(_ids))
 
 
 class RejectedError(Exception):
@@ -66,18 +70,15 @@ class Driver:
         for command in self._controller.handle(event, self._clock()):
             self._carry_out(command)
 
-    async def admit(
-        self, demand: Demand, *, band: int = 0, flow: str = "", body_bytes: int = 0, streamed: bool = True
-    ) -> tuple[RequestId, Dispatch]:
-        """Wait until the request may go to an endpoint; the arguments are those of `Arrived`.
+    async def admit(self, arrival: Arrived) -> Dispatch:
+        """Wait until the request may go to an endpoint.
 
         Cancelling gives up its place. After a return the caller owes the core one `finish` or `readmit`.
 
         Raises:
             RejectedError: it may not.
         """
-        request = RequestId(next(_ids))
-        return request, await self._ask(request, Arrived(request, demand, band, flow, body_bytes, streamed))
+        return await self._ask(arrival.request, arrival)
 
     async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
         """Give a dispatched request back, unanswered, and wait for another dispatch.

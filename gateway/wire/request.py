@@ -56,6 +56,8 @@ class GenerationRequest:
     max_tokens: int | None
     """What the client asked for, `max_completion_tokens` before `max_tokens`."""
     priority: int
+    tools: bool
+    """Whether it brings tools."""
 
     def field(self, name: str) -> Any:
         """A top-level field decoded, None where it is absent or null.
@@ -125,6 +127,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         n=_sequences(fields),
         max_tokens=_max_tokens(api, fields),
         priority=_integer(fields, "priority") or 0,
+        tools=_has_entries(fields, "tools"),
     )
 
 
@@ -172,6 +175,12 @@ def _decode(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"`{name}` is not valid JSON: {error}.", name) from None
+
+
+def _has_entries(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a field is a list with something in it, told without decoding it."""
+    raw = bytes(fields.get(name, b""))
+    return raw[:1] == b"[" and raw[1:-1].strip() != b""
 
 
 def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:

@@ -34,6 +34,15 @@ def test_what_a_decision_needs_is_read():
     assert request.field("absent") is None
 
 
+@pytest.mark.parametrize(
+    ("tools", "brought"),
+    [("[]", False), ("[ \n]", False), ("null", False), ('[{"type":"function"}]', True), ('{"a":1}', False)],
+)
+def test_tools_are_noticed(tools, brought):
+    assert parse(Api.CHAT, b'{"tools":%s}' % tools.encode()).tools is brought
+    assert parse(Api.CHAT, b"{}").tools is False
+
+
 def test_what_is_not_set_has_the_apis_defaults():
     request = parse(Api.COMPLETIONS, b"{}")
     assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, None, 0)
