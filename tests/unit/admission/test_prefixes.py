@@ -176,10 +176,22 @@ def test_tails_and_answers_take_room_too() -> None:
     assert recent.cached(prefix("a", "b")) == 64
 
 
-def test_an_endpoint_of_unknown_size_is_bounded_by_entries() -> None:
-    recent = RecentPrefixes(None, most=2)
+def test_an_endpoint_of_unknown_size_is_bounded_by_parts() -> None:
+    recent = RecentPrefixes(None, most=6)
     recent.sent(prefix("a", "b", "c"), tokens=192)
-    assert recent.cached(prefix("a", "b", "c")) == 128
+    recent.sent((), tokens=10**9)
+    assert recent.cached(prefix("a", "b", "c")) == 192
+    recent.sent(prefix("a"), tokens=64)
+    assert recent.cached(prefix("a", "b", "c")) == 64
+
+
+def test_what_is_sent_again_and_again_is_kept_once() -> None:
+    recent = RecentPrefixes(256)
+    recent.sent(prefix("x"), tokens=64)
+    for _ in range(100):
+        recent.sent(prefix("a", "b", "c"), tokens=192)
+    assert recent.cached(prefix("x")) == 64
+    assert recent.cached(prefix("a", "b", "c")) == 192
 
 
 @settings(max_examples=200)
