@@ -10,7 +10,7 @@ the same for one request as for a thousand.
 """
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 
 from gateway.admission.events import RequestId
 from gateway.simulation.blocks import BlockPool, Chain
@@ -96,12 +96,14 @@ class Engine:
         self._completed = 0
         self._watermark = int(machine.watermark * machine.blocks)
         self._groups: dict[int, Chain] = {}
-        self._holders: dict[Chain, list[Job]] = {}
+        self._holders: defaultdict[Chain, list[Job]] = defaultdict(list)
         self._partial: Job | None = None
         """Who is prefilled and not done with it: at most one, the last that runs, as it takes all of the batch."""
+        self._blocked = False
+        """Whether who waits first did not fit, and nothing has been freed since."""
         self._prefilled: list[Job] = []
         """Whose prefill ends in the current step."""
-        self._context = 0
+        self.context = 0
         """Tokens of context over all that run."""
         self._edges = [0] * machine.block_size
         """How many need a block, by step modulo the block size."""
@@ -109,6 +111,8 @@ class Engine:
         """Who ends, by step."""
         self._turns = 0
         self._began = 0.0
+        self.busy_until = 0.0
+        """When the last step that began ends, or ended."""
         self._tops: list[int] = []
         """The steps that lasted longer than all since, and how long: the worst of any span that ends now."""
         self._durations: list[float] = []
@@ -118,28 +122,69 @@ class Engine:
         """Whether there is nothing to do."""
         return not self.running and not self.waiting
 
+    def job(self, number: RequestId, request: Request) -> Job:
+        """A request that may be entered later."""
+        job = Job(number, request)
+        if self.machine.prefix_caching and request.group is not None and request.shared:
+            if request.group not in self._groups:
+                self._groups[request.group] = Chain()
+            job.group = self._groups[request.group]
+            # A prompt's last token is computed for each request anew.
+            job.shared_blocks = min(request.shared, job.prompt - 1) // self.machine.block_size
+            job.private = Chain(job.shared_blocks)
+        return job
+
     def submit(self, job: Job, now: float) -> None:
         """Enter a request."""
         job.dispatched_at = now
-        request, block = job.request, self.machine.block_size
-        if self.machine.prefix_caching and request.group is not None and request.shared:
-            job.shared_blocks = min(request.shared, job.prompt - 1) // block
-            group = self._groups.get(request.group)
-            if group is None:
-                group = self._groups[request.group] = Chain()
-                self._holders[group] = []
-            job.group = group
-            job.private = Chain(job.shared_blocks)
         self.waiting.append(job)
 
     def generated(self, job: Job) -> int:
         """Tokens of a request so far."""
         return job.base + self._completed if job.joined else job.generated
 
+    def to_prefill(self, job: Job) -> int:
+        """Tokens that are still to be prefilled before its next, as the prefix cache is now."""
+        if job.computed:
+            return self._left(job)
+        tokens = job.prompt + job.generated
+        return tokens - self._hits(job, tokens)[0] * self.machine.block_size
+
     def progress(self) -> tuple[tuple[RequestId, int], ...]:
         """`(number, tokens so far)` of all that decode."""
         completed = self._completed
         return tuple([(job.number, job.base + completed) for job in self.running if job.joined])
+
+    def coast(self, now: float, until: float) -> float:
+        """Take the steps that end by `until` and in which all that runs gets a token and nothing else happens.
+
+        They begin now; returns when the last of them ended. What `begin` and `complete` would do, at less cost.
+        """
+        if self._partial is not None or not self.running or (self.waiting and not self._blocked):
+            return now
+        pool, edges, ends, block = self.pool, self._edges, self._ends, self.machine.block_size
+        cost = self.machine.step
+        decoding = len(self.running)
+        fixed = cost.base + cost.per_sequence * decoding
+        per_token = cost.per_context_token
+        context, step, longest = self.context, self.steps, 0.0
+        while step + 1 not in ends:
+            need = edges[(step + 1) % block]
+            end = now + (fixed + per_token * (context + decoding))
+            if need > pool.free or end > until:
+                break
+            if need:
+                pool.allocate(need)
+            step += 1
+            context += decoding
+            longest = max(longest, end - now)
+            now = end
+        if step > self.steps:
+            self.tokens += decoding * (step - self.steps)
+            self.steps, self.context = step, context
+            self._ended(step, longest)
+            self.gauge_used = pool.used
+        return now
 
     def begin(self, now: float) -> float:
         """Schedule a step that starts now; the time it ends at."""
@@ -168,12 +213,13 @@ class Engine:
                 decoding -= 1
         elif need:
             pool.allocate(need)
-        self._context += decoding
+        self.context += decoding
         prefill = 0
         if partial is not None and chunk:
             self._partial = None
             self._computed(partial, chunk)
             prefill = chunk
+        self._blocked = False
         if admits and self.waiting and self._partial is None:
             prefill += self._admit(budget - decoding - prefill)
         cost = machine.step
@@ -181,20 +227,15 @@ class Engine:
             cost.base
             + cost.per_sequence * decoding
             + cost.per_prefill_token * prefill
-            + cost.per_context_token * self._context
+            + cost.per_context_token * self.context
         )
-        return now + duration
+        self.busy_until = now + duration
+        return self.busy_until
 
     def complete(self, now: float) -> list[Job]:
         """The step has ended: everybody has a token. Returns those that are done."""
-        step = self._completed = self.steps
-        duration = now - self._began
-        tops, durations = self._tops, self._durations
-        while durations and durations[-1] <= duration:
-            durations.pop()
-            tops.pop()
-        durations.append(duration)
-        tops.append(step)
+        step = self.steps
+        self._ended(step, now - self._began)
         done = self._ends.pop(step, [])
         if len(done) > 1:
             done.sort(key=_turn)
@@ -218,6 +259,7 @@ class Engine:
             self._ends.setdefault(step + job.output - job.generated, []).append(job)
         self._prefilled.clear()
         for job in done:
+            self._blocked = False
             job.ended_at = now
             self.running.remove(job)
             self._free(job)
@@ -225,6 +267,16 @@ class Engine:
         self.gauge_running = len(self.running)
         self.gauge_waiting = len(self.waiting)
         return done
+
+    def _ended(self, step: int, duration: float) -> None:
+        """The steps up to this one have ended, the longest of them after so many seconds."""
+        self._completed = step
+        tops, durations = self._tops, self._durations
+        while durations and durations[-1] <= duration:
+            durations.pop()
+            tops.pop()
+        durations.append(duration)
+        tops.append(step)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.machine.block_size)
@@ -237,7 +289,7 @@ class Engine:
     def _computed(self, job: Job, tokens: int) -> None:
         """It is prefilled by so many tokens in this step; their blocks are allocated."""
         job.computed += tokens
-        self._context += tokens
+        self.context += tokens
         if job.group is not None and job.group_held < job.shared_blocks:
             job.group_held = min(job.shared_blocks, job.computed // self.machine.block_size)
             job.group.extended(job.group_held)
@@ -294,7 +346,7 @@ class Engine:
             job.worst_gap = max(job.worst_gap, longest)
 
     def _free(self, job: Job) -> None:
-        self._context -= job.computed
+        self.context -= job.computed
         block, pool = self.machine.block_size, self.pool
         held, full = self._blocks(job.computed), job.computed // block
         if not self.machine.prefix_caching:
@@ -307,7 +359,7 @@ class Engine:
         if job.group is not None:
             holders = self._holders[job.group]
             holders.remove(job)
-            pool.release_cached(job.group, max([other.group_held for other in holders], default=0))
+            pool.release_cached(job.group, max([holder.group_held for holder in holders], default=0))
             job.group_held = 0
 
     def _admit(self, budget: int) -> int:
@@ -321,6 +373,7 @@ class Engine:
             hits, group_hits, touched = self._hits(job, tokens)
             spare = self._watermark if running else 0
             if self._blocks(tokens) - hits + touched + spare > pool.free:
+                self._blocked = True
                 break
             waiting.popleft()
             running.append(job)
@@ -333,7 +386,7 @@ class Engine:
             if hits > group_hits:
                 pool.touch(job.private, hits)
             job.computed = hits * block
-            self._context += job.computed
+            self.context += job.computed
             chunk = min(tokens - job.computed, left)
             pool.allocate(self._blocks(job.computed + chunk) - hits)
             self._computed(job, chunk)

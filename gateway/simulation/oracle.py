@@ -2,6 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
+from math import inf
 
 from gateway.admission.commands import Command, Dispatch, Reject
 from gateway.admission.events import Arrived, EndpointId, Event
@@ -33,9 +35,10 @@ class Oracle:
         self._in_flight = [job for job in self._in_flight if job.ended_at is None]
         while queue:
             job = queue[0]
-            if self._late(job, now):
+            first_token, others_deadline = self._first_token(job, now)
+            if first_token > self._deadline(job):
                 commands.append(Reject(job.number, Outcome.QUEUE_TIMEOUT))
-            elif self._fits(job):
+            elif first_token <= others_deadline and self._fits(job):
                 commands.append(Dispatch(job.number, EndpointId("engine")))
                 self._in_flight.append(job)
             else:
@@ -43,19 +46,24 @@ class Oracle:
             queue.popleft()
         return commands
 
-    def _late(self, job: Job, now: float) -> bool:
-        """Whether its first token would come too late even if it went now."""
-        if self._target is None:
-            return False
-        machine = self._engine.machine
-        backlog = job.prompt
-        for other in reversed(self._in_flight):
-            if other.joined:
-                break
-            backlog += other.prompt + other.generated - other.computed
-        steps = -(-backlog // machine.max_num_batched_tokens)
-        prefill = steps * machine.step.base + backlog * machine.step.per_prefill_token
-        return now + prefill > job.request.arrival + self._target
+    def _first_token(self, job: Job, now: float) -> tuple[float, float]:
+        """When it would have its first token if it went now; the deadline of those it would delay with its prompt."""
+        engine = self._engine
+        machine, cost, decoding = engine.machine, engine.machine.step, len(engine.running)
+        batch = max(1, machine.max_num_batched_tokens - decoding)
+        backlog = 0
+        ends: list[tuple[int, Job]] = []
+        for other in [*takewhile(_prefills, reversed(self._in_flight))][::-1]:
+            backlog += engine.to_prefill(other)
+            ends.append((-(-backlog // batch), other))
+        backlog += engine.to_prefill(job)
+        steps = -(-backlog // batch)
+        step = cost.base + cost.per_sequence * decoding + cost.per_context_token * (engine.context + backlog)
+        first_token = max(now, engine.busy_until) + steps * step + backlog * cost.per_prefill_token
+        return first_token, min([self._deadline(other) for end, other in ends if end == steps], default=inf)
+
+    def _deadline(self, job: Job) -> float:
+        return inf if self._target is None else job.request.arrival + self._target
 
     def _fits(self, job: Job) -> bool:
         engine = self._engine
@@ -67,22 +75,31 @@ class Oracle:
             key=_remaining,
             reverse=True,
         )
-        # Who has at least so many tokens to go holds, when so many have come, all of its prompt and output but the
-        # tokens that remain then.
-        held = 0
+        # When so many tokens have come as one request still lacks, those that lack at least as many hold what they
+        # have by now and as many more each.
+        had: list[int] = []
+        tokens = saved = 0
         shared: dict[int, int] = {}
-        ends: list[int] = []
         for remaining, other in flights:
-            ends.append(other.prompt + other.output - remaining)
+            had.append(other.prompt + other.output - remaining)
+            tokens += had[-1]
             group = other.request.group
-            if group is not None and other.request.shared and engine.machine.prefix_caching:
+            if group is not None and engine.machine.prefix_caching:
                 leading = min(other.request.shared, other.prompt - 1) // block
+                saved += leading - max(0, leading - shared.get(group, 0))
                 shared[group] = max(shared.get(group, 0), leading)
-                held -= leading
-            total = sum([-(-(had + remaining) // block) for had in ends]) + held + sum(shared.values())
-            if total > blocks:
+            peak = tokens + len(had) * remaining
+            room = (blocks + saved) * block
+            if peak > room:
+                return False
+            # Only where the partly filled blocks decide are they counted one by one.
+            if peak + len(had) * block > room and sum([-(-(own + remaining) // block) for own in had]) > room // block:
                 return False
         return True
+
+
+def _prefills(job: Job) -> bool:
+    return not job.joined
 
 
 def _remaining(flight: tuple[int, Job]) -> int:

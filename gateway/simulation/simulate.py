@@ -32,26 +32,23 @@ POLL = 1.0
 def simulate(workload: Workload, machine: Machine, contender: Contender) -> Result:
     """Play a workload, cut to what the machine can serve, against one contender, until every request has ended."""
     machine = replace(machine, watermark=watermarked(contender, machine))
-    jobs = [
-        Job(RequestId(number), request)
-        for number, request in enumerate(fitted(workload, machine.max_model_len, machine.blocks * machine.block_size))
-    ]
-    return _Run(machine, contender, jobs).play()
+    fitting = fitted(workload, machine.max_model_len, machine.blocks * machine.block_size)
+    return _Run(machine, contender, fitting).play()
 
 
 class _Run:
-    def __init__(self, machine: Machine, contender: Contender, jobs: list[Job]) -> None:
+    def __init__(self, machine: Machine, contender: Contender, workload: Workload) -> None:
         self._machine = machine
         self._contender = contender
-        self._jobs = jobs
         self._engine = Engine(machine)
-        self._admission = contender.build(self._engine, jobs)
+        self._jobs = [self._engine.job(RequestId(number), request) for number, request in enumerate(workload)]
+        self._admission = contender.build(self._engine, self._jobs)
         self._arrived = 0
         self._open = 0
         """Requests that arrived and have not ended."""
         self._queued = 0
         self._wake_at = inf
-        self._report_at = REPORT
+        self._report_at = REPORT if contender.reports else inf
         self._poll_at = POLL
         self._samples: list[Sample] = []
 
@@ -70,6 +67,7 @@ class _Run:
             while self._next() <= now:
                 self._happen(self._next())
             while not engine.idle:
+                now = engine.coast(now, self._next())
                 end = engine.begin(now)
                 while (event := self._next()) < end:
                     self._happen(event)
@@ -111,8 +109,8 @@ class _Run:
             self._tell(Tick(), now)
         elif self._report_at <= now:
             self._report_at += REPORT
-            if contender.reports:
-                self._tell(Progress(engine.progress()), now)
+            if progress := engine.progress():
+                self._tell(Progress(progress), now)
         else:
             self._poll_at += POLL
             usage = engine.gauge_used / engine.pool.total
