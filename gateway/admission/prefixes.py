@@ -125,7 +125,7 @@ class SharedPrefixes(Generic[H]):
     def _split(self, run: _Run, prefix: Prefix, start: int) -> _Run:
         """Make a run of its own of those parts of a run that a prompt has, too; returns it."""
         runs = self._runs
-        end = bisect_left(prefix, 1, start, min(run.end, len(prefix)), key=lambda part: runs.get(part) is not run)
+        end = bisect_left(prefix, 1, start, key=lambda part: runs.get(part) is not run)
         common = _Run(end, run.holders, run.ids)
         runs.update(dict.fromkeys(prefix[start:end], common))
         return common
