@@ -23,6 +23,8 @@ from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory, Endpoint, Pool
+from gateway.record.lines import Started
+from gateway.record.recorder import Recorder
 from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
@@ -32,7 +34,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener
-from gateway.settings_sources import read_secret
+from gateway.settings_sources import ConfigurationError, read_secret
 from gateway.state import StateView
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
@@ -48,7 +50,7 @@ class Application:
     """One gateway process: built from settings, started, drained, stopped.
 
     Raises:
-        ConfigurationError: a key's file or a TLS file cannot be used.
+        ConfigurationError: a key's file, a TLS file or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
@@ -59,6 +61,7 @@ class Application:
         self._loading: dict[str, asyncio.Task[None]] = {}
         upstream = settings.upstream
         self._flights = Flights(self._clock, upstream.first_byte_timeout, upstream.idle_timeout)
+        self._recorder = _recorder(settings)
         self._metrics = Metrics(gateway.__version__)
         self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate)
         counting = settings.counting
@@ -100,6 +103,8 @@ class Application:
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
         self._spawn(self._flights.watch())
+        if self._recorder is not None:
+            self._recorder.start()
         for listener in self._listeners:
             listener.start()
         _log.info("listening", port=self.port, endpoints=[*self._directory.endpoints], version=gateway.__version__)
@@ -122,6 +127,8 @@ class Application:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in self._directory.pools.values():
             pool.driver.close()
+        if self._recorder is not None:
+            await self._recorder.close()
         await self._upstream.close()
         for client in self._clients.values():
             await client.aclose()
@@ -165,7 +172,8 @@ class Application:
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
         settings, health = self._settings, self._settings.health
         policy = settings.admission.to_policy(weights=settings.auth.weights, poll_interval=health.interval)
-        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed)
+        record = self._recorder.pool(name) if self._recorder is not None else None
+        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed, record)
         self._metrics.know(name)
 
         model = self._metrics.model(name)
@@ -260,3 +268,19 @@ def _clients(settings: Settings) -> Clients:
         if key is not None:
             keys[key] = Client(client.name, client.priority)
     return Clients(keys, settings.server.trusted_flow_header)
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    admission, file = settings.admission, settings.admission.event_log
+    if file is None:
+        return None
+    started = Started(
+        gateway.__version__,
+        admission.model_dump(mode="json", exclude={"event_log"}),
+        settings.auth.weights,
+        settings.health.interval,
+    )
+    try:
+        return Recorder(file, started)
+    except OSError as error:
+        raise ConfigurationError(f"admission.event_log = {str(file)!r}: cannot be written: {error.strerror}") from None

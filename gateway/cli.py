@@ -21,6 +21,10 @@ from gateway.config import Settings
 from gateway.demo import DemoError, demo
 from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
+from gateway.record.lines import EventLogError
+from gateway.record.replay import verify
+from gateway.record.report import show, show_compared
+from gateway.record.whatif import compare
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
 from gateway.simulation.cli import simulate
@@ -31,6 +35,8 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+DIFFERS = 1
+"""Exit code of a replay that does not decide as the record did."""
 KILLED = 130
 """Exit code after a second Ctrl-C, as a shell would give it."""
 _console = Console(stderr=True, highlight=False)
@@ -94,6 +100,27 @@ cli.command()(simulate)
 
 
 @cli.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="An event log, as `--event-log` writes it.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting to change, as admission.kv_high=0.95; may be given several times."),
+    ] = None,
+) -> None:
+    """Decide again what a gateway recorded, and say what differs: nothing should, or what --set would have changed."""
+    out = Console(highlight=False, markup=False)
+    try:
+        if change:
+            show_compared(compare(file, _changes(change)), change, out)
+            return
+        replayed = verify(file)
+    except (EventLogError, ConfigurationError) as error:
+        _fail(str(error))
+    show(replayed, out)
+    sys.exit(DIFFERS if replayed.differences else 0)
+
+
+@cli.command()
 def version() -> None:
     """Print the version."""
     print(f"kvgate {gateway.__version__}")
@@ -121,6 +148,27 @@ def _models(model: str | None, endpoints: list[str], tokenizer: str | None) -> l
     if tokenizer is not None:
         entry["tokenizer"] = tokenizer
     return [entry]
+
+
+def _changes(given: list[str]) -> dict[str, Any]:
+    """Settings of the section `admission`, as `--set` takes them."""
+    changes: dict[str, Any] = {}
+    for change in given:
+        name, equals, value = change.partition("=")
+        section, *path = name.split(".")
+        if not equals or section != "admission" or not path:
+            _fail(f"--set {change}: expected admission.SETTING=VALUE")
+        try:
+            written: Any = yaml.safe_load(value)
+        except yaml.YAMLError:
+            _fail(f"--set {change}: the value cannot be read")
+        inner = changes
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                _fail(f"--set {change}: {part} was set to a value before")
+        inner[path[-1]] = written
+    return changes
 
 
 def _load(flags: dict[str, Any], config: Path | None) -> Settings:

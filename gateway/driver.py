@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
@@ -44,6 +44,7 @@ class Driver:
         controller: the core of one model.
         clock: monotonic seconds.
         progressed: told which requests moved, with each batch.
+        record: told of each event, when it happened, and what the core answered.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Driver:
         controller: AdmissionController,
         clock: Callable[[], float],
         progressed: Callable[[Collection[RequestId]], None],
+        record: Callable[[Event, float, Sequence[Command]], None] | None = None,
     ) -> None:
         self._controller = controller
         self._clock = clock
         self._progressed = progressed
+        self._record = record
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
         self._generated: dict[RequestId, int] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -67,7 +70,11 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Tell the core something and carry out what it asks for."""
-        for command in self._controller.handle(event, self._clock()):
+        now = self._clock()
+        commands = self._controller.handle(event, now)
+        if self._record is not None:
+            self._record(event, now, commands)
+        for command in commands:
             self._carry_out(command)
 
     async def admit(self, arrival: Arrived) -> Dispatch:

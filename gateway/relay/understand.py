@@ -55,6 +55,7 @@ class Work:
             streamed=request.stream,
             tools=request.tools,
             ttft_target=self.ttft_target,
+            prefix=self.count.prefix,
         )
 
 
