@@ -137,7 +137,7 @@ class _Draw:
         while self._process == "poisson":
             yield self._gaps.expovariate(1.0)
         rows = self._rows[0]
-        rate = len(rows) / (rows[-1].at - rows[0].at)
+        rate = (len(rows) - 1) / (rows[-1].at - rows[0].at)
         while True:
             before, row = rows[self._next_row - 1], rows[self._next_row]
             yield (row.at - before.at) * rate if self._next_row else 1.0

@@ -144,6 +144,8 @@ async def exchange(address: Address, request: bytes, record: Record, epoch: floa
     except (OSError, TimeoutError) as error:
         record.loss = type(error).__name__
     record.ended = time.monotonic() - epoch
+    if not record.tokens and record.first is not None:
+        record.tokens = len(record.gaps) + 1
 
 
 class _Stream(asyncio.Protocol):
@@ -212,7 +214,6 @@ class _Stream(asyncio.Protocol):
 
     def close(self) -> None:
         """Let the engine stop working for an answer that nobody waits for any more."""
-        self._end(self._record.loss)
         self._transport.abort()
 
     def _token(self) -> None:
@@ -250,5 +251,4 @@ class _Stream(asyncio.Protocol):
     def _end(self, loss: str | None) -> None:
         if not self.ended.done():
             self._record.loss = loss
-            self._record.tokens = self._record.tokens or self._events
             self.ended.set_result(None)

@@ -326,11 +326,11 @@ async def main(arguments: Sequence[str]) -> bool:
             print(f"capacity of {targets[0].name}: {readable(capacity)} requests per second", flush=True)
         document = Document(Path(given.scenario).stem, provenance(), scenario, capacity)
         await measure(bench, targets, document, options)
-    report(document)
     if given.out is not None:
         document.write(given.out)
     if given.html is not None:
         given.html.write_text(render(document))
+    report(document)
     return passed(document.verdicts.get(targets[-1].name, ()))
 
 

@@ -13,6 +13,9 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 44
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Told apart by colour-blind readers too."""
 TICKS = 5
+"""About so many on an axis."""
+LEGEND_STEP = 84
+"""Beside the title, from the right, where no line is."""
 
 
 def line_chart(
@@ -115,8 +118,8 @@ def _grid(xs: _Axis, ys: _Axis, x_label: str, y_label: str) -> Iterable[str]:
 
 
 def _legend(number: int, name: str, colour: str) -> Iterable[str]:
-    x, y = WIDTH - RIGHT - 6, TOP + 14 + number * 15
-    yield f'<text x="{x}" y="{y}" text-anchor="end" style="fill:{colour};font-weight:600">{escape(name)}</text>'
+    x = WIDTH - RIGHT - number * LEGEND_STEP
+    yield f'<text x="{x}" y="18" text-anchor="end" style="fill:{colour};font-weight:600">{escape(name)}</text>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
