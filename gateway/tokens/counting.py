@@ -163,8 +163,10 @@ def _fields(body: bytes) -> Json:
 
 def _skips_cache(fields: Mapping[str, Any]) -> bool:
     """Whether the engine computes all of the prompt, whatever it knows: for log probabilities of the prompt itself."""
-    return bool(fields.get("echo")) or any(
-        fields.get(name) is not None for name in ("prompt_logprobs", "prompt_logprob_token_ids")
+    return bool(
+        fields.get("echo")
+        or fields.get("prompt_logprobs") is not None
+        or fields.get("prompt_logprob_token_ids") is not None
     )
 
 
