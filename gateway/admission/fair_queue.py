@@ -246,19 +246,16 @@ class Queue:
                     return
 
     def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
-        """The bands: first who is owed the cost of its head, for longest; then the most urgent."""
+        """The bands: first who is owed the cost of its head; then the most urgent."""
         if len(self._order) == 1:  # nearly always
             return [self._order[0]]
-        due: list[tuple[float, int, BandQueue]] = []
+        due: list[BandQueue] = []
         later: list[BandQueue] = []
         for band in self._order:
             lane = band.first(ended)
             if lane is None:
                 continue
-            at = band.share.due(lane.head().cost, self._served, self._largest)
-            if at <= self._served:
-                due.append((at, band.number, band))
-            else:
-                later.append(band)
-        due.sort()
-        return [band for _, _, band in due] + later
+            owed = band.share.due(lane.head().cost, self._served, self._largest) <= self._served
+            (due if owed else later).append(band)
+        due.sort(key=lambda band: band.share.since)
+        return due + later

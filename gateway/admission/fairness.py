@@ -9,7 +9,7 @@ MAX_IDLE_FLOWS = 4096
 """Flows of a band that do not wait whose service is remembered, those that left last."""
 STARVED_SHARE = 0.02
 """Share of service of a band that reserved less: nobody starves. Of shares over 1 in all, nobody gets its full one."""
-CREDIT = 2.0
+CREDIT = 4.0
 """Most that a band may be owed, in requests as costly as any that wait."""
 
 
@@ -145,23 +145,27 @@ class Share:
     """What a band is owed of all service, by its share of it.
 
     It is owed from when somebody waits in it, less what it was given since; where it was given more, nothing is held
-    against it. Once that pays for its head, the band goes first.
+    against it. Once that pays for its head, the band goes first; of several such, the one that got nothing for
+    longest, so that none starves where more is reserved than there is.
     """
 
-    __slots__ = ("_paid_to", "share")
+    __slots__ = ("_paid_to", "share", "since")
 
     def __init__(self, share: float) -> None:
         self.share = max(share, STARVED_SHARE)
         self._paid_to = 0.0
         """Service given to anybody, up to which it has had its share."""
+        self.since = 0.0
+        """Service given to anybody when it last got some, or began to wait."""
 
     def begin(self, served: float) -> None:
         """Somebody waits again, when so much service was given to anybody: nothing is owed from before."""
-        self._paid_to = served
+        self._paid_to = self.since = served
 
     def given(self, tokens: float, served: float) -> None:
         """It got service, with which anybody got so much."""
         self._paid_to = min(self._paid_to + tokens / self.share, served)
+        self.since = served
 
     def due(self, cost: float, served: float, largest: float) -> float:
         """How much service anybody has been given when the band can pay for its head.

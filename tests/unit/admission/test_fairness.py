@@ -27,6 +27,32 @@ def test_who_comes_from_idling_starts_where_the_others_stand():
     assert new.counter == busy.counter == 500.0
 
 
+def test_who_idles_saves_nothing_up():
+    fairness = Fairness({})
+    _, busy = wait(fairness, "busy")
+    request, _ = wait(fairness, "idle")
+    fairness.leave(request)
+    for _ in range(50):
+        fairness.charge("busy", 10.0)
+    assert wait(fairness, "idle", least=busy.counter, top=busy.counter)[1].counter == busy.counter == 500.0
+
+
+def test_nobody_starts_far_behind_those_of_its_own_lane():
+    fairness = Fairness({})
+    wait(fairness, "stuck", cost=10.0)
+    _, new = wait(fairness, "new", least=0.0, top=1000.0)
+    assert new.counter == 10.0
+
+
+def test_the_level_does_not_drift_from_where_the_flows_stand():
+    fairness = Fairness({})
+    wait(fairness, "busy", cost=10.0)
+    fairness.charge("idle", 400.0)  # what was charged before "busy" came is settled after
+    assert wait(fairness, "first", least=0.0, top=0.0)[1].counter == 10.0
+    fairness.charge("busy", 30.0)
+    assert wait(fairness, "second", least=30.0, top=30.0)[1].counter == 30.0
+
+
 def test_a_flow_does_not_shed_its_debt_by_idling_a_moment():
     fairness = Fairness({})
     _, other = wait(fairness, "other")
@@ -123,6 +149,7 @@ def test_nothing_is_owed_for_the_time_without_anybody():
     share = Share(0.25)
     share.begin(0.0)
     share.begin(9000.0)
+    assert share.since == 9000.0
     assert share.due(100.0, 9000.0, 100.0) == 9400.0
 
 
