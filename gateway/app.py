@@ -27,6 +27,7 @@ from gateway.record.lines import Started
 from gateway.record.recorder import Recorder
 from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import Reporter
+from gateway.relay.explain import RelayExplainer
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.http_upstream import HttpUpstream
@@ -154,7 +155,8 @@ class Application:
         if key is None and auth.keys:
             _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
             key = secrets.token_urlsafe()
-        return admin_app(self._view, self._metrics, gateway.__version__, admin_key=key, parts=parts)
+        explainer = RelayExplainer(self._plane)
+        return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
         base_url = _base_url(settings)

@@ -65,7 +65,7 @@ class Driver:
 
     @property
     def controller(self) -> AdmissionController:
-        """For snapshots."""
+        """For what only looks at it: snapshots, explanations."""
         return self._controller
 
     def handle(self, event: Event) -> None:
