@@ -22,13 +22,13 @@ def simulate(
             help="Instead of a rate: offered load, 1 is the capacity of an oracle; several times for several."
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(help="How many of the trace, from its start.")] = 4000,
-    scale_prompts: Annotated[float, typer.Option(help="Prompts so many times as long.")] = 1.0,
-    scale_outputs: Annotated[float, typer.Option(help="Outputs so many times as long.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="How many of the trace, from its start.")] = 4000,
+    scale_prompts: Annotated[float, typer.Option(min=0, help="Prompts so many times as long.")] = 1.0,
+    scale_outputs: Annotated[float, typer.Option(min=0, help="Outputs so many times as long.")] = 1.0,
     shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of each prompt common to its group.")] = 0.0,
     prefix_groups: Annotated[int, typer.Option(min=1, help="Groups that share a prefix.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="What clients ask for at most (scaled with outputs).")] = 2048,
-    max_model_len: Annotated[int, typer.Option(help="Longer prompts are cut.")] = 32_768,
+    max_tokens: Annotated[int, typer.Option(min=1, help="What clients ask for at most (scaled with outputs).")] = 2048,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Longer prompts are cut.")] = 32_768,
     block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     max_num_seqs: Annotated[int, typer.Option(help="As vLLM's flag.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="As vLLM's flag.")] = 2048,
@@ -51,11 +51,17 @@ def simulate(
     from gateway.simulation.result import Slo  # noqa: PLC0415
 
     console = Console(highlight=False)
+    console.width = max(console.width, report.WIDTH)
     if rate is not None and load:
         _fail("--rate and --load say the same thing: give one")
-    machine = Machine(kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, step=StepTime(*step))
+    for name, value in [("--rate", rate), *(("--load", each) for each in load or [])]:
+        if value is not None and value <= 0:
+            _fail(f"{name} is {value:g}: it must be more than 0")
     slo = Slo(ttft, gap)
     try:
+        machine = Machine(
+            kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, step=StepTime(*step)
+        )
         offered = workload.capped(workload.load(trace, requests), max_tokens)
         offered = workload.scaled(offered, scale_prompts, scale_outputs)
         if shared_prefix:
@@ -73,7 +79,7 @@ def simulate(
             report.write_json(rows, {"trace": trace.name, "capacity": known.requests_per_second}, json)
         if plot is not None:
             report.plot(rows, plot)
-    except (workload.WorkloadError, report.PlotError, OSError) as error:
+    except (workload.WorkloadError, report.PlotError, ValueError, OSError) as error:
         _fail(str(error))
 
 

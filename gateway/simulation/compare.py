@@ -39,6 +39,12 @@ class Row:
         """Its tokens of requests in SLO, as a share of the oracle's."""
         return self.result.goodput(self.slo) / self.best if self.best else 1.0
 
+    @property
+    def goodput_rate(self) -> float:
+        """Tokens of requests in SLO for each second in which requests arrived."""
+        result = self.result
+        return result.goodput(self.slo) / (result.jobs[-1].request.arrival or result.seconds or 1.0)
+
     def as_json(self) -> dict[str, Any]:
         """The figures, for other programs. Seconds, tokens and shares."""
         result, slo = self.result, self.slo

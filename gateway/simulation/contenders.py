@@ -86,9 +86,9 @@ def direct(watermark: float | None = None, max_queued: int | None = None) -> Con
     """VLLM alone, perhaps with a watermark, and with a bound on its requests, running and waiting."""
     name = "vllm"
     if watermark is not None:
-        name += f" --watermark {watermark:g}"
+        name += f", {watermark:.0%} watermark"
     if max_queued is not None:
-        name += f" --max-num-queued-reqs {max_queued}"
+        name += f", <= {max_queued}"
     return Contender(
         name, lambda engine, _: Direct(engine, max_queued), watermark=watermark, reports=False, polls=False
     )

@@ -34,6 +34,20 @@ class Machine:
     prefix_caching: bool = True
     step: StepTime = field(default_factory=StepTime)
 
+    def __post_init__(self) -> None:
+        """Check what a scheduler needs.
+
+        Raises:
+            ValueError: no block, or a batch that is too small for its sequences.
+        """
+        if self.block_size < 1 or self.blocks < 1:
+            raise ValueError(f"{self.kv_tokens} tokens of KV cache are no block of {self.block_size}")
+        if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_num_batched_tokens "
+                f"({self.max_num_batched_tokens})"
+            )
+
     @property
     def blocks(self) -> int:
         """Usable blocks."""

@@ -13,9 +13,9 @@ from gateway.admission.events import Prefix
 
 MAX_TOKENS = 2048
 """What a client asks for at most. A trace has only what was generated, and nobody who admits may read that."""
-FINE = 128
-"""Tokens between two parts of a prompt that are hashed, up to `FINE_UP_TO`; twice as many from each doubling on."""
-FINE_UP_TO = 2048
+UNIT = 64
+"""Tokens between two parts of a prompt that the gateway hashes, up to `STEPS` of them; twice as many in each octave."""
+STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +132,15 @@ def fitted(workload: Workload, max_model_len: int, kv_tokens: int) -> Workload:
 
 
 def prefix(request: Request, number: int) -> Prefix:
-    """The hashed leading parts of the prompt of the request with this number in its workload."""
+    """The hashed leading parts of the prompt of the request with this number in its workload, as a gateway has them."""
     parts = []
-    tokens, stride = FINE, FINE
-    while tokens <= request.prompt:
-        owner = ("group", request.group) if tokens <= request.shared else ("request", number)
-        parts.append((tokens, hash((owner[0] == "group", owner[1], tokens))))
-        if tokens >= FINE_UP_TO and tokens & (tokens - 1) == 0:
-            stride = tokens // (FINE_UP_TO // FINE) * 2
-        tokens += stride
+    end, stride = UNIT, UNIT
+    while end < request.prompt:
+        common = request.group is not None and end <= request.shared
+        parts.append((end, hash((common, request.group if common else number, end))))
+        if end == 2 * STEPS * stride:
+            stride *= 2
+        end += stride
     return tuple(parts)
 
 

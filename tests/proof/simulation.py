@@ -16,7 +16,7 @@ from gateway.admission.policy import Policy
 from gateway.simulation import workload
 from gateway.simulation.compare import Row, capacity, compare, contenders
 from gateway.simulation.machine import Machine
-from gateway.simulation.report import table
+from gateway.simulation.report import WIDTH, table
 from gateway.simulation.result import Slo
 
 TRACE = Path(__file__).parents[2] / "loadtests" / "traces" / "azure_llm_2023_conv.csv.gz"
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--load", type=float, action="append")
     arguments = parser.parse_args()
-    console = Console(width=150, highlight=False)
+    console = Console(width=WIDTH, highlight=False)
     machine, slo = Machine(), Slo()
     console.print(f"Python {platform.python_version()}; KV {machine.kv_tokens:,} tokens, SLO {slo}")
     trace = workload.load(TRACE, arguments.requests)

@@ -243,7 +243,7 @@ def play(machine, requests, watch=lambda _: None, *, coasting=False):
     return jobs, trace, engine
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_it_is_the_scheduler_written_out(case):
     machine, requests = case
@@ -259,7 +259,7 @@ def test_it_is_the_scheduler_written_out(case):
         assert job.worst_gap == pytest.approx(max(gaps, default=0.0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_coasting_changes_nothing(case):
     machine, requests = case
@@ -276,7 +276,7 @@ def test_coasting_changes_nothing(case):
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_blocks_are_conserved(case):
     machine, requests = case
@@ -329,6 +329,6 @@ def test_a_shared_prefix_is_held_and_prefilled_once():
 
 
 def test_a_prompt_longer_than_the_batch_is_prefilled_in_chunks():
-    machine = Machine(kv_tokens=400, block_size=4, max_num_batched_tokens=32, step=STEP)
+    machine = Machine(kv_tokens=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, step=STEP)
     jobs, trace, _ = play(machine, [Request(0.0, 100, 2)])
     assert jobs[0].first_token_at == trace[3][0]
