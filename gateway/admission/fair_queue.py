@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from gateway.admission.band import BandQueue
-from gateway.admission.fairness import Share
+from gateway.admission.fairness import STARVED_SHARE
 from gateway.admission.lane import SLACK, Lane, LaneKey
 from gateway.admission.policy import Band
 from gateway.admission.request import Request
@@ -106,11 +106,10 @@ class Queue:
         lane it would stand in, an idle flow counts as one that starts behind.
         """
         waiting = self._bands.get(band)
-        share = self._settings.get(band, DEFAULTS).reserved if waiting is None else waiting.share.share
         return Ahead(
             urgent=sum(other.cost for other in self._order if other.number < band),
             same=0.0 if waiting is None else waiting.ahead(flow, lane),
-            reserved=Share(share).share,
+            reserved=max(self._settings.get(band, DEFAULTS).reserved, STARVED_SHARE),
             yielded=sum(other.share.share for other in self._order if other.number > band),
         )
 
