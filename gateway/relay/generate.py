@@ -25,7 +25,7 @@ from gateway.relay.understand import (
     ttft_target,
 )
 from gateway.tokens.count import PromptCount, Source
-from gateway.wire.request import Api, GenerationRequest, with_usage
+from gateway.wire.request import Api, GenerationRequest, edited
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT})
 _BYTES_PER_TOKEN = 4
@@ -137,7 +137,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
         outgoing = Outgoing(
             request=reservation.request,
             path=path(scope),
-            body=with_usage(request) if ask_usage else request.body,
+            body=edited(request, usage=ask_usage, priority=band),
             prompt_tokens=work.demand.prompt_tokens,
             strip_usage=ask_usage,
         )

@@ -131,18 +131,28 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
     )
 
 
-def with_usage(request: GenerationRequest) -> bytes:
-    """The body with `stream_options.include_usage` set on the client's behalf; every other value keeps its bytes.
+def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
+    """The body as an endpoint gets it: the client's own bytes, but for these two edits.
 
-    `continuous_usage_stats` has no effect without `include_usage`, so the client that set only the former does not
-    expect it either.
+    Args:
+        request: what the client sent.
+        usage: set `stream_options.include_usage` on its behalf. `continuous_usage_stats` has no effect without that, so
+            a client that set only the former does not expect it either.
+        priority: its band. An engine that schedules by it must not take the client's word. `/v1/messages` has no such
+            field: there only the header tells it, and nobody but kvgate sets that.
     """
+    prioritized = request.priority != priority and request.api is not Api.MESSAGES
+    if not usage and not prioritized:
+        return request.body
     fields = dict(request.fields)
-    given = fields.get("stream_options")
-    options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
-    options.pop("continuous_usage_stats", None)
-    options["include_usage"] = _TRUE
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    if usage:
+        given = fields.get("stream_options")
+        options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
+        options.pop("continuous_usage_stats", None)
+        options["include_usage"] = _TRUE
+        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    if prioritized:
+        fields["priority"] = msgspec.Raw(b"%d" % priority)
     return msgspec.json.encode(fields)
 
 
