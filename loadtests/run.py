@@ -34,8 +34,8 @@ from loadtests.provenance import provenance
 from loadtests.results import Document, Measured, distributions, rows_of
 from loadtests.scenario import Phase, RequestChange, Scenario, ScenarioError, load, names
 from loadtests.series import Sampler, idle
-from loadtests.summary import Judged, client_figures, figures, flow_figures, recovery, series_figures
-from loadtests.verdict import passed, print_verdict
+from loadtests.summary import Judged, beside, client_figures, figures, flow_figures, recovery, series_figures
+from loadtests.verdict import check, passed, print_verdict
 from loadtests.worker import Run, Worked, ready, work
 
 LEAD = 0.5
@@ -212,20 +212,10 @@ async def measure(bench: Bench, targets: Sequence[Target], document: Document, o
                 run = await bench.measure(target, document, factor, number, None)
                 if scenario.alone is not None:
                     alone = await bench.measure(target, document, factor, number, scenario.alone)
-                    run = replace(run, figures={**run.figures, **beside(scenario.alone, run, alone)})
+                    run = replace(run, figures={**run.figures, **beside(scenario.alone, run.flows, alone.flows)})
                     document.runs.append(alone)
                 document.runs.append(run)
                 _warn(run)
-
-
-def beside(flow: str, run: Measured, alone: Measured) -> dict[str, float]:
-    """What a flow's waiting is among others, against what it is alone."""
-    among, by_itself = (measured.flows[flow]["TTFT p99 s"] for measured in (run, alone))
-    return {
-        f"{flow}: TTFT p99 s": among,
-        f"{flow} alone: TTFT p99 s": by_itself,
-        f"{flow}: TTFT p99 to alone": among / by_itself if by_itself else float("nan"),
-    }
 
 
 def report(document: Document) -> None:
@@ -296,6 +286,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Scenario, Optio
         seconds=seconds or scenario.seconds,
         concurrency=given.peak_concurrency or scenario.concurrency,
     )
+    check(scenario)
     options = Options(
         loads=given.load if scenario.concurrency is None else (1.0,),
         rounds=given.rounds,

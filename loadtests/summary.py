@@ -150,6 +150,18 @@ def flow_figures(judged: Judged) -> dict[str, dict[str, float]]:
     return table
 
 
+def beside(
+    flow: str, among: Mapping[str, Mapping[str, float]], alone: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """What a flow's waiting is among others, against what it is alone: the flows' figures of both runs."""
+    with_others, by_itself = (table.get(flow, {}).get("TTFT p99 s", float("nan")) for table in (among, alone))
+    return {
+        f"{flow}: TTFT p99 s": with_others,
+        f"{flow} alone: TTFT p99 s": by_itself,
+        f"{flow}: TTFT p99 to alone": with_others / by_itself if by_itself else float("nan"),
+    }
+
+
 def client_figures(records: Sequence[Record], cpu: Sequence[float]) -> dict[str, float]:
     """What the load clients themselves cost, and whether they kept up. `cpu` is seconds of each process."""
     events = sum(len(record.gaps) + (record.first is not None) for record in records)

@@ -7,10 +7,16 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.figures import readable
-from loadtests.scenario import Rule, ScenarioError
+from loadtests.scenario import Rule, Scenario, ScenarioError
+from loadtests.series import COUNTERS, GAUGES
+from loadtests.summary import Judged, beside, client_figures, figures
 
-ENGINE_FIGURES = ("preemptions", "preemptions per request", "peak KV", "peak running", "peak waiting in engine")
-"""What only an engine's metrics page tells."""
+OF_SOME_RUNS = (
+    *(f"peak {name}" for name in GAUGES if name not in COUNTERS),
+    *("preemptions", "preemptions per request", "seconds to recover"),
+)
+"""What only a metrics page tells, or a run with a spike."""
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +34,28 @@ class Finding:
     def word(self) -> str:
         """For the reader."""
         if self.passed is None:
-            return "not measured: give --metrics"
+            return NOT_MEASURED
         return "pass" if self.passed else "FAIL"
 
 
-def judge(rules: Iterable[Rule], figures: Mapping[str, float]) -> list[Finding]:
-    """Hold figures to rules. A figure that came out as no number fails: nothing was there to measure it on.
+def check(scenario: Scenario) -> None:
+    """See that a verdict can be given, before anything is measured.
 
     Raises:
         ScenarioError: a rule is about a figure that no run has.
     """
-    return [_finding(rule, figures) for rule in rules]
+    nothing = Judged.of([], scenario.slo, scenario.duration)
+    known = [*figures(nothing), *client_figures([], [0.0]), *OF_SOME_RUNS]
+    if scenario.alone is not None:
+        known += beside(scenario.alone, {}, {})
+    for rule in scenario.verdict:
+        if rule.figure not in known:
+            raise ScenarioError(f"`verdict` has {rule.figure!r}; the figures of this scenario are {', '.join(known)}")
+
+
+def judge(rules: Iterable[Rule], measured: Mapping[str, float]) -> list[Finding]:
+    """Hold figures to rules. A figure that came out as no number fails: nothing was there to measure it on."""
+    return [_finding(rule, measured) for rule in rules]
 
 
 def passed(findings: Iterable[Finding]) -> bool:
@@ -62,13 +79,11 @@ def _shown(finding: Finding) -> str:
     return "-" if finding.measured is None else readable(finding.measured)
 
 
-def _finding(rule: Rule, figures: Mapping[str, float]) -> Finding:
+def _finding(rule: Rule, told: Mapping[str, float]) -> Finding:
     bound = rule.most if rule.most is not None else rule.least
     assert bound is not None
     limit = f"at {'most' if rule.most is not None else 'least'} {readable(bound)}"
-    measured = figures.get(rule.figure)
+    measured = told.get(rule.figure)
     if measured is None:
-        if rule.figure not in ENGINE_FIGURES:
-            raise ScenarioError(f"`verdict` has {rule.figure!r}; the figures of this run are {', '.join(figures)}")
         return Finding(rule.figure, limit, None, None)
     return Finding(rule.figure, limit, measured, measured <= bound if rule.most is not None else measured >= bound)

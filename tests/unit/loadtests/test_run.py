@@ -5,10 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtests.run import beside, main, parse
+from loadtests.run import main, parse
 from loadtests.scenario import ScenarioError
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
-from tests.unit.loadtests.test_results import measured
 
 SCENARIO = """
 description: Small.
@@ -113,11 +112,3 @@ def test_a_target_has_a_name_and_a_url(target, capsys):
 def test_a_scenario_that_is_none_is_told():
     with pytest.raises(ScenarioError, match="peek"):
         parse(["peek", *TARGET])
-
-
-def test_a_flow_among_others_is_held_against_itself_alone():
-    runs = [measured("a", 1.0, 0), measured("a", 1.0, 0, "quiet")]
-    among, alone = runs[0], runs[1]
-    among.flows.update(quiet={"TTFT p99 s": 3.0})  # type: ignore[attr-defined]
-    alone.flows.update(quiet={"TTFT p99 s": 2.0})  # type: ignore[attr-defined]
-    assert beside("quiet", among, alone)["quiet: TTFT p99 to alone"] == 1.5

@@ -7,6 +7,7 @@ from loadtests.scenario import Slo
 from loadtests.summary import (
     Judged,
     Outcome,
+    beside,
     client_figures,
     distribution,
     figures,
@@ -115,3 +116,8 @@ def test_a_distribution_rises_from_the_least_to_the_greatest():
     assert (points[0], points[-1]) == ((1.0, 0.0), (3.0, 1.0))
     assert points == sorted(points)
     assert distribution([]) == []
+
+
+def test_a_flow_among_others_is_held_against_itself_alone():
+    found = beside("quiet", {"quiet": {"TTFT p99 s": 3.0}}, {"quiet": {"TTFT p99 s": 2.0}})
+    assert found["quiet: TTFT p99 to alone"] == 1.5
