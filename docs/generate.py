@@ -20,6 +20,17 @@ _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
 
+_HEADERS = (
+    (
+        "x-kvgate-ttft-ms",
+        "the request",
+        "Milliseconds it can wait for its first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
+    ),
+    ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
+    ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
+    ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
+    ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
+)
 _ENTRY: dict[Any, str] = {tuple: "[]", dict: ".N"}
 """How an entry of a list, and of a section by number, is written in a setting's name."""
 
@@ -64,8 +75,17 @@ def interface() -> str:
     lines += [
         "",
         "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
-        "`/kvgate/endpoints/{id}/drain` and `/undrain`) are described by kvgate's own `/docs`. Any other path is",
-        "answered with 404.",
+        "`/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/explain`) are described by kvgate's own `/docs`. Any",
+        "other path is answered with 404.",
+        "",
+        "## Headers",
+        "",
+        "Of the four APIs whose requests are counted. An endpoint gets none of these, and headers of its own that begin",
+        "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
+        "",
+        "| header | of | meaning |",
+        "|---|---|---|",
+        *(f"| `{name}` | {where} | {meaning} |" for name, where, meaning in _HEADERS),
         "",
         "## Outcomes",
         "",
