@@ -24,7 +24,7 @@ _HEADERS = (
     (
         "x-kvgate-ttft-ms",
         "the request",
-        "Milliseconds it can wait for its first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
+        "Milliseconds it can wait for a first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
     ),
     ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
     ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
@@ -80,7 +80,7 @@ def interface() -> str:
         "",
         "## Headers",
         "",
-        "Of the four APIs whose requests are counted. An endpoint gets none of these, and headers of its own that begin",
+        "Of the four APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
         "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
         "",
         "| header | of | meaning |",
