@@ -20,6 +20,20 @@ _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
 
+_HEADERS = (
+    (
+        "x-kvgate-ttft-ms",
+        "the request",
+        "Milliseconds it can wait for a first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
+    ),
+    ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
+    ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
+    ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
+    ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
+)
+_ENTRY: dict[Any, str] = {tuple: "[]", dict: ".N"}
+"""How an entry of a list, and of a section by number, is written in a setting's name."""
+
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
     Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
@@ -61,8 +75,17 @@ def interface() -> str:
     lines += [
         "",
         "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
-        "`/kvgate/endpoints/{id}/drain` and `/undrain`) are described by kvgate's own `/docs`. Any other path is",
-        "answered with 404.",
+        "`/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/explain`) are described by kvgate's own `/docs`. Any",
+        "other path is answered with 404.",
+        "",
+        "## Headers",
+        "",
+        "Of the four APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
+        "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
+        "",
+        "| header | of | meaning |",
+        "|---|---|---|",
+        *(f"| `{name}` | {where} | {meaning} |" for name, where, meaning in _HEADERS),
         "",
         "## Outcomes",
         "",
@@ -86,7 +109,7 @@ def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
         inner = _inner_section(field.annotation)
         key = f"{prefix}.{name}"
         if inner is not None:
-            yield from _rows(inner, f"{key}[]" if get_origin(field.annotation) is tuple else key)
+            yield from _rows(inner, key + _ENTRY.get(get_origin(field.annotation), ""))
         else:
             meaning = (field.description or "").replace("|", "\\|")
             yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"

@@ -14,7 +14,6 @@ from fastapi import FastAPI
 import gateway
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
-from gateway.admission.policy import Mode, Policy
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
@@ -24,8 +23,11 @@ from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory, Endpoint, Pool
+from gateway.record.lines import Started
+from gateway.record.recorder import Recorder
 from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import Reporter
+from gateway.relay.explain import RelayExplainer
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.http_upstream import HttpUpstream
@@ -33,7 +35,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener
-from gateway.settings_sources import read_secret
+from gateway.settings_sources import ConfigurationError, read_secret
 from gateway.state import StateView
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
@@ -49,7 +51,7 @@ class Application:
     """One gateway process: built from settings, started, drained, stopped.
 
     Raises:
-        ConfigurationError: a key's file or a TLS file cannot be used.
+        ConfigurationError: a key's file, a TLS file or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
@@ -60,6 +62,7 @@ class Application:
         self._loading: dict[str, asyncio.Task[None]] = {}
         upstream = settings.upstream
         self._flights = Flights(self._clock, upstream.first_byte_timeout, upstream.idle_timeout)
+        self._recorder = _recorder(settings)
         self._metrics = Metrics(gateway.__version__)
         self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate)
         counting = settings.counting
@@ -101,6 +104,8 @@ class Application:
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
         self._spawn(self._flights.watch())
+        if self._recorder is not None:
+            self._recorder.start()
         for listener in self._listeners:
             listener.start()
         _log.info("listening", port=self.port, endpoints=[*self._directory.endpoints], version=gateway.__version__)
@@ -123,6 +128,8 @@ class Application:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in self._directory.pools.values():
             pool.driver.close()
+        if self._recorder is not None:
+            await self._recorder.close()
         await self._upstream.close()
         for client in self._clients.values():
             await client.aclose()
@@ -148,7 +155,8 @@ class Application:
         if key is None and auth.keys:
             _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
             key = secrets.token_urlsafe()
-        return admin_app(self._view, self._metrics, gateway.__version__, admin_key=key, parts=parts)
+        explainer = RelayExplainer(self._plane)
+        return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
         base_url = _base_url(settings)
@@ -164,18 +172,10 @@ class Application:
         self._directory.add(Endpoint(identifier, base_url, api_key, model, monitor))
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        admission, health = self._settings.admission, self._settings.health
-        policy = Policy(
-            mode=Mode(admission.mode),
-            kv_high=admission.kv_high,
-            kv_low=admission.kv_low,
-            ttl=admission.queue.ttl,
-            no_endpoint_ttl=admission.queue.no_endpoint_ttl,
-            max_requests=admission.queue.max_requests,
-            max_bytes=admission.queue.max_bytes,
-            poll_interval=health.interval,
-        )
-        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed)
+        settings, health = self._settings, self._settings.health
+        policy = settings.admission.to_policy(weights=settings.auth.weights, poll_interval=health.interval)
+        record = self._recorder.pool(name) if self._recorder is not None else None
+        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed, record)
         self._metrics.know(name)
 
         model = self._metrics.model(name)
@@ -270,3 +270,19 @@ def _clients(settings: Settings) -> Clients:
         if key is not None:
             keys[key] = Client(client.name, client.priority)
     return Clients(keys, settings.server.trusted_flow_header)
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    admission, file = settings.admission, settings.admission.event_log
+    if file is None:
+        return None
+    started = Started(
+        gateway.__version__,
+        admission.model_dump(mode="json", exclude={"event_log"}),
+        settings.auth.weights,
+        settings.health.interval,
+    )
+    try:
+        return Recorder(file, started)
+    except OSError as error:
+        raise ConfigurationError(f"admission.event_log = {str(file)!r}: cannot be written: {error.strerror}") from None

@@ -21,8 +21,13 @@ from gateway.config import Settings
 from gateway.demo import DemoError, demo
 from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
+from gateway.record.lines import EventLogError
+from gateway.record.replay import verify
+from gateway.record.report import show, show_compared
+from gateway.record.whatif import compare
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
+from gateway.simulation.cli import simulate
 
 cli = typer.Typer(
     help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
@@ -30,6 +35,8 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+DIFFERS = 1
+"""Exit code of a replay that does not decide as the record did."""
 KILLED = 130
 """Exit code after a second Ctrl-C, as a shell would give it."""
 _console = Console(stderr=True, highlight=False)
@@ -46,10 +53,13 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
+    event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
     listening = {"host": host, "port": port, "admin_port": admin_port}
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
+    if event_log is not None:
+        flags["admission"] = {"event_log": event_log}
     if models := _models(model, endpoint or [], tokenizer):
         flags["models"] = models
     settings = _load(flags, config)
@@ -86,6 +96,30 @@ def check_config(
     print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
 
 
+cli.command()(simulate)
+
+
+@cli.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="An event log, as `--event-log` writes it.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting to change, as admission.kv_high=0.95; may be given several times."),
+    ] = None,
+) -> None:
+    """Decide again what a gateway recorded, and say what differs: nothing should, or what --set would have changed."""
+    out = Console(highlight=False, markup=False)
+    try:
+        if change:
+            show_compared(compare(file, _changes(change)), change, out)
+            return
+        replayed = verify(file)
+    except (EventLogError, ConfigurationError) as error:
+        _fail(str(error))
+    show(replayed, out)
+    sys.exit(DIFFERS if replayed.differences else 0)
+
+
 @cli.command()
 def version() -> None:
     """Print the version."""
@@ -114,6 +148,27 @@ def _models(model: str | None, endpoints: list[str], tokenizer: str | None) -> l
     if tokenizer is not None:
         entry["tokenizer"] = tokenizer
     return [entry]
+
+
+def _changes(given: list[str]) -> dict[str, Any]:
+    """Settings of the section `admission`, as `--set` takes them."""
+    changes: dict[str, Any] = {}
+    for change in given:
+        name, equals, value = change.partition("=")
+        section, *path = name.split(".")
+        if not equals or section != "admission" or not path:
+            _fail(f"--set {change}: expected admission.SETTING=VALUE")
+        try:
+            written: Any = yaml.safe_load(value)
+        except yaml.YAMLError:
+            _fail(f"--set {change}: the value cannot be read")
+        inner = changes
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                _fail(f"--set {change}: {part} was set to a value before")
+        inner[path[-1]] = written
+    return changes
 
 
 def _load(flags: dict[str, Any], config: Path | None) -> Settings:

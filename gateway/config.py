@@ -3,14 +3,29 @@
 `settings_sources.py` reads them from flags, environment and file.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.admission.policy import Band, Mode, Policy, Rule
+
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
+"""The environment and the command line have no null: there it is `none`."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -144,6 +159,22 @@ class QueueSettings(_Section):
     max_bytes: int = Field(512 * 2**20, gt=0, description="Most bytes of bodies that wait, per model.")
     ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
+    heartbeat: Seconds | None = Field(
+        None,
+        description="A client that streams gets an SSE comment each time it has waited so long. With the first one the "
+        "status 200 is given: a refusal is then an error event in the stream. Off where not given.",
+    )
+
+
+class BandSettings(_Section):
+    """What one priority band is promised."""
+
+    ttft_target: Seconds | None = Field(
+        None, description="Of priority band N (0 is the most urgent), in place of `admission.ttft_target`."
+    )
+    reserved: float = Field(
+        0.0, ge=0, lt=1, description="Share of service it gets while somebody waits in it; under 1 over all bands."
+    )
 
 
 class AdmissionSettings(_Section):
@@ -152,15 +183,63 @@ class AdmissionSettings(_Section):
     mode: Literal["enforce", "observe"] = Field(
         "enforce", description="`observe` lets everything through and counts what would have waited or been refused."
     )
+    policy: Literal["hysteresis", "forecast", "both"] = Field(
+        "both",
+        description="What bounds the use of the KV cache: `hysteresis`, the gate of `kv_high` and `kv_low`; `forecast`,"
+        " the predicted peak of all that is in flight; `both`, the forecast inside the gate.",
+    )
     kv_high: Share = Field(0.90, description="The gate closes above this share of the KV cache.")
     kv_low: Share = Field(0.80, description="It opens again below this share.")
+    ttft_target: OptionalSeconds = Field(
+        5.0,
+        description="Seconds to the first token. A request that cannot have it in that time is refused at once with "
+        "429; `none` lets it wait up to `queue.ttl`. A client may ask for another one with `x-kvgate-ttft-ms`.",
+    )
+    max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
+    bands: dict[Annotated[int, Field(ge=0)], BandSettings] = Field(
+        default_factory=dict, description="Priority bands, by number; 0 is the most urgent."
+    )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue.")
+    event_log: Path | None = Field(
+        None, description="File to which the core's events and decisions are appended, for `kvgate replay`."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.kv_low >= self.kv_high:
             raise ValueError(f"kv_low ({self.kv_low}) must be below kv_high ({self.kv_high})")
         return self
+
+    @model_validator(mode="after")
+    def _leaves_a_share(self) -> Self:
+        reserved = {number: band.reserved for number, band in self.bands.items() if band.reserved}
+        if (total := sum(reserved.values())) >= 1:
+            shares = ", ".join(f"{share:g} in band {number}" for number, share in reserved.items())
+            raise ValueError(f"the bands' `reserved` come to {total:g}, and must stay under 1: {shares}")
+        return self
+
+    def to_policy(self, *, weights: Mapping[str, float], poll_interval: float) -> Policy:
+        """The same in the core's words.
+
+        Args:
+            weights: of the flows that have one.
+            poll_interval: seconds between two scrapes of an endpoint.
+        """
+        return Policy(
+            mode=Mode(self.mode),
+            rule=Rule(self.policy),
+            kv_high=self.kv_high,
+            kv_low=self.kv_low,
+            ttl=self.queue.ttl,
+            no_endpoint_ttl=self.queue.no_endpoint_ttl,
+            max_requests=self.queue.max_requests,
+            max_bytes=self.queue.max_bytes,
+            ttft_target=self.ttft_target,
+            bands={number: Band(band.ttft_target, band.reserved) for number, band in self.bands.items()},
+            weights=weights,
+            max_passes=self.max_passes,
+            poll_interval=poll_interval,
+        )
 
 
 class CountingSettings(_Section):
@@ -198,6 +277,9 @@ class ClientKey(_Section):
     key: Key | None = Field(None, description="The key itself; better by environment or file.")
     key_file: Path | None = Field(None, description="File that holds the key.")
     priority: int = Field(0, ge=0, le=9, description="Most urgent band its requests may take; 0 is the most urgent.")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Its share of service against the other flows that wait."
+    )
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
@@ -218,6 +300,20 @@ class AuthSettings(_Section):
         if self.admin_key is not None and self.admin_key_file is not None:
             raise ValueError("give at most one of `admin_key` and `admin_key_file`")
         return self
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        for key in self.keys:
+            if (weight := self.weights[key.name]) != key.weight:
+                raise ValueError(
+                    f"keys of one name are one flow, and {key.name!r} has weights {key.weight} and {weight}"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each flow that has a key."""
+        return {key.name: key.weight for key in self.keys}
 
 
 class LogSettings(_Section):

@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Cancelled,
-    Demand,
     Event,
     Finished,
     Progress,
@@ -23,6 +22,11 @@ PROGRESS_INTERVAL = 0.025
 """Seconds between two batches of progress: often against a decode step, seldom against an event."""
 
 _ids = itertools.count(1)
+
+
+def new_request() -> RequestId:
+    """An id that no request had before."""
+    return RequestId(next(_ids))
 
 
 class RejectedError(Exception):
@@ -40,6 +44,7 @@ class Driver:
         controller: the core of one model.
         clock: monotonic seconds.
         progressed: told which requests moved, with each batch.
+        record: told of each event, when it happened, and what the core answered.
     """
 
     def __init__(
@@ -47,10 +52,12 @@ class Driver:
         controller: AdmissionController,
         clock: Callable[[], float],
         progressed: Callable[[Collection[RequestId]], None],
+        record: Callable[[Event, float, Sequence[Command]], None] | None = None,
     ) -> None:
         self._controller = controller
         self._clock = clock
         self._progressed = progressed
+        self._record = record
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
         self._generated: dict[RequestId, int] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -58,26 +65,27 @@ class Driver:
 
     @property
     def controller(self) -> AdmissionController:
-        """For snapshots."""
+        """For what only looks at it: snapshots, explanations."""
         return self._controller
 
     def handle(self, event: Event) -> None:
         """Tell the core something and carry out what it asks for."""
-        for command in self._controller.handle(event, self._clock()):
+        now = self._clock()
+        commands = self._controller.handle(event, now)
+        if self._record is not None:
+            self._record(event, now, commands)
+        for command in commands:
             self._carry_out(command)
 
-    async def admit(
-        self, demand: Demand, *, band: int = 0, flow: str = "", body_bytes: int = 0, streamed: bool = True
-    ) -> tuple[RequestId, Dispatch]:
-        """Wait until the request may go to an endpoint; the arguments are those of `Arrived`.
+    async def admit(self, arrival: Arrived) -> Dispatch:
+        """Wait until the request may go to an endpoint.
 
         Cancelling gives up its place. After a return the caller owes the core one `finish` or `readmit`.
 
         Raises:
             RejectedError: it may not.
         """
-        request = RequestId(next(_ids))
-        return request, await self._ask(request, Arrived(request, demand, band, flow, body_bytes, streamed))
+        return await self._ask(arrival.request, arrival)
 
     async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
         """Give a dispatched request back, unanswered, and wait for another dispatch.

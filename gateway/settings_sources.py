@@ -176,7 +176,8 @@ def _fields_at(path: Iterable[str | int]) -> Iterable[str]:
     model: Any = Settings
     for part in path:
         if isinstance(part, str) and isinstance(model, type) and issubclass(model, BaseModel):
-            model = model.model_fields[part].annotation
+            field = model.model_fields.get(part)
+            model = field.annotation if field is not None else model  # else the key of an entry, as JSON has it
         candidates = [model, *get_args(model)]
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
     return model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else ()

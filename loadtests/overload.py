@@ -143,8 +143,7 @@ async def measure(targets: Targets, workload: Workload, rounds: int, seed: int) 
 def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
     """Print the medians side by side and return them."""
     columns = {name: medians(rounds) for name, rounds in results.items()}
-    nothing = {name: float("nan") for column in columns.values() for name in column}
-    print_table("median of the rounds", {name: {**nothing, **column} for name, column in columns.items()})
+    print_table("median of the rounds", columns)
     if "kvgate" in columns:
         direct, gated = columns["direct"], columns["kvgate"]
         if direct["preemptions"]:

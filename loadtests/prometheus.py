@@ -22,13 +22,17 @@ class Page:
                 name, labels, value = found.groups()
                 self._samples.append((name, dict(LABEL.findall(labels or "")), float(value)))
 
+    def values(self, name: str) -> list[float]:
+        """A metric with each of its labels; nothing where the page has none."""
+        return [value for sample, _, value in self._samples if sample == name]
+
     def total(self, name: str) -> float:
         """Sum of a metric over its labels.
 
         Raises:
             KeyError: the page has no such metric; nothing missing is taken for zero.
         """
-        values = [value for sample, _, value in self._samples if sample == name]
+        values = self.values(name)
         if not values:
             raise KeyError(name)
         return sum(values)
@@ -39,7 +43,7 @@ class Page:
         Raises:
             KeyError: the page has no such metric.
         """
-        values = [value for sample, _, value in self._samples if sample == name]
+        values = self.values(name)
         if not values:
             raise KeyError(name)
         return max(values)

@@ -2,6 +2,7 @@
 # ruff: noqa: D102, ARG002 - the methods without a docstring are those of asyncio.Protocol and of httptools' parser
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 import httptools
@@ -95,8 +96,8 @@ class Repeater(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-def post(path: str, body: bytes) -> bytes:
-    """A request as bytes."""
-    headers = {"Host": "loadtest", "Content-Type": "application/json", "Content-Length": len(body)}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+def post(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """A request as bytes; `headers` come beside its length and its type."""
+    given = {"Host": "loadtest", **(headers or {}), "Content-Type": "application/json", "Content-Length": len(body)}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -3,6 +3,9 @@
 import random
 from dataclasses import dataclass
 
+VOCABULARY = (100, 5000)
+"""Range of token ids: inside any vocabulary, away from the special ones at its ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -24,8 +27,6 @@ class Workload:
     """Arrivals per second."""
     prompt_tokens: tuple[int, int] = (100, 200)
     output_tokens: tuple[int, int] = (300, 600)
-    vocabulary: tuple[int, int] = (100, 5000)
-    """Range of token ids: inside any vocabulary, away from the special ones at its ends."""
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """The same for the same seed."""
@@ -33,6 +34,6 @@ class Workload:
         arrivals, at = [], 0.0
         for _ in range(self.requests):
             at += rng.expovariate(self.rate)
-            prompt = tuple(rng.randint(*self.vocabulary) for _ in range(rng.randint(*self.prompt_tokens)))
+            prompt = tuple(rng.randint(*VOCABULARY) for _ in range(rng.randint(*self.prompt_tokens)))
             arrivals.append(Arrival(at, prompt, rng.randint(*self.output_tokens)))
         return arrivals

@@ -6,6 +6,7 @@ kept for it: nobody behind may have it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -31,12 +32,13 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.gate import Closed
+from gateway.admission.lane import LaneKey
 from gateway.admission.ledger import Reservation
 from gateway.admission.lifecycle import State, Trigger
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.predictor import Predictor
-from gateway.admission.queue import Answer, LaneKey, Queue
+from gateway.admission.queue import Answer, Queue
 from gateway.admission.request import Request, service
 from gateway.admission.shedding import RetryAfter, patience
 from gateway.admission.state import PoolState
@@ -272,11 +274,11 @@ class AdmissionController:
         rate = self._rate(now)
         if not rate:
             return None
-        ahead = self._queue.ahead(request.arrival.band, request.arrival.flow)
-        same = ahead.same - request.cost if request.state is State.WAITING else ahead.same
-        same += min((e.deficit(request, now) for e in self._eligible(request)), default=0.0)
-        wait = (ahead.urgent + same) / rate
-        return min(wait, same / (ahead.reserved * rate)) if ahead.reserved else wait
+        ahead = self._queue.ahead(request.arrival.band, request.arrival.flow, request.lane)
+        if request.state is State.WAITING:
+            ahead = replace(ahead, same=ahead.same - request.cost)
+        short = min((e.deficit(request, now) for e in self._eligible(request)), default=0.0)
+        return (ahead.service(request.cost) + short) / rate
 
     def _rate(self, now: float) -> float | None:
         """Tokens of service per second at which the queue empties; None while nothing is known."""

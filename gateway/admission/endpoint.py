@@ -184,7 +184,9 @@ class Endpoint:
     def cached(self, request: Request) -> int:
         """Prompt tokens of the request that are probably in its prefix cache."""
         prefix = request.arrival.prefix
-        return self.recent.cached(prefix) if prefix and self.capacity.shares_prefix else 0
+        if not prefix or not self.capacity.shares_prefix:
+            return 0
+        return max(self.recent.cached(prefix), self.ledger.sharable(prefix))
 
     def prefill_seconds(self, request: Request) -> float:
         """How long the request takes to its first token, alone; 0 while nothing is known."""
@@ -204,6 +206,8 @@ class Endpoint:
             self.ledger.abort(reservation, now)
         else:
             self.ledger.release(reservation, completion_tokens, now)
+        if self.capacity.shares_prefix:
+            self.recent.sent((), tokens=completion_tokens or reservation.seen)
         self.outlook.left()
 
     def hold(self, now: float) -> None:

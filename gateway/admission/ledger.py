@@ -265,7 +265,11 @@ class Ledger:
         self._prefixes = SharedPrefixes(capacity.block_size)
         self.held = self.confirmed = self.unseen = 0
         for reservation in self._reservations:
-            self._prefixes.add(reservation)
+            reservation.shared = 0
+            if capacity.shares_prefix:
+                self._prefixes.add(reservation)
+            else:
+                reservation.prefix = ()
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )

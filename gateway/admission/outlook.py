@@ -1,8 +1,8 @@
 """What the requests in flight on one endpoint will come to: each one's end, and the peak of them all."""
 
 from gateway.admission.forecast import Forecast, Row
-from gateway.admission.level import Level
 from gateway.admission.ledger import Ledger, Reservation
+from gateway.admission.level import Level
 from gateway.admission.predictor import Predictor
 
 HOLDS = 200e-6

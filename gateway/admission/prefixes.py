@@ -9,7 +9,9 @@ until that room is needed: the least recently freed go first, of one request its
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import deque
+from dataclasses import dataclass
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from gateway.admission.events import Prefix
@@ -29,11 +31,23 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Successive parts with the same holders."""
+
+    end: int
+    """Its last part is the one before this, counted from the beginning of a prompt."""
+    holders: int
+    ids: int
+    """The sum of the holders' ids: once one is left, its id."""
+
+
 class SharedPrefixes(Generic[H]):
     """The leading parts of prompts in flight on one endpoint, and which of them have several holders.
 
-    Who holds a part holds all before it, so the holders of a prompt's parts only become fewer with depth: first come
-    those that three or more hold, then those of two, then its own. A change walks down only the parts of one prompt.
+    Who holds a part holds all before it, so the holders of a prompt's parts only become fewer with depth. Parts with
+    the same holders are one run: a change costs a step for each run of one prompt, not for each holder or part. Equal
+    parts have to be preceded by equal parts.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -44,10 +58,8 @@ class SharedPrefixes(Generic[H]):
         """
         self._block_size = block_size
         self._holders: dict[int, H] = {}
-        self._one: dict[tuple[int, int], H] = {}
-        """Parts of one holder."""
-        self._many: dict[tuple[int, int], list[int]] = {}
-        """Parts of several: how many, and the sum of their ids. Of the last one left, that sum is the id."""
+        self._runs: dict[tuple[int, int], _Run] = {}
+        """By part."""
         self.tokens = 0
         """Tokens that two or more hold, counted once."""
         self.saved = 0
@@ -55,39 +67,31 @@ class SharedPrefixes(Generic[H]):
 
     def held(self, prefix: Prefix) -> int:
         """Tokens of a prompt that somebody in flight holds, in whole blocks."""
-        one, many = self._one, self._many
-        if not prefix or (prefix[0] not in one and prefix[0] not in many):
+        runs = self._runs
+        if not prefix or prefix[0] not in runs:
             return 0
-        return self._depth(prefix, bisect_left(prefix, 1, key=lambda part: part not in one and part not in many))
+        return self._depth(prefix, bisect_left(prefix, 1, key=lambda part: part not in runs))
 
     def add(self, holder: H) -> None:
         """Enter a request; sets `shared` of it, and of the request it is the first to share with."""
         prefix = holder.prefix
         if not prefix:
             return
-        one, many, me = self._one, self._many, id(holder)
+        runs, me = self._runs, id(holder)
         self._holders[me] = holder
-        index = 0
-        for part in prefix:
-            holders = many.get(part)
-            if holders is None:
-                break
-            holders[0] += 1
-            holders[1] += me
-            index += 1
-        shared = self._depth(prefix, index)
-        owner = one.get(prefix[index]) if index < len(prefix) else None
-        if owner is not None:
-            both = me + id(owner)
-            known = shared
-            for part in prefix[index:]:
-                if one.pop(part, None) is None:
-                    break
-                many[part] = [2, both]
-                index += 1
-            shared = owner.shared = self._depth(prefix, index)
-            self.tokens += shared - known
-        one.update(dict.fromkeys(prefix[index:], holder))
+        index = shared = 0
+        while index < len(prefix) and (run := runs.get(prefix[index])) is not None:
+            if run.end > len(prefix) or runs.get(prefix[run.end - 1]) is not run:
+                run = self._split(run, prefix, index)
+            known, shared = shared, self._depth(prefix, run.end)
+            if run.holders == 1:
+                self._holders[run.ids].shared = shared
+                self.tokens += shared - known
+            run.holders += 1
+            run.ids += me
+            index = run.end
+        if index < len(prefix):
+            runs.update(dict.fromkeys(prefix[index:], _Run(len(prefix), 1, me)))
         self.saved += shared
         holder.shared = shared
 
@@ -96,30 +100,35 @@ class SharedPrefixes(Generic[H]):
         prefix = holder.prefix
         if not prefix:
             return
-        one, many, me = self._one, self._many, id(holder)
+        runs, me = self._runs, id(holder)
         del self._holders[me]
-        index = 0
-        for part in prefix:
-            holders = many.get(part)
-            if holders is None:
-                break
-            if holders[0] == 2:  # noqa: PLR2004  # it and one other
-                other = self._holders[holders[1] - me]
-                other.shared = self._depth(prefix, index)
-                self.tokens -= holder.shared - other.shared
-                for both in prefix[index:]:
-                    if many.pop(both, None) is None:
-                        break
-                    one[both] = other
-                    index += 1
-                break
-            holders[0] -= 1
-            holders[1] -= me
-            index += 1
-        for part in prefix[index:]:
-            del one[part]
+        index = kept = 0
+        left: H | None = None
+        while index < len(prefix):
+            run = runs[prefix[index]]
+            run.holders -= 1
+            run.ids -= me
+            if not run.holders:
+                for part in prefix[index : run.end]:
+                    del runs[part]
+            elif run.holders == 1:
+                left = self._holders[run.ids]
+            else:
+                kept = run.end
+            index = run.end
+        if left is not None:
+            left.shared = self._depth(prefix, kept)
+            self.tokens -= holder.shared - left.shared
         self.saved -= holder.shared
         holder.shared = 0
+
+    def _split(self, run: _Run, prefix: Prefix, start: int) -> _Run:
+        """Make a run of its own of those parts of a run that a prompt has, too; returns it."""
+        runs = self._runs
+        end = bisect_left(prefix, 1, start, key=lambda part: runs.get(part) is not run)
+        common = _Run(end, run.holders, run.ids)
+        runs.update(dict.fromkeys(prefix[start:end], common))
+        return common
 
     def _depth(self, prefix: Prefix, parts: int) -> int:
         """Tokens of the whole blocks in the first so many parts."""
@@ -127,6 +136,17 @@ class SharedPrefixes(Generic[H]):
             return 0
         tokens = prefix[parts - 1][0]
         return tokens - tokens % self._block_size
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """What one prompt or answer put into the cache, as far as it is still there and nothing later has it, too."""
+
+    prefix: Prefix
+    end: int
+    """Parts, from the first, that were not dropped."""
+    tail: int
+    """Tokens beyond the parts."""
 
 
 class RecentPrefixes:
@@ -140,14 +160,11 @@ class RecentPrefixes:
 
         Args:
             kv_tokens: tokens of the endpoint's KV cache; None where unknown: then only `most` bounds what is kept.
-            most: entries to remember.
+            most: parts to remember, those that were sent several times counted as often: about 10 MB.
         """
-        self._room = kv_tokens
+        self._room = inf if kv_tokens is None else kv_tokens
         self._most = most
-        self._tokens = 0
-        self._parts: OrderedDict[tuple[int, int], int] = OrderedDict()
-        """The least recent first, each with its tokens beyond the part before it."""
-        self._unnamed = 0
+        self.forget()
 
     def sent(self, prefix: Prefix, *, tokens: int) -> None:
         """Note what takes room in the cache now.
@@ -156,24 +173,12 @@ class RecentPrefixes:
             prefix: of a prompt that was sent; empty where not known, or for tokens that no other prompt begins with.
             tokens: all that it takes, its tail beyond the prefix included: the prompt's, or those of an answer.
         """
-        parts = self._parts
-        tail = tokens - (prefix[-1][0] if prefix else 0)
-        if tail > 0:
-            self._unnamed += 1
-            parts[tail, -self._unnamed] = tail  # a hash is never negative
-            self._tokens += tail
-        for index in range(len(prefix) - 1, -1, -1):
-            part = prefix[index]
-            if part in parts:
-                parts.move_to_end(part)
-            else:
-                own = part[0] - (prefix[index - 1][0] if index else 0)
-                parts[part] = own
-                self._tokens += own
-        room = self._room
-        while len(parts) > self._most or (room is not None and self._tokens > room):
-            _, own = parts.popitem(last=False)
-            self._tokens -= own
+        entry = _Sent(prefix, len(prefix), tokens - (prefix[-1][0] if prefix else 0))
+        self._tokens += tokens - self.cached(prefix)
+        self._parts.update(dict.fromkeys(prefix, entry))
+        self._sent.append(entry)
+        self._kept += 1 + len(prefix)
+        self._make_room()
 
     def cached(self, prefix: Prefix) -> int:
         """Tokens of a prompt that need not be computed again, probably."""
@@ -184,5 +189,26 @@ class RecentPrefixes:
 
     def forget(self) -> None:
         """The engine was restarted, or dropped its cache."""
-        self._parts.clear()
+        self._parts: dict[tuple[int, int], _Sent] = {}
+        """By part, what was sent with it last."""
+        self._sent: deque[_Sent] = deque()
         self._tokens = 0
+        self._kept = 0
+        """Parts of all in `_sent`, and one for each of them."""
+
+    def _make_room(self) -> None:
+        """Drop the ends of what was sent least recently."""
+        parts, room = self._parts, self._room
+        while self._tokens > room or self._kept > self._most:
+            entry = self._sent[0]
+            self._tokens -= entry.tail
+            entry.tail = 0
+            prefix, end, tokens = entry.prefix, entry.end, self._tokens
+            while end and parts[prefix[end - 1]] is entry and (tokens > room or self._kept > self._most):
+                del parts[prefix[end - 1]]
+                tokens -= prefix[end - 1][0] - (prefix[end - 2][0] if end > 1 else 0)
+                end -= 1
+            self._tokens, entry.end = tokens, end
+            if not end or parts[prefix[end - 1]] is not entry:  # the rest, if any, was sent again
+                self._sent.popleft()
+                self._kept -= 1 + len(prefix)

@@ -1,84 +1,81 @@
 """Who waits, in which order."""
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
-from gateway.admission.events import EndpointId
-from gateway.admission.lifecycle import State
+from gateway.admission.band import BandQueue
+from gateway.admission.fairness import STARVED_SHARE
+from gateway.admission.lane import SLACK, Lane, LaneKey
+from gateway.admission.policy import Band
 from gateway.admission.request import Request
 
-LaneKey = tuple[int, EndpointId | None]
-"""Who can go to the same endpoints: the least `longest_prompt` that serves them, and the endpoint they avoid."""
-SLACK = 64
-"""Entries of requests that are gone which a heap may hold, beside as many as wait, before it is swept."""
-
-
-from enum import Enum, auto
-from typing import NamedTuple
+MAX_IDLE_BANDS = 64
+"""Bands without anybody whose flows are remembered, those that were left last."""
+LOOK = 8
+"""How many behind a head that does not fit are looked at for smaller ones."""
+ASK = 4
+"""How many of them are asked."""
+DEFAULTS = Band()
 
 
 class Answer(Enum):
+    """What the controller says of a request that is offered."""
+
     TAKEN = auto()
+    """It goes: it was removed, and charged."""
     NO_ROOM = auto()
+    """It does not fit now. Smaller ones of its band and lane are asked next, and may go to where it waits to go."""
     CLOSED = auto()
+    """Nobody could go there now: its lane ends."""
 
 
-class Ahead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What goes before a newcomer, in tokens of service, if nobody else comes."""
+
     urgent: float
+    """All that waits in more urgent bands."""
     same: float
+    """Of its own band: its flow's backlog, and of every other flow what fairness gives it until then."""
     reserved: float
+    """Share of all service its band gets, however much more urgent work there is."""
+    yielded: float
+    """Share of all service that less urgent bands get meanwhile, at most."""
 
-
-class Lane:
-    """Requests of one band that compete for the same endpoints, in order of their first arrival.
-
-    Who leaves from the middle stays in the heap as an entry that no longer waits.
-    """
-
-    __slots__ = ("_heap", "depth")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
-        self.depth = 0
-
-    def push(self, request: Request) -> None:
-        """Let it wait."""
-        heappush(self._heap, (request.order, request.ticket, request))
-        self.depth += 1
-
-    def removed(self) -> None:
-        """One of them no longer waits."""
-        self.depth -= 1
-        if len(self._heap) > SLACK + 2 * self.depth:
-            self._heap = [entry for entry in self._heap if _current(entry)]
-            heapify(self._heap)
-
-    def head(self) -> Request:
-        """The first of them. There is one."""
-        while not _current(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][2]
-
-    def __iter__(self) -> Iterator[Request]:
-        return (entry[2] for entry in self._heap if _current(entry))
+    def service(self, cost: float) -> float:
+        """Service given to anybody until the turn of a newcomer with such a cost."""
+        in_order = (self.urgent + self.same) / max(1.0 - self.yielded, self.reserved)
+        return min(in_order, (self.same + cost) / self.reserved)
 
 
 class Queue:
-    """First in, first out within a priority band; lower bands first.
+    """Priority bands, the most urgent first but for what is reserved to others; in each, flows that share fairly.
 
-    Within a band requests stand in lanes, by where they can go. Order holds among all that compete for an
-    endpoint; a head that only a large endpoint can serve does not stop those behind it from using a small one. A
-    request that comes back takes the place its first arrival gave it, which is in front of all that came later.
+    Within a band requests also stand in lanes, by where they can go. Order holds among all that compete for an
+    endpoint; a head that only a large endpoint can serve does not stop others from using a small one, and a few
+    smaller ones may pass it. Within a flow the first in is the first out, and who comes back has the turn it had.
+
+    `cost` and `size` of a request stay as they are while it waits.
     """
 
-    def __init__(self, *, bands={}, weights={}, max_passes=0) -> None:
-        self.costs = {}
-        self._bands: dict[int, dict[LaneKey, Lane]] = {}
-        self._order: list[int] = []
-        self._depths: dict[int, int] = {}
-        self._ages: list[tuple[float, int, Request]] = []
+    def __init__(self, *, bands: Mapping[int, Band], weights: Mapping[str, float], max_passes: int) -> None:
+        self._settings = bands
+        self._weights = weights
+        self._max_passes = max_passes
+        self._bands: dict[int, BandQueue] = {}
+        self._order: list[BandQueue] = []
+        """Those with somebody in them, the most urgent first."""
+        self._idle: OrderedDict[int, BandQueue] = OrderedDict()
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._tickets = 0
+        self._served = 0.0
+        self._largest = 0.0
+        """No request that waits costs more."""
         self.depth = 0
         self.bytes = 0
         """Of the bodies that wait."""
@@ -86,128 +83,178 @@ class Queue:
     @property
     def bands(self) -> tuple[int, ...]:
         """Bands in which somebody waits, the most urgent first."""
-        return tuple(self._order)
+        return tuple(band.number for band in self._order)
+
+    @property
+    def cost(self) -> float:
+        """Tokens of service that wait."""
+        return sum(band.cost for band in self._order)
+
+    @property
+    def flows(self) -> int:
+        """How many flows wait, each counted in each of its bands."""
+        return sum(len(band.fairness.active) for band in self._order)
 
     def depth_of(self, band: int) -> int:
         """How many wait in a band."""
-        return self._depths.get(band, 0)
+        return self._bands[band].depth if band in self._bands else 0
 
-    def served(self, request):
-        pass
+    def ahead(self, band: int, flow: str, lane: LaneKey | None = None) -> Ahead:
+        """What would go before a newcomer of that flow to that band; never less, while nobody else comes.
 
-    def settle(self, flow, band, delta):
-        pass
-
-    may_go = lambda self, r: self.is_head(r)
-
-    def first_deadline(self):
-        return min(self, key=lambda r: r.deadline, default=None) if self.depth else None
-
-    def reschedule(self):
-        pass
-
-    def ahead(self, band, flow):
-        return Ahead(sum(c for b, c in self.costs.items() if b < band), self.costs.get(band, 0), 0)
-
-    def _ahead(self, band: int) -> int:
-        """How many would go before a newcomer to this band."""
-        return sum(depth for other, depth in self._depths.items() if other <= band)
+        Exact to the request where few flows wait; with many, or with long backlogs, a bound from above. Without the
+        lane it would stand in, an idle flow counts as one that starts behind.
+        """
+        waiting = self._bands.get(band)
+        return Ahead(
+            urgent=sum(other.cost for other in self._order if other.number < band),
+            same=0.0 if waiting is None else waiting.ahead(flow, lane),
+            reserved=max(self._settings.get(band, DEFAULTS).reserved, STARVED_SHARE),
+            yielded=sum(other.share.share for other in self._order if other.number > band),
+        )
 
     def push(self, request: Request, lane: LaneKey) -> None:
-        """Let a request, already in state `WAITING`, wait for its turn."""
+        """Let a request wait for its turn."""
         self._tickets += 1
         request.ticket = self._tickets
         request.order = request.order or self._tickets
-        self._insert(request, lane)
-        heappush(self._ages, (request.arrived_at, request.ticket, request))
-        if len(self._ages) > SLACK + 2 * self.depth:
-            self._ages = [entry for entry in self._ages if _current(entry)]
-            heapify(self._ages)
+        request.lane = lane
+        band = self._bands.get(request.arrival.band)
+        if band is None or not band.depth:
+            band = self._begin(request.arrival.band)
+        band.push(request)
+        self._largest = max(self._largest, request.cost)
+        self.depth += 1
+        self.bytes += request.arrival.body_bytes
+        heappush(self._deadlines, (request.deadline, request.ticket, request))
+        if len(self._deadlines) > SLACK + 2 * self.depth:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].ticket == entry[1]]
+            heapify(self._deadlines)
 
     def remove(self, request: Request) -> None:
-        """Take out a request, wherever it stands, that leaves the state `WAITING` with this."""
-        band = request.arrival.band
-        lanes = self._bands[band]
-        lane = lanes[request.lane]
-        lane.removed()
+        """Take out a request that goes, is refused or has left, wherever it stands."""
+        band = self._bands[request.arrival.band]
+        band.remove(request)
+        request.ticket = 0
         self.depth -= 1
         self.bytes -= request.arrival.body_bytes
-        self._depths[band] -= 1
-        self.costs[band] -= request.cost
-        if not lane.depth:
-            del lanes[request.lane]
-            if not lanes:
-                del self._bands[band], self._depths[band]
-                self._order.remove(band)
+        if not band.depth:
+            self._order.remove(band)
+            self._idle[band.number] = band
+            if len(self._idle) > MAX_IDLE_BANDS:
+                del self._bands[self._idle.popitem(last=False)[0]]
+            if not self.depth:
+                self._largest = 0.0
 
-    def offer(self, accept_) -> None:
-        accept = lambda r: accept_(r) is Answer.TAKEN
-        for band in list(self.bands):
-            self._offer(band, accept)
+    def served(self, request: Request) -> None:
+        """Charge the flow and the band of a request that goes, before or after it was removed."""
+        band = self._bands.get(request.arrival.band)
+        cost = request.cost
+        self._served += cost
+        if band is not None:
+            band.fairness.charge(request.arrival.flow, cost)
+            band.share.given(cost, self._served)
 
-    def _offer(self, band: int, accept: Callable[[Request], bool]) -> None:
-        """Ask `accept` about the heads of a band's lanes, in order.
+    def settle(self, flow: str, band: int, delta: float) -> None:
+        """Charge a flow what was really used beyond what it was charged, in tokens of service; or give back."""
+        known = self._bands.get(band)
+        if known is not None:
+            known.settle(flow, delta)
 
-        It removes a request that it accepts, and the next of its lane is asked. One it refuses ends its lane.
+    def offer(self, accept: Callable[[Request], Answer]) -> None:
+        """Ask `accept` about those who wait, in order, until every lane has ended.
+
+        Of one that it takes, it has called `remove` and `served` when it returns.
         """
-        lanes = self._bands.get(band, {})
-        if len(lanes) == 1:  # nearly always, and then there is nothing to merge
-            ((key, lane),) = lanes.items()
-            while key in lanes and accept(lane.head()):
-                pass
-            return
-        heads = sorted((lane.head().order, key) for key, lane in lanes.items())
-        while heads:
-            _, key = heappop(heads)
-            if accept(lanes[key].head()) and key in lanes:
-                heappush(heads, (lanes[key].head().order, key))
+        ended: set[Lane] = set()
+        while self._offer(accept, ended):
+            pass
 
-    def is_head(self, request: Request) -> bool:
-        """Whether a request that waits is the first of its lane."""
-        return self._bands[request.arrival.band][request.lane].head() is request
+    def may_go(self, request: Request) -> bool:
+        """Whether a newcomer can change anything: it goes first in its lane, or may pass who does.
 
-    def oldest(self) -> Request | None:
-        """Whoever arrived first."""
-        ages = self._ages
-        while ages and not _current(ages[0]):
-            heappop(ages)
-        return ages[0][2] if ages else None
+        One that stands too far behind to be looked at may not.
+        """
+        band = self._bands[request.arrival.band]
+        lane = band.lanes[request.lane]
+        head = lane.head()
+        if head is request:
+            return True
+        if lane.blocked is not head or request.size >= head.size or head.passed >= self._max_passes:
+            return False
+        flow = band.fairness.active[request.arrival.flow]
+        return flow.counter + (flow.backlog - request.cost) / flow.weight <= lane.reach
+
+    def first_deadline(self) -> Request | None:
+        """Whoever's deadline comes first."""
+        heap = self._deadlines
+        while heap and heap[0][2].ticket != heap[0][1]:
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+    def reschedule(self) -> None:
+        """Deadlines are others than before."""
+        self._deadlines = [(request.deadline, request.ticket, request) for request in self]
+        heapify(self._deadlines)
 
     def relane(self, lane_of: Callable[[Request], LaneKey]) -> None:
         """Sort everybody into lanes anew: the endpoints are others than before."""
-        waiting = list(self)
-        self._bands.clear()
-        self._order.clear()
-        self._depths.clear()
-        self.depth = self.bytes = 0
-        for request in waiting:
-            self._insert(request, lane_of(request))
+        for band in self._order:
+            band.relane(lane_of)
 
     def __iter__(self) -> Iterator[Request]:
-        """All that wait: by band, then by lane."""
+        """All that wait: by band, then by lane, then by flow."""
+        return (request for band in self._order for lane in band.lanes.values() for request in lane)
+
+    def _begin(self, number: int) -> BandQueue:
+        """Somebody comes to wait in a band without anybody."""
+        band = self._idle.pop(number, None)
+        if band is None:
+            band = BandQueue(number, self._settings.get(number, DEFAULTS).reserved, self._weights)
+            self._bands[number] = band
+        band.share.begin(self._served)
+        insort(self._order, band, key=lambda other: other.number)
+        return band
+
+    def _offer(self, accept: Callable[[Request], Answer], ended: set[Lane]) -> bool:
+        """Ask until one is taken and another band may have its turn; False when every lane has ended."""
+        for band in self._in_turn(ended):
+            while (lane := band.first(ended)) is not None:
+                head = lane.head()
+                answer = accept(head)
+                if answer is Answer.TAKEN:
+                    if len(self._order) > 1:
+                        return True
+                    continue
+                ended.add(lane)
+                lane.blocked = head if answer is Answer.NO_ROOM else None
+                if answer is Answer.NO_ROOM and head.passed < self._max_passes:
+                    self._let_pass(lane, head, accept)
+        return False
+
+    def _let_pass(self, lane: Lane, head: Request, accept: Callable[[Request], Answer]) -> None:
+        """Ask a few that are smaller than the head, which does not fit."""
+        smaller = (request for request in lane.behind(LOOK) if request.size < head.size)
+        for request in islice(smaller, ASK):
+            answer = accept(request)
+            if answer is Answer.CLOSED:
+                return
+            if answer is Answer.TAKEN:
+                head.passed += 1
+                if head.passed >= self._max_passes:
+                    return
+
+    def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
+        """The bands: first who is owed the cost of its head; then the most urgent."""
+        if len(self._order) == 1:  # nearly always
+            return [self._order[0]]
+        due: list[BandQueue] = []
+        later: list[BandQueue] = []
         for band in self._order:
-            for lane in self._bands[band].values():
-                yield from lane
-
-    def _insert(self, request: Request, key: LaneKey) -> None:
-        band = request.arrival.band
-        lanes = self._bands.get(band)
-        if lanes is None:
-            lanes = self._bands[band] = {}
-            self._depths[band] = 0
-            insort(self._order, band)
-        lane = lanes.get(key)
-        if lane is None:
-            lane = lanes[key] = Lane()
-        request.lane = key
-        lane.push(request)
-        self.depth += 1
-        self.bytes += request.arrival.body_bytes
-        self._depths[band] += 1
-        self.costs[band] = self.costs.get(band, 0) + request.cost
-
-
-def _current(entry: tuple[float, int, Request]) -> bool:
-    """Whether a heap's entry is of a request that still waits, and of this stay of it."""
-    _, ticket, request = entry
-    return request.state is State.WAITING and request.ticket == ticket
+            lane = band.first(ended)
+            if lane is None:
+                continue
+            owed = band.share.due(lane.head().cost, self._served, self._largest) <= self._served
+            (due if owed else later).append(band)
+        due.sort(key=lambda band: band.share.since)
+        return due + later

@@ -33,10 +33,9 @@ def endpoint_state(endpoint: Endpoint, now: float) -> EndpointState:
 
 def queue_state(queue: Queue, now: float) -> QueueState:
     """The queue at this time."""
-    oldest = queue.oldest()
     return QueueState(
         depth=queue.depth,
         bytes=queue.bytes,
-        oldest_age=0.0 if oldest is None else now - oldest.arrived_at,
+        oldest_age=now - min((request.arrived_at for request in queue), default=now),
         bands=tuple(BandState(band, queue.depth_of(band)) for band in queue.bands),
     )

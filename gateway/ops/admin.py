@@ -1,4 +1,4 @@
-"""Health for probes, and the admin routes: metrics, state, drain. A FastAPI application, apart from the data plane."""
+"""Health for probes, and the admin routes: metrics, state, drain, explain. FastAPI, apart from the data plane."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from gateway.ops.explain import Explained, Explainer
 from gateway.ops.metrics import CONTENT_TYPE, Metrics
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
+from gateway.wire.errors import ErrorAnswer
+from gateway.wire.request import Api
 
 
 class Part(Flag):
@@ -61,12 +64,17 @@ _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The admin key is missing or wrong."}
 }
 _UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No endpoint has this id."}}
+_NOT_EXPLAINED: dict[int | str, dict[str, Any]] = {
+    status: {"description": "What the request itself would be answered.", "content": {"application/json": {}}}
+    for status in (400, 404, 413, 429, 503)
+}
 _MALFORMED: dict[int | str, dict[str, Any]] = {400: {"model": ErrorBody, "description": "A malformed parameter."}}
 
 
 def admin_app(
     source: StateSource,
     metrics: Metrics,
+    explainer: Explainer,
     version: str,
     *,
     admin_key: str | None = None,
@@ -77,6 +85,7 @@ def admin_app(
     Args:
         source: what it shows and changes.
         metrics: what `/metrics` exposes.
+        explainer: what answers `/kvgate/explain`.
         version: kvgate's own.
         admin_key: what `/metrics` and `/kvgate/*` require as a bearer token; None leaves them open.
         parts: which routes it has.
@@ -91,7 +100,7 @@ def admin_app(
     if Part.HEALTH in parts:
         app.include_router(_health_routes(source, version))
     if Part.ADMIN in parts:
-        app.include_router(_admin_routes(source, metrics, admin_key))
+        app.include_router(_admin_routes(source, metrics, explainer, admin_key))
     app.add_exception_handler(_Refused, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_malformed)
@@ -138,7 +147,7 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     return router
 
 
-def _admin_routes(source: StateSource, metrics: Metrics, admin_key: str | None) -> APIRouter:
+def _admin_routes(source: StateSource, metrics: Metrics, explainer: Explainer, admin_key: str | None) -> APIRouter:
     guard = [] if admin_key is None else [Depends(_guard(admin_key))]
     refusals = {} if admin_key is None else _UNAUTHORIZED
     router = APIRouter(tags=["admin"], dependencies=guard, responses=refusals)
@@ -172,7 +181,37 @@ def _admin_routes(source: StateSource, metrics: Metrics, admin_key: str | None) 
     async def undrain(endpoint_id: _EndpointId) -> EndpointState:
         return _changed(source, endpoint_id, source.undrain)
 
+    @router.post(
+        "/kvgate/explain",
+        summary="What would become of this request, and why. Nothing is sent to an engine, but to count a prompt.",
+        description="The body is that of any generation request. `x-kvgate-ttft-ms` counts as it would there.",
+        response_model=Explained,
+        responses=_NOT_EXPLAINED,
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+        },
+    )
+    async def explain(request: Request, api: _Api = None, flow: _Flow = None) -> Response:
+        explained = await explainer.explain(request.scope, request.receive, api=api, flow=flow)
+        if isinstance(explained, ErrorAnswer):
+            headers = {name.decode(): value.decode() for name, value in explained.headers}
+            return Response(explained.body, explained.status, headers)
+        return Response(explained.model_dump_json(), media_type="application/json")
+
     return router
+
+
+_Api = Annotated[
+    Api | None,
+    Query(
+        description="Whose request it is. Where it is not given, `prompt` tells completions and `input` responses; all "
+        "else is chat."
+    ),
+]
+_Flow = Annotated[
+    str | None,
+    Query(max_length=128, description="Whose it would be: the name of a client key; else the asking address's."),
+]
 
 
 _EndpointId = Annotated[str, Path(description="As in `/kvgate/state`: host and port.", examples=["127.0.0.1:8001"])]

@@ -141,7 +141,10 @@ class Attempt:
                 Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
             )
             return Settled(outcome, Verdict.DONE)
-        await self._send_whole(answer, body)
+        if self._exchange.opened:
+            await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
+        else:
+            await self._send_whole(answer, body)
         return Settled(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
 
     async def _whole(self, flight: Flight, answer: Answer) -> Settled | Again:
@@ -149,6 +152,8 @@ class Attempt:
         facts = read_body(body)
         if facts.failure is not None:
             return await self._failed_unseen(facts.failure)
+        if self._exchange.opened:  # its client was promised a stream
+            return Again(busy=False, reason="The endpoint did not stream its answer.")
         flight.answering = True
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
@@ -211,9 +216,12 @@ class Attempt:
 
     async def _start(self, answer: Answer, length: int | None = None) -> None:
         exchange = self._exchange
-        exchange.status = answer.status
         exchange.committed = True
+        if exchange.opened:
+            return
+        exchange.status = answer.status
         headers = towards_client(answer.headers, exchange.identifier, length=length)
+        headers += exchange.facts()
         await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _send_whole(self, answer: Answer, body: bytes) -> None:

@@ -31,12 +31,17 @@ class Clients:
     def __init__(self, keys: Mapping[str, Client], trusted_header: str | None) -> None:
         # Looked up by digest, so that the time of a comparison tells nothing about a key.
         self._by_digest = {_digest(key): client for key, client in keys.items()}
+        self._by_flow = {client.flow: client for client in sorted(keys.values(), key=lambda c: c.band, reverse=True)}
         self._trusted = trusted_header.lower().encode() if trusted_header is not None else None
 
     @property
     def authenticates(self) -> bool:
         """Whether clients need a key."""
         return bool(self._by_digest)
+
+    def named(self, flow: str) -> Client:
+        """The client that is called so; one without a key may ask for the most urgent band."""
+        return self._by_flow.get(flow) or Client(flow)
 
     def identify(self, scope: Scope) -> Client:
         """Who sends this request. An unverified key is nobody's.
@@ -54,8 +59,13 @@ class Clients:
             named = header(scope, self._trusted)
             if named:
                 return Client(named.decode("latin-1")[:128])
-        peer = scope.get("client")
-        return Client(peer[0] if peer else "local")
+        return Client(peer(scope))
+
+
+def peer(scope: Scope) -> str:
+    """The address a request comes from."""
+    address = scope.get("client")
+    return address[0] if address else "local"
 
 
 def _digest(key: str) -> bytes:

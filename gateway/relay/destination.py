@@ -31,13 +31,18 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
     if pool is not None:
         exchange.model = pool.name
         return pool
-    if directory.undiscovered():
+    raise unknown_model(plane, model)
+
+
+def unknown_model(plane: Plane, model: str | None) -> RefusedError:
+    """The refusal of a request whose pool is not known; `model` as its client wrote it."""
+    if plane.directory.undiscovered():
         message = "No endpoint that may serve this model could be reached yet."
-        raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
+        return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
     if model is None:
-        raise RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
+        return RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
     message = f"The model `{model[:200]}` does not exist here. `/v1/models` lists those that do."
-    raise RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
+    return RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
 
 
 async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> None:

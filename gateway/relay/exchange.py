@@ -9,7 +9,7 @@ from gateway.ops.metrics import Metrics
 from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
 from gateway.relay.headers import request_id
 from gateway.tokens.count import Source
-from gateway.wire.errors import REFUSALS, error_answer
+from gateway.wire.errors import REFUSALS, error_answer, stream_error
 from gateway.wire.request import Api
 from gateway.wire.stream import Usage
 
@@ -38,7 +38,8 @@ class Exchange:
         overhead: seconds from `received` until it first went to an endpoint, less what it waited.
         queued: whether its wait was one for admission, and came to an end.
         first_event: when the first event of a streamed answer was ready to leave.
-        committed: whether the head of an answer has left: from here on an error can only be told in the stream.
+        opened: whether a head with the status 200 left while the request waited: a refusal is told in the stream.
+        committed: whether an answer has begun: from here on no other endpoint can be tried.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Exchange:
     overhead: float | None = None
     first_event: float | None = None
     status: int | None = None
+    opened: bool = False
     committed: bool = False
     ended: bool = field(default=False, repr=False)
 
@@ -74,6 +76,33 @@ class Exchange:
         """It goes to an endpoint now."""
         if self.overhead is None:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
+
+    def facts(self) -> list[tuple[bytes, bytes]]:
+        """Headers that tell a client what its request came to; none before its prompt was counted."""
+        if self.prompt_tokens is None:
+            return []
+        facts = [
+            (b"x-kvgate-prompt-tokens", b"%d" % self.prompt_tokens),
+            (b"x-kvgate-queue-ms", b"%d" % (self.waited * 1000)),
+        ]
+        if self.endpoint is not None:
+            facts.append((b"x-kvgate-endpoint", self.endpoint.encode("ascii", "replace")))
+        return facts
+
+    async def open(self) -> None:
+        """Begin the stream of a request that still waits; what is not known yet stays out of its head."""
+        if self.opened:
+            return
+        self.status = 200
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-kvgate-prompt-tokens", b"%d" % (self.prompt_tokens or 0)),
+            (b"x-request-id", self.identifier),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await self.send({"type": "http.response.start", "status": self.status, "headers": headers})
+        self.opened = True
 
     async def refuse(
         self,
@@ -89,10 +118,17 @@ class Exchange:
 
         `close` and `unread`: see `send_answer`.
         """
+        if self.opened:
+            self.committed = True
+            event = stream_error(self.api or Api.CHAT, outcome, message)
+            await self.send({"type": "http.response.body", "body": event, "more_body": False})
+            return outcome
         answer = error_answer(outcome, message, api=self.api, param=param, retry_after=retry_after)
         self.status = answer.status
         self.committed = True
-        await send_answer(self.send, answer, ((b"x-request-id", self.identifier),), close=close, unread=unread)
+        reason = (b"x-kvgate-reason", outcome.value.encode())
+        extra = ((b"x-request-id", self.identifier), reason, *self.facts())
+        await send_answer(self.send, answer, extra, close=close, unread=unread)
         return outcome
 
 

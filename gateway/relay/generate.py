@@ -1,11 +1,9 @@
 """A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
 
-from dataclasses import dataclass
-
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Demand, RequestId, Verdict
+from gateway.admission.events import Arrived, Demand, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.driver import Driver, RejectedError
+from gateway.driver import Driver, RejectedError, new_request
 from gateway.pools import Pool
 from gateway.relay.asgi import Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
@@ -13,10 +11,21 @@ from gateway.relay.clients import Client
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_endpoint
-from gateway.relay.length import TooLongError, demand, untokenized
+from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError, Source
-from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, InvalidRequestError, parse, with_usage
+from gateway.relay.understand import (
+    NO_ENDPOINT,
+    UncountedError,
+    Work,
+    counted,
+    demanded,
+    foreground,
+    parsed,
+    present,
+    ttft_target,
+)
+from gateway.tokens.count import PromptCount, Source
+from gateway.wire.request import Api, GenerationRequest, edited
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT})
 _BYTES_PER_TOKEN = 4
@@ -26,10 +35,16 @@ _BYTES_PER_TOKEN = 4
 class _Reservation:
     """A place in the core that is given back exactly once, whatever happens."""
 
-    def __init__(self, driver: Driver, request: RequestId) -> None:
-        self.request = request
+    def __init__(self, driver: Driver) -> None:
+        self.request = new_request()
         self._driver = driver
+        self._held = False
+
+    async def take(self, arrival: Arrived) -> Dispatch:
+        """Wait for it."""
+        dispatch = await self._driver.admit(arrival)
         self._held = True
+        return dispatch
 
     async def again(self, *, busy: bool) -> Dispatch:
         """Give it back unanswered and wait for another one."""
@@ -45,16 +60,6 @@ class _Reservation:
             self._driver.finish(self.request, verdict, completion_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A request that was understood, and what it asks for."""
-
-    request: GenerationRequest
-    pool: Pool
-    count: PromptCount
-    demand: Demand
-
-
 async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
     """Serve one request of the four generation APIs; returns how it ended.
 
@@ -62,106 +67,78 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         RefusedError: it ends with an error.
         asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
     """
-    request = _parsed(exchange.api or Api.CHAT, body)
+    request = parsed(exchange.api or Api.CHAT, body)
     exchange.stream = request.stream
+    target = ttft_target(scope)
     pool = await find_pool(plane, exchange, request.model, len(body))
-    _foreground(plane, pool, request)
+    try:
+        foreground(request)
+    except RefusedError as refused:
+        _tolerate(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
     exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
     asked = _demanded(plane, pool, request, count)
-    return await _admitted(plane, scope, exchange, client, _Work(request, pool, count, asked))
+    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target))
 
 
-def _parsed(api: Api, body: bytes) -> GenerationRequest:
-    try:
-        return parse(api, body)
-    except ForbiddenFieldError as error:
-        raise RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
-    except InvalidRequestError as error:
-        raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
+    """Where nothing is refused, note what would have been.
 
-
-def _foreground(plane: Plane, pool: Pool, request: GenerationRequest) -> None:
-    """Refuse what the engine would answer at once and generate later, unseen by the ledger."""
-    if request.api is not Api.RESPONSES or not request.field("background"):
-        return
+    Raises:
+        RefusedError: the one that is given, elsewhere.
+    """
     if not plane.observes:
-        message = (
-            "`background` cannot be used here: its tokens could not be accounted for. Stream the response instead."
-        )
-        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
-    plane.metrics.model(pool.name).would(Outcome.FORBIDDEN_FIELD)
+        raise refused
+    plane.metrics.model(pool.name).would(refused.outcome)
 
 
 async def _counted(
     plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
 ) -> PromptCount:
-    longest = pool.max_model_len
     try:
-        try:
-            return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
-        except CountUnavailableError:
-            # The engine had to count and none is there: wait for one as the queue would.
-            await wait_for_endpoint(plane, exchange, pool, len(request.body))
-            return await pool.counter.count(request, flow=client.flow, max_model_len=longest)
-    except PromptTooLongError as error:
-        if not plane.observes:
-            refusal = untokenized(error.at_least, longest, request.api)
-            raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, refusal.message, refusal.param) from None
-        plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
-    except InvalidRequestError as error:
-        if not plane.observes:
-            raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
-        plane.metrics.model(pool.name).would(Outcome.INVALID_REQUEST)
-    except CountingOverloadedError:
-        if not plane.observes:
-            message = "Too many prompts wait to be counted. Please retry."
-            raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
-        plane.metrics.model(pool.name).would(Outcome.QUEUE_FULL)
-    except CountUnavailableError as error:
-        if not plane.observes:
-            message = f"The prompt could not be counted: {error}."
-            raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
-        plane.metrics.model(pool.name).would(Outcome.NO_ENDPOINT)
+        return await counted(pool, request, client.flow)
+    except UncountedError:
+        pass
+    except RefusedError as refused:
+        _tolerate(plane, pool, refused)
+        return _estimate(request)
+    # The engine had to count and none is there: wait for one as the queue would.
+    await wait_for_endpoint(plane, exchange, pool, len(request.body))
+    try:
+        return await counted(pool, request, client.flow)
+    except RefusedError as refused:
+        _tolerate(plane, pool, refused)
+        return _estimate(request)
+
+
+def _estimate(request: GenerationRequest) -> PromptCount:
     return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE)
 
 
 def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
-    if not pool.endpoints:  # the model left in the meantime, and its length with it
-        raise RefusedError(Outcome.NO_ENDPOINT, _SENTENCES[Outcome.NO_ENDPOINT], retry_after=1.0)
+    present(pool)
     try:
-        return demand(request, count, pool.max_model_len, pool.takes)
-    except TooLongError as error:
-        if not plane.observes:
-            raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None
-        plane.metrics.model(pool.name).would(Outcome.CONTEXT_LENGTH_EXCEEDED)
-        return demand(request, PromptCount(count.prompts, Source.ESTIMATE), pool.max_model_len, pool.takes)
+        return demanded(pool, request, count)
+    except RefusedError as refused:
+        _tolerate(plane, pool, refused)
+        return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE))
 
 
-async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Client, work: _Work) -> Outcome:
-    pool, request, asked = work.pool, work.request, work.demand
-    band = max(client.band, request.priority)
-    queued = plane.clock()
+async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) -> Outcome:
+    pool, request, band = work.pool, work.request, work.band
+    interval = plane.settings.admission.queue.heartbeat
+    reservation = _Reservation(pool.driver)
     try:
-        identifier, dispatch = await pool.driver.admit(
-            asked, band=band, flow=client.flow, body_bytes=len(request.body), streamed=request.stream
-        )
-        exchange.queued = True
-    except RejectedError as error:
-        exchange.queued = error.command.outcome in _WAITED_IN_VAIN
-        raise _refusal(error.command, "") from None
-    finally:
-        exchange.waited += plane.clock() - queued
-    reservation = _Reservation(pool.driver, identifier)
-    try:
+        async with heartbeat(exchange, interval):
+            dispatch = await _first(plane, exchange, reservation, work)
         if dispatch.would is not None:
             plane.metrics.model(pool.name).would(dispatch.would)
         ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
         outgoing = Outgoing(
-            request=identifier,
+            request=reservation.request,
             path=path(scope),
-            body=with_usage(request) if ask_usage else request.body,
-            prompt_tokens=asked.prompt_tokens,
+            body=edited(request, usage=ask_usage, priority=band),
+            prompt_tokens=work.demand.prompt_tokens,
             strip_usage=ask_usage,
         )
         while True:
@@ -184,9 +161,24 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, client: Clie
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
-            dispatch = await _another(plane, exchange, reservation, result)
+            async with heartbeat(exchange, interval):
+                dispatch = await _another(plane, exchange, reservation, result)
     finally:
         reservation.release(Verdict.ABORTED)
+
+
+async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:
+    queued = plane.clock()
+    try:
+        dispatch = await reservation.take(work.arrival(reservation.request))
+    except RejectedError as error:
+        exchange.queued = error.command.outcome in _WAITED_IN_VAIN
+        raise _refusal(error.command, "") from None
+    else:
+        exchange.queued = True
+        return dispatch
+    finally:
+        exchange.waited += plane.clock() - queued
 
 
 async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, result: Again) -> Dispatch:
@@ -206,7 +198,7 @@ _SENTENCES: dict[Outcome, str] = {
     Outcome.QUEUE_FULL: "The queue is full.",
     Outcome.WAIT_TOO_LONG: "The first token could not come within the TTFT target.",
     Outcome.QUEUE_TIMEOUT: "No room became free in time.",
-    Outcome.NO_ENDPOINT: "No endpoint is ready to serve this model.",
+    Outcome.NO_ENDPOINT: NO_ENDPOINT,
     Outcome.DRAINING: "This gateway is shutting down.",
     Outcome.CONTEXT_LENGTH_EXCEEDED: "No endpoint has a KV cache that the prompt fits.",
     Outcome.UPSTREAM_ERROR: "",

@@ -21,7 +21,13 @@ _HOP_BY_HOP = frozenset(
 )
 """RFC 9110, 7.6.1: they mean one connection, not the message. So do those that `Connection` names."""
 
+TTFT_HEADERS = (b"x-kvgate-ttft-ms", b"x-llm-d-slo-ttft-ms")
+"""In which a client asks for a time to its first token, milliseconds; the first one that is there counts."""
+_OURS = b"x-kvgate-"
+"""How headers between a client and kvgate begin: an endpoint gets none of them, and its own go to nobody."""
+
 _NOT_SENT = _HOP_BY_HOP | {
+    *TTFT_HEADERS,
     b"host",
     b"content-length",
     b"expect",
@@ -77,7 +83,7 @@ def towards_endpoint(
         if name not in _NOT_SENT
         and name not in named
         and not (drop_credentials and name in _CREDENTIALS)
-        and not name.startswith(b"x-kvgate-")
+        and not name.startswith(_OURS)
     ]
     headers.append((b"x-request-id", identifier))
     headers.append((b"accept-encoding", b"identity"))
@@ -94,7 +100,7 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
     kept = [
         (lowered, value)
         for name, value in headers
-        if (lowered := name.lower()) not in _NOT_RETURNED and lowered not in named
+        if (lowered := name.lower()) not in _NOT_RETURNED and lowered not in named and not lowered.startswith(_OURS)
     ]
     if length is not None:
         kept.append((b"content-length", b"%d" % length))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from gateway.admission.events import Prefix
 from gateway.wire.request import GenerationRequest
 
 
@@ -26,6 +27,8 @@ class PromptCount:
     source: Source
     kind: str = ""
     """What kind of request it was, of low cardinality (`chat+tools`): names the cause when a count turns out wrong."""
+    prefix: Prefix = ()
+    """Leading parts of its prompt. Empty unless it was counted locally and has one prompt, all of it text or ids."""
 
 
 class PromptTooLongError(Exception):

@@ -15,6 +15,7 @@ from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
+from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, ParityReport, Probe, UncountedError, compare, probes
 from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
@@ -59,6 +60,7 @@ class ModelCounter:
         self._drift = DriftWatch()
         self._drifted = False
         self._reports: dict[str, ParityReport] = {}
+        self._key = new_key()
 
     async def start(self) -> None:
         """Load the tokenizer, here and in the processes. Takes seconds; where it fails, the engine counts."""
@@ -114,7 +116,7 @@ class ModelCounter:
         if Feature.PROMPT not in distrusted:
             try:
                 counted = await self._here(flow, request.api, request.body, max_model_len, distrusted)
-                return PromptCount(counted.prompts, Source.LOCAL, counted.kind)
+                return PromptCount(counted.prompts, Source.LOCAL, counted.kind, counted.prefix)
             except (NeedsEngineError, WorkerDiedError):
                 pass
             except NotCountableError:
@@ -136,7 +138,9 @@ class ModelCounter:
     ) -> Counted:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
-        return await self._pool.run(flow, len(body), count_body, self._source, api, body, max_model_len, distrusted)
+        return await self._pool.run(
+            flow, len(body), count_body, self._source, api, body, max_model_len, distrusted, key=self._key
+        )
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         try:

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, features
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_encoding, chat_prompt, text_prompt
+from gateway.tokens.prefix import prefix_of
 from gateway.tokens.render import TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
 from gateway.wire.request import Api, InvalidRequestError
@@ -22,6 +24,8 @@ class Counted:
     prompts: tuple[int, ...]
     kind: str
     """What kind of request it was: the API, with `+tools` and the like."""
+    prefix: Prefix = ()
+    """Leading parts of its prompt, where it has exactly one that the engine may find in its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,13 @@ def load(source: TokenizerSource) -> None:
 
 
 def count_body(
-    source: TokenizerSource, api: Api, body: bytes, max_model_len: int, distrusted: frozenset[Feature] = frozenset()
+    source: TokenizerSource,
+    api: Api,
+    body: bytes,
+    max_model_len: int,
+    distrusted: frozenset[Feature] = frozenset(),
+    *,
+    key: bytes | None = None,
 ) -> Counted:
     """Count with the tokenizer of the model.
 
@@ -68,6 +78,7 @@ def count_body(
         body: its bytes.
         max_model_len: tokens; what cannot fit is not encoded.
         distrusted: features that this model's engine is known to treat otherwise.
+        key: for the hashes of leading parts of the prompt; None where nobody compares them.
 
     Raises:
         NeedsEngineError, NotCountableError: it cannot be counted here.
@@ -75,13 +86,21 @@ def count_body(
         PromptTooLongError: it cannot fit.
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    prompt = _prompt(api, _fields(body))
+    fields = _fields(body)
+    prompt = _prompt(api, fields)
     brought = features(prompt)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
     if isinstance(prompt, TextPrompt):
-        return Counted(renderer(source).count_texts(prompt, max_model_len), _kind(api, brought))
-    return Counted((renderer(source).count_chat(prompt, max_model_len),), _kind(api, brought))
+        measured = renderer(source).measure_texts(prompt, max_model_len)
+    else:
+        measured = (renderer(source).measure_chat(prompt, max_model_len),)
+    prefix: Prefix = ()
+    if key is not None and len(measured) == 1 and measured[0].encoded is not None and not _skips_cache(fields):
+        # A LoRA is asked for by its name. Two names of the base model are taken for two models: they share nothing.
+        seed = repr((fields.get("model"), fields.get("cache_salt")))
+        prefix = prefix_of(measured[0].encoded.ids, key, seed)
+    return Counted(tuple(one.tokens for one in measured), _kind(api, brought), prefix)
 
 
 def engine_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
@@ -112,7 +131,9 @@ def engine_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
         return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, _kind(api, features(prompt)))
     texts = text_prompt(fields)
     special = {"add_special_tokens": texts.encoding.add_special_tokens}
-    calls = (item if isinstance(item, int) else _tokenize(model | {"prompt": item} | special) for item in texts.prompts)
+    calls = (
+        _tokenize(model | {"prompt": item} | special) if isinstance(item, str) else len(item) for item in texts.prompts
+    )
     return EngineWork(tuple(calls), texts.encoding, _kind(api, features(texts)))
 
 
@@ -138,6 +159,15 @@ def _fields(body: bytes) -> Json:
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return fields
+
+
+def _skips_cache(fields: Mapping[str, Any]) -> bool:
+    """Whether the engine computes all of the prompt, whatever it knows: for log probabilities of the prompt itself."""
+    return bool(
+        fields.get("echo")
+        or fields.get("prompt_logprobs") is not None
+        or fields.get("prompt_logprob_token_ids") is not None
+    )
 
 
 def _prompt(api: Api, fields: Mapping[str, Any]) -> ChatPrompt | TextPrompt:

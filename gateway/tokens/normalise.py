@@ -46,9 +46,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The prompts of a completions request: texts, and the lengths of those that came as token ids."""
+    """The prompts of a completions request: texts, or token ids."""
 
-    prompts: tuple[str | int, ...]
+    prompts: tuple[str | list[int], ...]
     encoding: Encoding = field(default_factory=lambda: Encoding(add_special_tokens=True))
 
 
@@ -241,16 +241,16 @@ def _truncation(fields: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _prompts(prompt: Any) -> tuple[str | int, ...]:
+def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
         if all(isinstance(item, str) for item in prompt):
             return tuple(prompt)
         if _is_ids(prompt):
-            return (len(prompt),)
+            return (prompt,)
         if all(isinstance(item, list) and item and _is_ids(item) for item in prompt):
-            return tuple(len(item) for item in prompt)
+            return tuple(prompt)
     raise InvalidRequestError("prompt: expected text, token ids, or a list of either", "prompt")
 
 

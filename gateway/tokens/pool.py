@@ -4,6 +4,7 @@ Jinja and Python hold the GIL: a large body in a thread would stall the loop, an
 """
 
 import asyncio
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +13,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
@@ -104,10 +105,14 @@ class _Job:
     done: asyncio.Future[Any]
 
 
+_Ended = Callable[[Any, BaseException | None], None]
+"""Told on the event loop what a job returned, or raised."""
+
+
 class _Worker(Protocol):
     """Does one job at a time."""
 
-    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
+    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
         """Begin a job.
 
         Raises:
@@ -128,7 +133,8 @@ class _Lane:
         self._make = make
         self._idle = [make() for _ in range(workers)]
         self._queue: FairQueue[_Job] = FairQueue()
-        self._running: dict[asyncio.Future[Any], tuple[_Worker, _Job]] = {}
+        self._running: dict[_Job, _Worker] = {}
+        self._at_rest: asyncio.Future[None] | None = None
 
     def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
         job = _Job(call, asyncio.get_running_loop().create_future())
@@ -140,11 +146,12 @@ class _Lane:
         while self._queue:
             self._queue.pop().done.cancel()
         if self._running:
-            await asyncio.wait(self._running, timeout=_LAST_JOBS)
-        workers = [*self._idle, *(worker for worker, _ in self._running.values())]
-        for future, (_, job) in self._running.items():
-            future.cancel()
+            self._at_rest = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._at_rest], timeout=_LAST_JOBS)
+        workers = [*self._idle, *self._running.values()]
+        for job in self._running:
             job.done.cancel()
+        self._running.clear()
         await asyncio.gather(*(asyncio.to_thread(worker.end) for worker in workers))
 
     def _dispatch(self) -> None:
@@ -153,20 +160,18 @@ class _Lane:
             if job.done.cancelled():
                 continue
             worker = self._idle.pop()
+            ended = functools.partial(self._ended, job)
             try:
-                started = worker.submit(job.call)
+                worker.submit(job.call, ended)
             except BrokenProcessPool:  # it died while idle: this job has no part in that
                 worker = self._make()
-                started = worker.submit(job.call)
-            future = asyncio.wrap_future(started)
-            self._running[future] = worker, job
-            future.add_done_callback(self._finished)
+                worker.submit(job.call, ended)
+            self._running[job] = worker
 
-    def _finished(self, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():  # given up by `close`
+    def _ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
+        worker = self._running.pop(job, None)
+        if worker is None:  # given up by `close`
             return
-        worker, job = self._running.pop(future)
-        error = future.exception()
         if isinstance(error, BrokenProcessPool):
             asyncio.get_running_loop().run_in_executor(None, worker.end)
             worker = self._make()
@@ -176,34 +181,41 @@ class _Lane:
             if error is not None:
                 job.done.set_exception(error)
             else:
-                job.done.set_result(future.result())
+                job.done.set_result(result)
         self._dispatch()
+        if self._at_rest is not None and not self._running and not self._at_rest.done():
+            self._at_rest.set_result(None)
 
 
 class _Thread:
-    """A daemon thread: the interpreter does not wait for it at exit, as it does for those of the library's pool."""
+    """A daemon thread: the interpreter does not wait for it at exit, as it does for those of the library's pool.
+
+    It tells the loop directly: a future of `concurrent.futures` and its way to the loop cost as much as a short count.
+    """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended] | None] = (
+            queue.SimpleQueue()
+        )
         threading.Thread(target=self._work, name="counting", daemon=True).start()
 
-    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._jobs.put((future, call))
-        return future
+    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+        self._jobs.put((call, asyncio.get_running_loop(), ended))
 
     def end(self) -> None:
         self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, call = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001  # whatever it is, its caller shall have it
-                    future.set_exception(error)
-            del job, future, call  # a body may be large, and the next job far off
+            call, loop, ended = job
+            result, error = None, None
+            try:
+                result = call()
+            except BaseException as raised:  # noqa: BLE001  # whatever it is, its caller shall have it
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended, result, error)
+            del job, call, ended, result, error  # a body may be large, and the next job far off
 
 
 class _Process:
@@ -213,14 +225,20 @@ class _Process:
         # Spawned, not forked: this process has threads.
         self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
 
-    def submit(self, call: Callable[[], Any], /) -> Future[Any]:
-        return self._executor.submit(call)
+    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+        asyncio.wrap_future(self._executor.submit(call)).add_done_callback(functools.partial(_tell, ended))
 
     def end(self) -> None:
         # What `kill_workers` of Python 3.14 does.
         for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
             process.kill()
         self._executor.shutdown(cancel_futures=True)
+
+
+def _tell(ended: _Ended, future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():  # dropped by `end`
+        error = future.exception()
+        ended(None if error is not None else future.result(), error)
 
 
 def _settle_in() -> None:

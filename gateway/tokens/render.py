@@ -5,10 +5,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 import jinja2
@@ -34,6 +34,34 @@ class TokenizerSource:
     trust_remote_code: bool = False
     chat_template: str | None = None
     """A template to use instead of the tokenizer's own, as `--chat-template` makes the engine do."""
+
+
+class Tokens(Protocol):
+    """A text's tokens. How many costs nothing to ask; the ids are copied each time."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrompt:
+    """A prompt's length, and its tokens."""
+
+    tokens: int
+    encoded: Tokens | None
+    """None where truncation leaves others than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    ids: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class TokenizerUnavailableError(Exception):
@@ -71,35 +99,35 @@ class Renderer:
         self._plain = _template(tokenizer, chat_template, tools=None)
         self._with_tools = _template(tokenizer, chat_template, tools=[])
 
-    def count_chat(self, prompt: ChatPrompt, max_model_len: int) -> int:
-        """Tokens of a conversation.
+    def measure_chat(self, prompt: ChatPrompt, max_model_len: int) -> MeasuredPrompt:
+        """Encode a conversation.
 
         Raises:
             NeedsEngineError: there is no template, or it fails in a way the engine should word.
             InvalidRequestError: the template refuses the conversation.
             PromptTooLongError: it cannot fit.
         """
-        return self._count(self.render(prompt), prompt.encoding, max_model_len)
+        return self._measure(self.render(prompt), prompt.encoding, max_model_len)
 
-    def count_texts(self, prompt: TextPrompt, max_model_len: int) -> tuple[int, ...]:
-        """Tokens of each prompt of a completions request.
+    def measure_texts(self, prompt: TextPrompt, max_model_len: int) -> tuple[MeasuredPrompt, ...]:
+        """Encode each prompt of a completions request.
 
         Raises:
             PromptTooLongError: one of them cannot fit.
         """
         return tuple(
-            cut(item, prompt.encoding, max_model_len)
-            if isinstance(item, int)
-            else self._count(item, prompt.encoding, max_model_len)
+            self._measure(item, prompt.encoding, max_model_len)
+            if isinstance(item, str)
+            else _cut(_Ids(item), prompt.encoding, max_model_len)
             for item in prompt.prompts
         )
 
     def count_text(self, text: str) -> int:
         """Tokens of a text by itself, whatever it holds."""
-        return self._encode(text.encode(errors="replace").decode(), True)
+        return len(self._encode(text.encode(errors="replace").decode(), True))
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The text that is encoded. Raises as `count_chat`."""
+        """The text that is encoded. Raises as `measure_chat`."""
         template = self._plain if prompt.tools is None else self._with_tools
         if template is None:
             raise NeedsEngineError("the tokenizer has no chat template")
@@ -121,12 +149,12 @@ class Renderer:
             # Whatever a template does to odd input, it does in the engine too, which then says so in its own words.
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
 
-    def _count(self, text: str, encoding: Encoding, max_model_len: int) -> int:
+    def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         if encoding.truncate is None:
             self._check_length(text, encoding, max_model_len)
-        return cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
+        return _cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
 
     def _check_length(self, text: str, encoding: Encoding, max_model_len: int) -> None:
         if len(text) > max_model_len * self.max_chars_per_token:
@@ -134,7 +162,7 @@ class Renderer:
         prefix = _PREFIX_CHARS_PER_TOKEN * (max_model_len + 1)
         if len(text) > 2 * prefix:
             # Only the end of a prefix may be encoded otherwise than in the whole text: the margin is for that.
-            tokens = self._encode(text[:prefix], encoding.add_special_tokens) - self.max_chars_per_token
+            tokens = len(self._encode(text[:prefix], encoding.add_special_tokens)) - self.max_chars_per_token
             if tokens > max_model_len:
                 raise PromptTooLongError(tokens)
 
@@ -143,6 +171,11 @@ def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
     """What truncation leaves of a prompt."""
     most = encoding.most_tokens(max_model_len)
     return tokens if most is None else min(tokens, most)
+
+
+def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
+    tokens = cut(len(encoded), encoding, max_model_len)
+    return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
 
 
 @functools.lru_cache(maxsize=16)
@@ -237,8 +270,8 @@ def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: li
     return ChatTemplate(source)
 
 
-def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], int]:
-    """How many tokens a text has, given whether special tokens are added."""
+def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Tokens]:
+    """What makes tokens of a text, given whether special tokens are added."""
     from transformers import TokenizersBackend  # noqa: PLC0415
 
     kind = type(tokenizer)
@@ -248,10 +281,10 @@ def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], int]
         and kind._encode_plus is TokenizersBackend._encode_plus  # noqa: SLF001  # only to see that it is not overridden
     )
     if not plain:
-        return lambda text, special: len(tokenizer(text, add_special_tokens=special)["input_ids"])
+        return lambda text, special: _Ids(tokenizer(text, add_special_tokens=special)["input_ids"])
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
     # Without offsets, which nobody reads here: a third faster than the tokenizer's own call.
-    return lambda text, special: len(backend.encode_batch_fast([text], add_special_tokens=special)[0])
+    return lambda text, special: backend.encode_batch_fast([text], add_special_tokens=special)[0]

@@ -56,6 +56,8 @@ class GenerationRequest:
     max_tokens: int | None
     """What the client asked for, `max_completion_tokens` before `max_tokens`."""
     priority: int
+    tools: bool
+    """Whether it brings tools."""
 
     def field(self, name: str) -> Any:
         """A top-level field decoded, None where it is absent or null.
@@ -125,21 +127,32 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         n=_sequences(fields),
         max_tokens=_max_tokens(api, fields),
         priority=_integer(fields, "priority") or 0,
+        tools=_has_entries(fields, "tools"),
     )
 
 
-def with_usage(request: GenerationRequest) -> bytes:
-    """The body with `stream_options.include_usage` set on the client's behalf; every other value keeps its bytes.
+def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
+    """The body as an endpoint gets it: the client's own bytes, but for these two edits.
 
-    `continuous_usage_stats` has no effect without `include_usage`, so the client that set only the former does not
-    expect it either.
+    Args:
+        request: what the client sent.
+        usage: set `stream_options.include_usage` on its behalf. `continuous_usage_stats` has no effect without that, so
+            a client that set only the former does not expect it either.
+        priority: its band. An engine that schedules by it must not take the client's word. `/v1/messages` has no such
+            field: there only the header tells it, and nobody but kvgate sets that.
     """
+    prioritized = request.priority != priority and request.api is not Api.MESSAGES
+    if not usage and not prioritized:
+        return request.body
     fields = dict(request.fields)
-    given = fields.get("stream_options")
-    options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
-    options.pop("continuous_usage_stats", None)
-    options["include_usage"] = _TRUE
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    if usage:
+        given = fields.get("stream_options")
+        options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
+        options.pop("continuous_usage_stats", None)
+        options["include_usage"] = _TRUE
+        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    if prioritized:
+        fields["priority"] = msgspec.Raw(b"%d" % priority)
     return msgspec.json.encode(fields)
 
 
@@ -172,6 +185,12 @@ def _decode(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"`{name}` is not valid JSON: {error}.", name) from None
+
+
+def _has_entries(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a field is a list with something in it, told without decoding it."""
+    raw = bytes(fields.get(name, b""))
+    return raw[:1] == b"[" and raw[1:-1].strip() != b""
 
 
 def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:

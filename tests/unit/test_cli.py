@@ -42,6 +42,11 @@ def test_endpoints_are_fronted(run):
     assert (server.host, server.port, server.admin_port) == ("::", 9, 10)
 
 
+def test_events_are_recorded_where_a_flag_says(run):
+    result = run("serve", "--endpoint", "http://a:1", "--event-log", "events.jsonl")
+    assert str(result.served.admission.event_log) == "events.jsonl"
+
+
 def test_a_model_is_launched(run):
     assert run("serve", "org/model").served.models[0].engine.model == "org/model"
 

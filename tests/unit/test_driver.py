@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
+    Arrived,
     Capacity,
     Demand,
     EndpointDown,
@@ -18,7 +19,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.driver import PROGRESS_INTERVAL, Driver, RejectedError
+from gateway.driver import PROGRESS_INTERVAL, Driver, RejectedError, new_request
 
 HERE = EndpointId("here")
 SMALL = Demand((10,), 10)
@@ -50,8 +51,13 @@ def in_flight(driver):
     return sum(endpoint.in_flight for endpoint in snapshot(driver).endpoints)
 
 
+async def admitted(driver, band=0):
+    arrival = Arrived(new_request(), SMALL, band=band, flow="f", body_bytes=10)
+    return arrival.request, await driver.admit(arrival)
+
+
 def admit(driver):
-    return asyncio.create_task(driver.admit(SMALL, band=0, flow="f", body_bytes=10))
+    return asyncio.create_task(admitted(driver))
 
 
 async def turns(count=3):
@@ -61,7 +67,7 @@ async def turns(count=3):
 
 async def test_a_request_that_fits_is_dispatched_at_once():
     driver = driver_of()
-    request, dispatch = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    request, dispatch = await admitted(driver)
     assert dispatch.endpoint == HERE
     assert in_flight(driver) == 1
     driver.finish(request, Verdict.DONE, 3)
@@ -71,7 +77,7 @@ async def test_a_request_that_fits_is_dispatched_at_once():
 
 async def test_who_waits_is_told_when_its_turn_comes():
     driver = driver_of()
-    first, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    first, _ = await admitted(driver)
     second = admit(driver)
     await turns()
     assert not second.done()
@@ -85,9 +91,9 @@ async def test_who_waits_is_told_when_its_turn_comes():
 
 async def test_time_alone_ends_a_wait():
     driver = driver_of(ttl=0.05)
-    await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    await admitted(driver)
     with pytest.raises(RejectedError) as refused:
-        await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+        await admitted(driver)
     assert refused.value.command.outcome is Outcome.QUEUE_TIMEOUT
     assert snapshot(driver).queue.depth == 0
     driver.close()
@@ -95,7 +101,7 @@ async def test_time_alone_ends_a_wait():
 
 async def test_a_request_that_came_back_busy_is_dispatched_again():
     driver = driver_of()
-    request, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    request, _ = await admitted(driver)
     again = await driver.readmit(request, busy=True)
     assert again.request == request
     driver.finish(request, Verdict.DONE, 3)
@@ -105,7 +111,7 @@ async def test_a_request_that_came_back_busy_is_dispatched_again():
 
 async def test_shutdown_refuses_who_waits():
     driver = driver_of()
-    await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    await admitted(driver)
     second = admit(driver)
     await turns()
     driver.handle(ShutdownStarted())
@@ -118,7 +124,7 @@ async def test_shutdown_refuses_who_waits():
 async def test_progress_reaches_the_core_in_batches():
     batches = []
     driver = driver_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
-    requests = [(await driver.admit(SMALL, band=0, flow="f", body_bytes=10))[0] for _ in range(2)]
+    requests = [(await admitted(driver))[0] for _ in range(2)]
     for generated in range(1, 8):
         for request in requests:
             driver.progress(request, generated)
@@ -139,7 +145,7 @@ async def test_progress_reaches_the_core_in_batches():
 async def test_a_departure_at_any_turn_of_the_loop_leaves_nothing(after):
     """The client of the one who waits leaves just before, while, and just after it is dispatched."""
     driver = driver_of()
-    first, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    first, _ = await admitted(driver)
     second = admit(driver)
     await turns(2)
     asyncio.get_running_loop().call_soon(driver.finish, first, Verdict.DONE, 3)
@@ -171,7 +177,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
         async def live():
             request = None
             try:
-                request, _ = await driver.admit(SMALL, band=choose.randrange(3), flow="f", body_bytes=10)
+                request, _ = await admitted(driver, band=choose.randrange(3))
                 owed.add(request)
                 await turns(choose.randrange(4))
                 while choose.random() < 0.4:
@@ -212,7 +218,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
 
 async def test_what_was_generated_before_a_return_is_not_counted_after_it():
     driver = driver_of()
-    request, _ = await driver.admit(SMALL, band=0, flow="f", body_bytes=10)
+    request, _ = await admitted(driver)
     driver.progress(request, 10)
     await driver.readmit(request, busy=False)
     await asyncio.sleep(PROGRESS_INTERVAL * 2)

@@ -56,6 +56,8 @@ def test_every_default_is_a_valid_setting():
         ("server: {port: many}", "server.port", "'many'", "integer"),
         ("admission: {mode: off}", "admission.mode", "False", "'enforce' or 'observe'"),
         ("admission: {kv_high: 1.5}", "admission.kv_high", "1.5", "less than or equal to 1"),
+        ("admission: {ttft_target: 0}", "admission.ttft_target", "0", "greater than 0"),
+        ("admission: {bands: {1: {reserved: 1}}}", "admission.bands[1].reserved", "1", "less than 1"),
         ("health: {interval: 0}", "health.interval", "0", "greater than 0"),
         ("health: {interval: .inf}", "health.interval", "inf", "finite"),
         ("models: [{endpoints: [{url: nowhere}]}]", "models[0].endpoints[0].url", "'nowhere'", "URL"),
@@ -196,3 +198,17 @@ def test_a_secret_comes_from_its_value_or_its_file(tmp_path):
         read_secret(None, file)
     with pytest.raises(ConfigurationError, match="cannot read the key"):
         read_secret(None, tmp_path / "missing")
+
+
+def test_bands_may_come_from_the_environment_and_an_unknown_key_in_one_is_named():
+    key = "KVGATE_ADMISSION__BANDS"
+    settings = load({}, None, {key: '{"1": {"reserved": 0.2}}', "KVGATE_ADMISSION__TTFT_TARGET": "none"})
+    assert settings.admission.bands[1].reserved == 0.2
+    assert settings.admission.ttft_target is None
+    assert "did you mean `reserved`" in fault(environ={key: '{"1": {"reservd": 0.2}}'})
+
+
+def test_bands_leave_a_share_to_those_that_reserve_none():
+    said = fault({"admission": {"bands": {0: {"reserved": 0.6}, 1: {"reserved": 0.5}}}})
+    assert "0.6 in band 0, 0.5 in band 1" in said
+    assert "1.1" in said

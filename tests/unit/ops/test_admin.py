@@ -1,11 +1,18 @@
+import math
+
 import httpx
 import pytest
 import schemathesis
 from hypothesis import settings
 
+from gateway.admission.explain import Candidate, Explanation
+from gateway.admission.outcomes import Outcome
 from gateway.ops.admin import Part, admin_app
+from gateway.ops.explain import Explained
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError
+from gateway.wire.errors import error_answer
+from gateway.wire.request import Api
 
 ID = "127.0.0.1:8001"
 
@@ -47,10 +54,53 @@ class Source:
         self.drained = drained
 
 
+class Explainer:
+    """Tells back what it was asked; a body without `model` it refuses."""
+
+    async def explain(self, scope, receive, *, api, flow):
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        if b"model" not in body:
+            return error_answer(Outcome.QUEUE_FULL, "Full.", api=api, retry_after=2.0)
+        return Explained(
+            model="m",
+            api=api or Api.CHAT,
+            flow=flow or "address",
+            band=0,
+            counted="local",
+            prompt_tokens=7,
+            max_tokens=5,
+            sequences=1,
+            decision=DECISION,
+        )
+
+
+DECISION = Explanation(
+    verdict="queue",
+    rule="order",
+    endpoint=ID,
+    prompt_tokens=7,
+    holds_blocks=1,
+    predicted_output=3,
+    predicted_wait=math.inf,
+    predicted_prefill=0.1,
+    ttft_target=5.0,
+    retry_after=None,
+    candidates=(
+        Candidate(
+            ID, takes=False, rule="forecast", usage=0.5, forecast_without=0.9, forecast_with=1.1, cached_tokens=0
+        ),
+    ),
+)
+
+
 def build(source, **how):
     metrics = Metrics("0.1.0")
     metrics.watch(source.state)
-    return admin_app(source, metrics, "0.1.0", **how)
+    return admin_app(source, metrics, Explainer(), "0.1.0", **how)
 
 
 def client(source, **how):
@@ -138,11 +188,28 @@ async def test_an_unknown_endpoint_is_not_found(open_admin, action):
     assert_error(await open_admin.post(f"/kvgate/endpoints/nowhere:1/{action}"), 404, "endpoint_not_found")
 
 
+async def test_a_request_is_explained(open_admin):
+    answer = await open_admin.post("/kvgate/explain?api=messages&flow=alice", json={"model": "m"})
+    explained = answer.json()
+    assert answer.status_code == 200
+    assert (explained["api"], explained["flow"]) == ("messages", "alice")
+    assert explained["decision"]["candidates"][0]["rule"] == "forecast"
+    assert explained["decision"]["predicted_wait"] is None, "JSON has no infinity"
+
+
+async def test_what_cannot_be_explained_is_answered_as_the_request_would_be(open_admin):
+    answer = await open_admin.post("/kvgate/explain", json={})
+    assert_error(answer, 429, "queue_full")
+    assert answer.headers["retry-after"] == "2"
+    assert_error(await open_admin.post("/kvgate/explain?api=x", json={"model": "m"}), 400, "invalid_request")
+
+
 PROTECTED = [
     ("GET", "/metrics"),
     ("GET", "/kvgate/state"),
     ("POST", f"/kvgate/endpoints/{ID}/drain"),
     ("POST", f"/kvgate/endpoints/{ID}/undrain"),
+    ("POST", "/kvgate/explain"),
 ]
 
 
@@ -159,7 +226,8 @@ async def test_the_admin_routes_need_the_key(source, locked_admin, method, path,
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 async def test_the_key_opens_them(locked_admin, method, path):
     headers = {"authorization": "Bearer sésame".encode()}
-    assert (await locked_admin.request(method, path, headers=headers)).status_code == 200
+    answer = await locked_admin.request(method, path, headers=headers, content=b'{"model":"m"}')
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/livez", "/version"])

@@ -28,3 +28,9 @@ def test_with_keys_only_a_known_one_is_somebody():
     for headers in ((), ((b"authorization", b"Bearer Secret"),), ((b"x-api-key", b""),), ((b"x-tenant", b"alice"),)):
         with pytest.raises(UnknownKeyError):
             clients.identify(scope(*headers))
+
+
+def test_a_client_is_found_by_its_name_with_the_most_urgent_of_its_keys():
+    clients = Clients({"1": Client("alice", 2), "2": Client("alice", 1), "3": Client("alice", 3)}, None)
+    assert clients.named("alice") == Client("alice", 1)
+    assert clients.named("nobody") == Client("nobody", 0)

@@ -45,6 +45,13 @@ def test_a_priority_is_kvgates_to_give():
     assert b"x-vllm-priority" not in dict(sent((b"x-vllm-priority", b"-3")))
 
 
+def test_what_is_between_client_and_kvgate_goes_no_further_in_either_direction():
+    asked = ((b"x-kvgate-ttft-ms", b"1"), (b"x-llm-d-slo-ttft-ms", b"2"), (b"x-kvgate-flow", b"a"))
+    assert dict(sent(*asked)).keys() == {b"x-request-id", b"accept-encoding"}
+    engines = [(b"X-Kvgate-Endpoint", b"another"), (b"x-kvgate-queue-ms", b"1")]
+    assert dict(towards_client(engines, b"id", length=None)).keys() == {b"x-request-id", b"x-accel-buffering"}
+
+
 def test_the_length_of_an_answer_is_told_where_it_is_known():
     engines = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked"), (b"date", b"x"), (b"X-Request-Id", b"e")]
     assert dict(towards_client(engines, b"id", length=7))[b"content-length"] == b"7"

@@ -104,6 +104,20 @@ async def ours(made: Any, tokenizer_folder: Path) -> Counter:
     return counter
 
 
+async def test_the_parts_of_a_prompt_come_with_a_local_count_only(
+    ours: Counter, made: Any, tokenizer_folder: Path
+) -> None:
+    long = "the quick brown fox " * 50
+    counted = await ours.count(Api.COMPLETIONS, prompt=long)
+    again = await ours.count(Api.COMPLETIONS, prompt=long + " jumps")
+    assert counted.prefix
+    assert counted.prefix == again.prefix[: len(counted.prefix)]
+    assert (await ours.count(Api.COMPLETIONS, prompt=long, suffix="jumps")).prefix == ()
+    assert (await (await made(None)).count(Api.COMPLETIONS, prompt=long)).prefix == ()
+    restarted = await made(TokenizerSource(str(tokenizer_folder)))
+    assert not set((await restarted.count(Api.COMPLETIONS, prompt=long)).prefix) & set(counted.prefix)
+
+
 async def test_what_is_proven_equal_is_counted_here(ours: Counter) -> None:
     for api, fields in (
         (Api.CHAT, {}),

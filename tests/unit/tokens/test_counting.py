@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.counting import Counted, EngineCall, count_body, engine_work, estimate_body
 from gateway.tokens.features import Feature
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
-from gateway.tokens.render import TokenizerSource
+from gateway.tokens.normalise import TextPrompt
+from gateway.tokens.render import TokenizerSource, renderer
 from gateway.wire.request import Api, InvalidRequestError
 
 USER = {"role": "user", "content": "the fox"}
@@ -50,6 +52,57 @@ def test_each_api_is_counted_and_named(source: TokenizerSource, api: Api, fields
     counted = count_body(source, api, json.dumps(fields).encode(), FAR)
     assert counted.kind == kind
     assert all(count > 0 for count in counted.prompts)
+
+
+KEY = bytes(32)
+LONG = "the quick brown fox " * 100
+
+
+def prefix(source: TokenizerSource, api: Api = Api.COMPLETIONS, **fields: Any) -> Prefix:
+    return count_body(source, api, json.dumps(fields).encode(), FAR, key=KEY).prefix
+
+
+def test_prompts_that_begin_alike_have_parts_in_common(source: TokenizerSource) -> None:
+    one, other = prefix(source, prompt=LONG + "A" * 200), prefix(source, prompt=LONG + "B" * 200)
+    common = set(one) & set(other)
+    tokens = count_body(source, Api.COMPLETIONS, json.dumps({"prompt": LONG}).encode(), FAR).prompts[0]
+    assert tokens - 64 <= max(end for end, _ in common) <= tokens
+    assert len(one) == len(other) > len(common)
+
+
+def test_the_same_tokens_have_the_same_parts_whatever_the_api(source: TokenizerSource) -> None:
+    said = {"role": "user", "content": LONG}
+    rendered = f"<user>{LONG}</user><assistant>"  # the tokenizer adds what comes before it
+    assert prefix(source, Api.CHAT, messages=[said]) == prefix(source, prompt=rendered)
+    encoded = renderer(source).measure_texts(TextPrompt((LONG,)), FAR)[0].encoded
+    assert encoded is not None
+    assert prefix(source, prompt=encoded.ids) == prefix(source, prompt=LONG) != ()
+
+
+def test_what_else_decides_the_content_of_the_cache_parts_them(source: TokenizerSource) -> None:
+    ways = [{}, {"model": "lora"}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora", "cache_salt": "a"}]
+    ends = [{hashed for _, hashed in prefix(source, prompt=LONG, **way)} for way in ways]
+    assert len(set().union(*ends)) == sum(map(len, ends)) == len(ends) * len(ends[0]) > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [LONG, LONG]},
+        {"prompt": "the fox"},
+        {"prompt": LONG, "truncate_prompt_tokens": 200},
+        {"prompt": LONG, "echo": True, "logprobs": 1},
+        {"prompt": LONG, "prompt_logprobs": 0},
+        {"prompt": [0.5] * 200},
+        {"prompt": [-1] * 200},
+    ],
+)
+def test_what_no_engine_finds_in_its_cache_has_no_parts(source: TokenizerSource, fields: dict[str, Any]) -> None:
+    assert prefix(source, **fields) == ()
+
+
+def test_nothing_is_hashed_for_nobody(source: TokenizerSource) -> None:
+    assert count_body(source, Api.COMPLETIONS, json.dumps({"prompt": LONG}).encode(), FAR).prefix == ()
 
 
 def test_a_distrusted_feature_is_left_to_the_engine(source: TokenizerSource) -> None:

@@ -136,11 +136,11 @@ def test_odd_tools_are_left_to_the_engine(tool: Any) -> None:
         ("Hi.", ("Hi.",)),
         ("", ("",)),
         (["a", "b"], ("a", "b")),
-        ([1, 2, 3], (3,)),
-        ([[1, 2], [3]], (2, 1)),
+        ([1, 2, 3], ([1, 2, 3],)),
+        ([[1, 2], [3]], ([1, 2], [3])),
     ],
 )
-def test_prompts_of_completions(prompt: Any, prompts: tuple[str | int, ...]) -> None:
+def test_prompts_of_completions(prompt: Any, prompts: tuple[str | list[int], ...]) -> None:
     assert text_prompt({"prompt": prompt}).prompts == prompts
 
 

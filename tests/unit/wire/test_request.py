@@ -10,8 +10,8 @@ from gateway.wire.request import (
     Api,
     ForbiddenFieldError,
     InvalidRequestError,
+    edited,
     parse,
-    with_usage,
 )
 
 JSON = st.recursive(
@@ -32,6 +32,15 @@ def test_what_a_decision_needs_is_read():
     assert request.include_usage is False
     assert request.field("messages") == []
     assert request.field("absent") is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "brought"),
+    [("[]", False), ("[ \n]", False), ("null", False), ('[{"type":"function"}]', True), ('{"a":1}', False)],
+)
+def test_tools_are_noticed(tools, brought):
+    assert parse(Api.CHAT, b'{"tools":%s}' % tools.encode()).tools is brought
+    assert parse(Api.CHAT, b"{}").tools is False
 
 
 def test_what_is_not_set_has_the_apis_defaults():
@@ -148,7 +157,7 @@ def test_asking_for_usage_changes_nothing_else(others, options, continuous, inde
         before = parse(Api.CHAT, raw)
     except InvalidRequestError:
         return  # half a surrogate pair, escaped
-    after = parse(Api.CHAT, with_usage(before))
+    after = parse(Api.CHAT, edited(before, usage=True, priority=before.priority))
     assert after.include_usage
     kept = {name: bytes(value) for name, value in before.fields.items() if name != "stream_options"}
     assert {name: bytes(value) for name, value in after.fields.items() if name != "stream_options"} == kept
@@ -159,7 +168,7 @@ def test_asking_for_usage_changes_nothing_else(others, options, continuous, inde
 def test_asking_for_usage_keeps_numbers_no_machine_word_holds():
     digits = b"9" * 60
     raw = b'{"stream":true,"seed":%b,"stream_options":{"x":%b,"include_usage":false}}' % (digits, digits)
-    assert with_usage(parse(Api.CHAT, raw)).count(digits) == 2
+    assert edited(parse(Api.CHAT, raw), usage=True, priority=0).count(digits) == 2
 
 
 def test_a_client_that_asked_for_usage_is_known():
@@ -171,3 +180,26 @@ def test_a_client_that_asked_for_usage_is_known():
 )
 def test_a_boolean_is_read_as_vllm_reads_it(written: str, *, streams: bool) -> None:
     assert parse(Api.CHAT, b'{"stream":%b}' % written.encode()).stream is streams
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.RESPONSES])
+@pytest.mark.parametrize(("asked", "band"), [(-7, 0), (None, 3), (1, 3)])
+def test_an_engine_is_told_the_band_and_not_what_the_client_wishes(api, asked, band):
+    given = parse(api, body(**({} if asked is None else {"priority": asked}), temperature=0.10))
+    after = parse(api, edited(given, usage=False, priority=band))
+    assert after.priority == band
+    assert {name: bytes(value) for name, value in after.fields.items() if name != "priority"} == {
+        name: bytes(value) for name, value in given.fields.items() if name != "priority"
+    }
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("asked", [None, 0, 4])
+def test_a_body_that_needs_no_edit_is_the_clients_own(api, asked):
+    given = parse(api, body(max_tokens=5, **({} if asked is None else {"priority": asked})))
+    assert edited(given, usage=False, priority=asked or 0) is given.body
+
+
+def test_messages_have_no_priority_in_their_body():
+    given = parse(Api.MESSAGES, body(max_tokens=5))
+    assert edited(given, usage=False, priority=3) is given.body

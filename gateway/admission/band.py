@@ -1,0 +1,123 @@
+"""Who waits in one priority band."""
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from gateway.admission.fairness import Fairness, Flow, Share
+from gateway.admission.lane import Lane, LaneKey
+from gateway.admission.request import Request
+
+MANY = 32
+"""Flows whose part of what is ahead is worked out; that of more is bounded for all of them at once."""
+STEPS = 4
+"""Requests of a flow that are added up one by one."""
+ROUNDING = 1e-6
+"""Tokens by which two sums of the same costs may differ."""
+
+
+class BandQueue:
+    """Its flows share fairly; its lanes hold them apart by where they can go."""
+
+    def __init__(self, number: int, share: float, weights: Mapping[str, float]) -> None:
+        self.number = number
+        self.share = Share(share)
+        self.fairness = Fairness(weights)
+        self.lanes: dict[LaneKey, Lane] = {}
+        self.depth = 0
+        self.cost = 0.0
+
+    def push(self, request: Request) -> None:
+        """Let it wait in its lane."""
+        lanes, key = self.lanes, request.lane
+        lane = lanes.get(key)
+        least = top = None
+        if lanes and request.arrival.flow not in self.fairness.active:
+            least, top = self._front(lane)
+        if lane is None:
+            lane = lanes[key] = Lane()
+        lane.push(request, self.fairness.join(request, least, top))
+        self.depth += 1
+        self.cost += request.cost
+
+    def remove(self, request: Request) -> None:
+        """It no longer waits."""
+        lane = self.lanes[request.lane]
+        lane.remove(request)
+        if not lane:
+            del self.lanes[request.lane]
+        self.fairness.leave(request)
+        self.depth -= 1
+        self.cost = self.cost - request.cost if self.depth else 0.0
+
+    def settle(self, flow: str, tokens: float) -> None:
+        """A flow was given so much service more than it was charged, or less."""
+        if self.fairness.charge(flow, tokens):
+            for lane in self.lanes.values():
+                lane.refunded(self.fairness.active[flow])
+
+    def first(self, ended: set[Lane]) -> Lane | None:
+        """The lane whose head goes first, but for lanes that have ended."""
+        lanes = self.lanes
+        if len(lanes) == 1:  # nearly always
+            (lane,) = lanes.values()
+            return None if lane in ended else lane
+        return min((lane for lane in lanes.values() if lane not in ended), key=Lane.place, default=None)
+
+    def ahead(self, flow: str, key: LaneKey | None) -> float:
+        """What would be served here before a newcomer of that flow."""
+        if not self.depth:
+            return 0.0
+        fairness = self.fairness
+        mine = fairness.active.get(flow)
+        if mine is not None:
+            turn, ahead = mine.counter + mine.backlog / mine.weight, mine.backlog
+        else:
+            least, top = self._front(None if key is None else self.lanes.get(key))
+            turn, ahead = fairness.start(flow, least, top), 0.0
+        others = fairness.active if len(fairness.active) <= MANY + 1 else fairness.several
+        cost, weight, one_each = self.cost - ahead, fairness.weight, fairness.one_each  # of those not worked out
+        if mine is not None:
+            weight, one_each = weight - mine.weight, one_each - mine.largest
+        for other in islice(others.values(), MANY + 1):
+            if other is mine:
+                continue
+            backlog, of_all = other.backlog, other.weight
+            cost, weight, one_each = cost - backlog, weight - of_all, one_each - other.largest
+            within = (turn - other.counter) * of_all + ROUNDING
+            if within >= backlog:
+                ahead += backlog
+            elif within >= 0:
+                ahead += self._served(other, within)
+        if len(fairness.active) > len(others) or len(others) > MANY + 1:
+            least = min(lane.place()[0] for lane in self.lanes.values())
+            ahead += min(cost, max(0.0, turn - least) * weight + one_each + ROUNDING)
+        return ahead
+
+    def relane(self, lane_of: Callable[[Request], LaneKey]) -> None:
+        """Sort everybody into lanes anew."""
+        waiting = sorted((request for lane in self.lanes.values() for request in lane), key=lambda r: r.order)
+        self.lanes.clear()
+        for request in waiting:
+            request.lane = lane_of(request)
+            lane = self.lanes.get(request.lane)
+            if lane is None:
+                lane = self.lanes[request.lane] = Lane()
+            lane.push(request, self.fairness.active[request.arrival.flow])
+
+    def _front(self, lane: Lane | None) -> tuple[float | None, float]:
+        """The counter of who goes first in a lane, and the highest of these in all lanes."""
+        least = None if lane is None else lane.place()[0]
+        if least is not None and len(self.lanes) == 1:
+            return least, least
+        return least, max(other.place()[0] for other in self.lanes.values())
+
+    def _served(self, flow: Flow, within: float) -> float:
+        """What a flow is given while others get so much: all that begins by then."""
+        if within < flow.largest and len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            served = 0.0
+            for request in islice(lane.line(flow.name), STEPS):
+                served += request.cost
+                if served > within:
+                    return served
+        return min(flow.backlog, within + flow.largest)

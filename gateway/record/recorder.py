@@ -1,0 +1,125 @@
+"""Writes the event log, without ever making the event loop wait for the disk."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from gateway.admission.commands import Command
+from gateway.admission.events import Event
+from gateway.record.lines import Dropped, Line, Opened, Started, encode, happened
+
+Record = Callable[[Event, float, Sequence[Command]], None]
+"""Told of each event, its time, and what the core answered."""
+
+FLUSH_INTERVAL = 0.25
+"""Seconds between two writes: as much is lost when the process is killed."""
+MAX_PENDING = 64 * 2**20
+"""Bytes that may wait for the disk. Lines beyond that are dropped, and counted in the file."""
+
+_log = structlog.get_logger("kvgate.record")
+
+
+class Recorder:
+    """Appends one run to a file. Call `start` once, and `close` in the end.
+
+    Args:
+        file: made where it is missing.
+        started: the first line.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path, started: Started) -> None:
+        self._path = file
+        self._file = file.open("ab+", buffering=0)
+        self._lines: list[bytes] = []
+        self._pending = 0
+        """Bytes that were not written yet."""
+        self._dropped = 0
+        self._pools = 0
+        self._stopped = False
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        if self._torn():
+            self._take(b"\n")
+        self._put(started)
+
+    def start(self) -> None:
+        """Write from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what is left and close the file."""
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+        self._stopped = True
+        self._file.close()
+
+    def pool(self, model: str) -> Record:
+        """What records the core of a model."""
+        self._pools += 1
+        number = self._pools
+        self._put(Opened(number, model))
+
+        def record(event: Event, now: float, commands: Sequence[Command]) -> None:
+            if not self._stopped:
+                self._put(happened(now, number, event, commands))
+
+        return record
+
+    def _torn(self) -> bool:
+        """Whether a run before this one was killed in the middle of a line."""
+        if self._file.seek(0, 2) == 0:
+            return False
+        self._file.seek(-1, 2)
+        return self._file.read(1) != b"\n"
+
+    def _put(self, line: Line) -> None:
+        if self._pending > MAX_PENDING:
+            self._dropped += 1
+            return
+        self._tell_dropped()
+        self._take(encode(line))
+
+    def _take(self, text: bytes) -> None:
+        self._lines.append(text)
+        self._pending += len(text)
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            _log.warning("events were not recorded: the disk is too slow", file=str(self._path), lines=self._dropped)
+            self._take(encode(Dropped(self._dropped)))
+            self._dropped = 0
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                async with asyncio.timeout(FLUSH_INTERVAL):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+            await self._flush()
+        self._tell_dropped()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._stopped or not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        try:
+            await asyncio.to_thread(self._write, lines)
+        except OSError as error:
+            self._stopped = True
+            self._lines.clear()
+            reason = error.strerror or type(error).__name__
+            _log.error("the event log cannot be written: recording stops here", file=str(self._path), reason=reason)
+        self._pending -= sum(map(len, lines))
+
+    def _write(self, lines: list[bytes]) -> None:
+        rest = memoryview(b"".join(lines))
+        while rest:
+            rest = rest[self._file.write(rest) :]

@@ -1,0 +1,281 @@
+"""What other settings would have done with the load of a record.
+
+Up to the first decision that differs, the core is told what was recorded. From there on the record's engines no longer
+did what is asked here, so they are stood in for: a request that was served takes as long from its dispatch, and
+generates as many tokens, as in the record; one that was not takes the mean of those that were. Engines are then neither
+slower when they are given more nor faster when they are given less, and their gauges, which tell of the load that was,
+are left out.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Event,
+    Finished,
+    Observed,
+    Progress,
+    RequestId,
+    Returned,
+    Tick,
+    Verdict,
+)
+from gateway.record.replay import Changes, Difference, PoolKey, Replayed, Step, plain, steps
+
+DISPATCHED = "dispatched"
+LEFT = "client left the queue"
+WAITING = "still waiting at the end"
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of one request. Times are seconds.
+
+    Attributes:
+        ended: `DISPATCHED`, `LEFT`, `WAITING` or the outcome it was refused with.
+        at: when that was decided.
+    """
+
+    arrived_at: float
+    ended: str = WAITING
+    at: float = inf
+
+    def decide(self, ended: str, at: float) -> None:
+        """The first decision counts: whoever is sent elsewhere later has been dispatched."""
+        if self.ended == WAITING:
+            self.ended, self.at = ended, at
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How an engine served one request, seconds from its dispatch."""
+
+    first: float
+    duration: float
+    tokens: int
+    verdict: Verdict = Verdict.DONE
+
+    def generated(self, elapsed: float) -> int:
+        """Tokens after so long, at an even pace."""
+        if elapsed < self.first or not self.tokens:
+            return 0
+        share = (elapsed - self.first) / max(self.duration - self.first, 1e-9)
+        return min(self.tokens, 1 + int(share * (self.tokens - 1)))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request on an engine, as the record tells."""
+
+    dispatched_at: float
+    first_at: float | None = None
+    generated: int = 0
+
+    def service(self, ended_at: float, tokens: int, verdict: Verdict) -> Service:
+        first_at = ended_at if self.first_at is None else self.first_at
+        return Service(first_at - self.dispatched_at, ended_at - self.dispatched_at, tokens, verdict)
+
+
+@dataclass(slots=True)
+class Compared:
+    """A record, and the same load under other settings."""
+
+    recorded: dict[tuple[PoolKey, RequestId], Fate] = field(default_factory=dict)
+    changed: dict[tuple[PoolKey, RequestId], Fate] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    """The first one of each core: behind it the two are no longer the same story."""
+    replayed: Replayed = field(default_factory=Replayed)
+
+    def outcomes(self) -> list[tuple[str, int, int]]:
+        """How many requests ended how: recorded, and with the change."""
+        before = Counter(fate.ended for fate in self.recorded.values())
+        after = Counter(fate.ended for fate in self.changed.values())
+        return [(ended, before[ended], after[ended]) for ended in sorted({*before, *after}, key=_order)]
+
+    def otherwise(self) -> list[tuple[PoolKey, RequestId, Fate, Fate]]:
+        """The requests that ended otherwise, in the order of their arrival."""
+        pairs = ((*key, fate, self.changed[key]) for key, fate in self.recorded.items())
+        return [pair for pair in pairs if pair[2].ended != pair[3].ended]
+
+
+def waits(fates: dict[tuple[PoolKey, RequestId], Fate]) -> list[float]:
+    """Seconds in the queue of those that were dispatched, the shortest first."""
+    return sorted(fate.at - fate.arrived_at for fate in fates.values() if fate.ended == DISPATCHED)
+
+
+def compare(file: Path, changes: Changes) -> Compared:
+    """Run a record with other settings.
+
+    Raises:
+        EventLogError: the file is no event log.
+        ConfigurationError: the settings are none.
+    """
+    compared = Compared()
+    recorded = _Recorded(compared.recorded)
+    for step in steps(file, Replayed(), {}):
+        recorded.take(step)
+    recorded.end()
+    alternatives: dict[PoolKey, _Alternative] = {}
+    for step in steps(file, compared.replayed, changes):
+        alternative = alternatives.get(step.key)
+        if alternative is None:
+            alternative = alternatives[step.key] = _Alternative(step.key, step.controller, recorded.service, compared)
+        alternative.take(step)
+    return compared
+
+
+class _Recorded:
+    """How the record's engines served its requests."""
+
+    def __init__(self, fates: dict[tuple[PoolKey, RequestId], Fate]) -> None:
+        self._fates = fates
+        self._running: dict[tuple[PoolKey, RequestId], _Seen] = {}
+        self._services: dict[tuple[PoolKey, RequestId], Service] = {}
+        self._means: dict[PoolKey, Service] = {}
+
+    def take(self, step: Step) -> None:
+        """The next line of the record."""
+        key, event = step.key, step.event
+        match event:
+            case Arrived():
+                self._fates.setdefault((key, event.request), Fate(step.at))
+            case Cancelled() if (key, event.request) in self._fates:
+                self._fates[key, event.request].decide(LEFT, step.at)
+            case Progress():
+                for request, generated in event.generated:
+                    if (seen := self._running.get((key, request))) is not None and generated:
+                        seen.generated = generated
+                        seen.first_at = step.at if seen.first_at is None else seen.first_at
+            case Finished() if (seen := self._running.pop((key, event.request), None)) is not None:
+                tokens = seen.generated if event.completion_tokens is None else event.completion_tokens
+                self._services[key, event.request] = seen.service(step.at, tokens, event.verdict)
+        for decided in step.decided:
+            named = (key, RequestId(decided["request"]))
+            if "endpoint" in decided:
+                self._running[named] = _Seen(step.at)
+            if named in self._fates:
+                self._fates[named].decide(decided.get("outcome", DISPATCHED), step.at)
+
+    def end(self) -> None:
+        """The record is over."""
+        for owner in {key for key, _ in self._fates}:
+            self._means[owner] = _mean([served for (key, _), served in self._services.items() if key == owner])
+
+    def service(self, key: PoolKey, request: RequestId) -> Service:
+        """How it was served; the mean where it was not, or not to its end."""
+        return self._services.get((key, request)) or self._means[key]
+
+
+def _mean(services: list[Service]) -> Service:
+    """Of those that were served to their end; without any, one that never ends."""
+    done = [service for service in services if service.verdict is Verdict.DONE]
+    if not done:
+        return Service(inf, inf, 0)
+    count = len(done)
+    return Service(
+        sum(service.first for service in done) / count,
+        sum(service.duration for service in done) / count,
+        round(sum(service.tokens for service in done) / count),
+    )
+
+
+class _Alternative:
+    """One core under the other settings, and engines of its own once it has decided otherwise."""
+
+    def __init__(
+        self,
+        key: PoolKey,
+        controller: AdmissionController,
+        services: Callable[[PoolKey, RequestId], Service],
+        compared: Compared,
+    ) -> None:
+        self._key = key
+        self._controller = controller
+        self._services = services
+        self._compared = compared
+        self._diverged = False
+        self._running: dict[RequestId, tuple[float, Service]] = {}
+        self._ends: list[tuple[float, RequestId]] = []
+        self._wake_at = inf
+
+    def take(self, step: Step) -> None:
+        """The next line of the record."""
+        if self._diverged:
+            self._advance(step.at)
+            if (event := self._event(step)) is not None:
+                self._handle(event, step.at)
+            return
+        commands = self._handle(step.event, step.at)
+        if isinstance(step.event, (Finished, Returned)) and not _dispatched(commands, step.event.request):
+            self._running.pop(step.event.request, None)
+        decided = plain(commands)
+        if _gist(decided) != _gist(list(step.decided)):
+            self._diverged = True
+            self._compared.differences.append(Difference(self._key, step.since, step.decided, decided))
+            for request, (since, service) in self._running.items():
+                heappush(self._ends, (max(step.at, since + service.duration), request))
+
+    def _event(self, step: Step) -> Event | None:
+        """What the core is told in place of an event that tells of the record's own engines."""
+        match step.event:
+            case Progress():
+                going = {request: s.generated(step.at - since) for request, (since, s) in self._running.items()}
+                return Progress(tuple((request, tokens) for request, tokens in going.items() if tokens))
+            case Finished() | Returned() | Observed() | Tick():
+                return None
+        return step.event
+
+    def _advance(self, to: float) -> None:
+        """Let happen what is due by then: services that end, and what the core asked to be woken for."""
+        while (due := min(self._wake_at, self._ends[0][0] if self._ends else inf)) <= to:
+            if self._ends and self._ends[0][0] == due:
+                request = heappop(self._ends)[1]
+                _, service = self._running.pop(request)
+                self._handle(Finished(request, service.verdict, service.tokens), due)
+            else:
+                self._wake_at = inf
+                self._handle(Tick(), due)
+
+    def _handle(self, event: Event, now: float) -> list[Command]:
+        changed = self._compared.changed
+        match event:
+            case Arrived():
+                changed.setdefault((self._key, event.request), Fate(now))
+            case Cancelled() if (self._key, event.request) in changed:
+                changed[self._key, event.request].decide(LEFT, now)
+        commands = self._controller.handle(event, now)
+        for command in commands:
+            match command:
+                case Dispatch():
+                    service = self._services(self._key, command.request)
+                    self._running[command.request] = (now, service)
+                    changed[self._key, command.request].decide(DISPATCHED, now)
+                    if self._diverged:
+                        heappush(self._ends, (now + service.duration, command.request))
+                case Reject():
+                    changed[self._key, command.request].decide(command.outcome.value, now)
+                case WakeAt():
+                    self._wake_at = command.at
+        return commands
+
+
+def _dispatched(commands: list[Command], request: RequestId) -> bool:
+    return any(isinstance(command, Dispatch) and command.request == request for command in commands)
+
+
+def _gist(decided: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Who goes where, and who is refused with what: a `Retry-After` that differs changes nothing here."""
+    return [(one["request"], one.get("endpoint"), one.get("outcome")) for one in decided]
+
+
+def _order(ended: str) -> tuple[bool, bool, str]:
+    return ended != DISPATCHED, ended in {LEFT, WAITING}, ended

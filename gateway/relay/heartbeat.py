@@ -1,0 +1,42 @@
+"""Signs of life for a streaming client that waits, so that nothing between it and us takes the silence for an end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from gateway.relay.exchange import Exchange
+
+COMMENT = b": kvgate queued\n\n"
+"""A comment: every SSE client passes over it."""
+
+
+@contextlib.asynccontextmanager
+async def heartbeat(exchange: Exchange, interval: float | None) -> AsyncIterator[None]:
+    """While the block runs, send the client a comment every `interval` seconds; not at all where that is None.
+
+    The first one is sent behind the head of the answer, whose status 200 is then given.
+    """
+    if interval is None or not exchange.stream:
+        yield
+        return
+    beating: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal beating
+        beating = asyncio.create_task(_beat(exchange, interval))
+
+    timer = asyncio.get_running_loop().call_later(interval, begin)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if beating is not None:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)  # nothing else may be sent before it has ended
+
+
+async def _beat(exchange: Exchange, interval: float) -> None:
+    while True:
+        await exchange.open()
+        await exchange.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        await asyncio.sleep(interval)

@@ -1,0 +1,123 @@
+"""The block pool of the engine, with its prefix cache, in as few steps as there are runs of blocks.
+
+vLLM's cache is one queue of free blocks in the order in which they will be reused: those without cached content first,
+then by when they were freed, the last block of a request before its first. A request that hits holds all leading
+blocks of what it hits. So of any chain of blocks (a prefix that a group shares, or the rest of one request) those held
+are its first ones, those cached beyond them follow without a hole, and the deepest goes first. Whole runs of blocks
+can stand for the blocks.
+"""
+
+from collections import deque
+
+
+class Run:
+    """Free cached blocks of one chain, freed together: positions from `low` to below `high`."""
+
+    __slots__ = ("chain", "high", "low")
+
+    def __init__(self, chain: "Chain", low: int, high: int) -> None:
+        self.chain = chain
+        self.low = low
+        self.high = high
+
+
+class Chain:
+    """Blocks that follow each other in the prompts that share them, by position."""
+
+    __slots__ = ("_runs", "active", "present")
+
+    def __init__(self, start: int = 0) -> None:
+        self.active = start
+        """Positions below are held by a request."""
+        self.present = start
+        """Positions below are held or cached."""
+        self._runs: deque[Run] = deque()
+        """Its free ones: the deepest first, which is also the order they were freed in."""
+
+    def freed(self, low: int) -> Run:
+        """Let go of those from `low` on; they stay cached."""
+        run = Run(self, low, self.active)
+        self.active = low
+        self._runs.append(run)
+        return run
+
+    def taken(self, high: int) -> int:
+        """Hold those below `high`, all of them present. Returns how many of them were free."""
+        free, self.active = high - self.active, high
+        runs = self._runs
+        while runs and runs[-1].low < high:
+            run = runs[-1]
+            if run.high > high:
+                run.low = high
+                break
+            run.high = run.low
+            runs.pop()
+        return free
+
+    def extended(self, high: int) -> None:
+        """Hold those below `high`, computed by now."""
+        self.active = max(self.active, high)
+        self.present = max(self.present, high)
+
+    def evicted(self, blocks: int) -> None:
+        """Forget the deepest free ones."""
+        run = self._runs[0]
+        run.high -= blocks
+        self.present = run.high
+        if run.high == run.low:
+            self._runs.popleft()
+
+
+class BlockPool:
+    """How many blocks are free, and whose content the free ones still cache."""
+
+    __slots__ = ("_blank", "_queue", "free", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        self._blank = total
+        """Free ones without cached content."""
+        self._queue: deque[Run] = deque()
+        """The others, who goes next first."""
+
+    @property
+    def used(self) -> int:
+        """Blocks that requests hold."""
+        return self.total - self.free
+
+    def allocate(self, blocks: int) -> None:
+        """Take blocks, of which there are as many free."""
+        self.free -= blocks
+        if blocks <= self._blank:
+            self._blank -= blocks
+            return
+        blocks -= self._blank
+        self._blank = 0
+        queue = self._queue
+        while blocks:
+            run = queue[0]
+            size = run.high - run.low
+            if size <= blocks:
+                queue.popleft()
+            if size:
+                gone = min(size, blocks)
+                run.chain.evicted(gone)
+                blocks -= gone
+
+    def release(self, blocks: int) -> None:
+        """Give back blocks without cached content."""
+        self.free += blocks
+        self._blank += blocks
+
+    def release_cached(self, chain: Chain, low: int) -> None:
+        """Give back the held blocks of a chain from position `low` on: their content stays until they are reused."""
+        if chain.active > low:
+            run = chain.freed(low)
+            self.free += run.high - low
+            self._queue.append(run)
+
+    def touch(self, chain: Chain, high: int) -> None:
+        """Hold the blocks of a chain below position `high`, which are present."""
+        if high > chain.active:
+            self.free -= chain.taken(high)

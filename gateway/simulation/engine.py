@@ -1,0 +1,413 @@
+"""vLLM's V1 scheduler: who runs in each step, which blocks it takes, and who has to start again.
+
+Running requests first, in the order they were admitted; who finds no block for its next token sends the youngest back
+to the head of the queue. Then, in a step in which nobody was sent back, the waiting ones in order, each when its whole
+prompt fits beside the watermark. Prompts are prefilled in chunks that fill the batch.
+
+All who decode advance by one token in each step, so nothing is kept per token: a request remembers the step it joined
+in, a table says how many of them need a block in a step, another who ends in it. A step in which nothing happens costs
+the same for one request as for a thousand.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+
+from gateway.admission.events import RequestId
+from gateway.simulation.blocks import BlockPool, Chain
+from gateway.simulation.machine import Machine
+from gateway.simulation.workload import Request
+
+
+class Job:
+    """One request in the engine, and what became of it. Times are seconds; None: it has not happened."""
+
+    __slots__ = (
+        "base",
+        "computed",
+        "dispatched_at",
+        "edge",
+        "ended_at",
+        "first_token_at",
+        "generated",
+        "group",
+        "group_held",
+        "joined",
+        "last_token_at",
+        "number",
+        "output",
+        "preemptions",
+        "private",
+        "prompt",
+        "refused",
+        "request",
+        "shared_blocks",
+        "turn",
+        "worst_gap",
+    )
+
+    def __init__(self, number: RequestId, request: Request) -> None:
+        self.number = number
+        self.request = request
+        self.prompt = request.prompt
+        self.output = request.output
+        self.generated = 0
+        """Tokens so far, while it does not decode."""
+        self.computed = 0
+        """Tokens whose KV exists, while it is prefilled and when it starts to decode."""
+        self.base = 0
+        """While it decodes: its generated tokens less the number of the last step."""
+        self.joined = 0
+        """The step that gave it the first token since it was admitted; 0 while it does not decode."""
+        self.edge = 0
+        """The steps, modulo the block size, in which it needs a block."""
+        self.turn = 0
+        """Numbers its admission."""
+        self.group: Chain | None = None
+        self.group_held = 0
+        self.shared_blocks = 0
+        self.private = Chain()
+        self.dispatched_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at = 0.0
+        self.ended_at: float | None = None
+        self.worst_gap = 0.0
+        """Longest time between two of its tokens."""
+        self.preemptions = 0
+        self.refused: str | None = None
+        """Why, when it was."""
+
+
+class Engine:
+    """One engine. `begin` schedules a step and says when it ends, `complete` has its tokens."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.pool = BlockPool(machine.blocks)
+        self.running: list[Job] = []
+        self.waiting: deque[Job] = deque()
+        self.preemptions = 0
+        self.tokens = 0
+        """Generated so far."""
+        self.steps = 0
+        self.gauge_used = 0
+        """Blocks in use, and requests that run and wait, as of the end of the last step: what a scrape sees."""
+        self.gauge_running = 0
+        self.gauge_waiting = 0
+        self._completed = 0
+        self._watermark = int(machine.watermark * machine.blocks)
+        self._groups: dict[int, Chain] = {}
+        self._holders: defaultdict[Chain, list[Job]] = defaultdict(list)
+        self._partial: Job | None = None
+        """Who is prefilled and not done with it: at most one, the last that runs, as it takes all of the batch."""
+        self._blocked = False
+        """Whether who waits first did not fit, and nothing has been freed since."""
+        self._prefilled: list[Job] = []
+        """Whose prefill ends in the current step."""
+        self.context = 0
+        """Tokens of context over all that run."""
+        self._edges = [0] * machine.block_size
+        """How many need a block, by step modulo the block size."""
+        self._ends: dict[int, list[Job]] = {}
+        """Who ends, by step."""
+        self._turns = 0
+        self._began = 0.0
+        self.busy_until = 0.0
+        """When the last step that began ends, or ended."""
+        self._tops: list[int] = []
+        """The steps that lasted longer than all since, and how long: the worst of any span that ends now."""
+        self._durations: list[float] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.running and not self.waiting
+
+    def job(self, number: RequestId, request: Request) -> Job:
+        """A request that may be entered later."""
+        job = Job(number, request)
+        if self.machine.prefix_caching and request.group is not None and request.shared:
+            if request.group not in self._groups:
+                self._groups[request.group] = Chain()
+            job.group = self._groups[request.group]
+            # A prompt's last token is computed for each request anew.
+            job.shared_blocks = min(request.shared, job.prompt - 1) // self.machine.block_size
+            job.private = Chain(job.shared_blocks)
+        return job
+
+    def submit(self, job: Job, now: float) -> None:
+        """Enter a request."""
+        job.dispatched_at = now
+        self.waiting.append(job)
+
+    def generated(self, job: Job) -> int:
+        """Tokens of a request so far."""
+        return job.base + self._completed if job.joined else job.generated
+
+    def to_prefill(self, job: Job) -> int:
+        """Tokens that are still to be prefilled before its next, as the prefix cache is now."""
+        if job.computed:
+            return self._left(job)
+        tokens = job.prompt + job.generated
+        return tokens - self._hits(job, tokens)[0] * self.machine.block_size
+
+    def progress(self) -> tuple[tuple[RequestId, int], ...]:
+        """`(number, tokens so far)` of all that decode."""
+        completed = self._completed
+        return tuple([(job.number, job.base + completed) for job in self.running if job.joined])
+
+    def coast(self, now: float, until: float) -> float:
+        """Take the steps that end by `until` and in which all that runs gets a token and nothing else happens.
+
+        They begin now; returns when the last of them ended. What `begin` and `complete` would do, at less cost.
+        """
+        if self._partial is not None or not self.running or (self.waiting and not self._blocked):
+            return now
+        pool, edges, ends, block = self.pool, self._edges, self._ends, self.machine.block_size
+        cost = self.machine.step
+        decoding = len(self.running)
+        fixed = cost.base + cost.per_sequence * decoding
+        per_token = cost.per_context_token
+        context, step, longest = self.context, self.steps, 0.0
+        while step + 1 not in ends:
+            need = edges[(step + 1) % block]
+            end = now + (fixed + per_token * (context + decoding))
+            if need > pool.free or end > until:
+                break
+            if need:
+                pool.allocate(need)
+            step += 1
+            context += decoding
+            longest = max(longest, end - now)
+            now = end
+        if step > self.steps:
+            self.tokens += decoding * (step - self.steps)
+            self.steps, self.context = step, context
+            self._ended(step, longest)
+            self.gauge_used = pool.used
+        return now
+
+    def begin(self, now: float) -> float:
+        """Schedule a step that starts now; the time it ends at."""
+        self.steps += 1
+        step = self.steps
+        machine = self.machine
+        block = machine.block_size
+        self._began = now
+        running, pool, partial = self.running, self.pool, self._partial
+        decoding = len(running)
+        budget = machine.max_num_batched_tokens
+        need = self._edges[step % block]
+        chunk = 0
+        if partial is not None:
+            decoding -= 1
+            chunk = min(self._left(partial), budget - decoding)
+            need += self._blocks(partial.computed + chunk) - self._blocks(partial.computed)
+        admits = True
+        if need > pool.free:
+            admits = not self._make_room(step, chunk)
+            partial = self._partial
+            decoding = len(running)
+            if partial is None:
+                chunk = 0
+            else:
+                decoding -= 1
+        elif need:
+            pool.allocate(need)
+        self.context += decoding
+        prefill = 0
+        if partial is not None and chunk:
+            self._partial = None
+            self._computed(partial, chunk)
+            prefill = chunk
+        self._blocked = False
+        if admits and self.waiting and self._partial is None:
+            prefill += self._admit(budget - decoding - prefill)
+        cost = machine.step
+        duration = (
+            cost.base
+            + cost.per_sequence * decoding
+            + cost.per_prefill_token * prefill
+            + cost.per_context_token * self.context
+        )
+        self.busy_until = now + duration
+        return self.busy_until
+
+    def complete(self, now: float) -> list[Job]:
+        """The step has ended: everybody has a token. Returns those that are done."""
+        step = self.steps
+        self._ended(step, now - self._began)
+        done = self._ends.pop(step, [])
+        if len(done) > 1:
+            done.sort(key=_turn)
+        self.tokens += len(self.running) - (self._partial is not None)
+        for job in done:
+            self._leave_decode(job, step)
+            job.generated = job.output
+        for job in self._prefilled:
+            job.generated += 1
+            if job.first_token_at is None:
+                job.first_token_at = now
+            else:
+                job.worst_gap = max(job.worst_gap, now - job.last_token_at)
+            job.base = job.generated - step
+            if job.generated == job.output:
+                done.append(job)
+                continue
+            job.joined = step
+            job.edge = (step + 1 - job.computed) % self.machine.block_size
+            self._edges[job.edge] += 1
+            self._ends.setdefault(step + job.output - job.generated, []).append(job)
+        self._prefilled.clear()
+        for job in done:
+            self._blocked = False
+            job.ended_at = now
+            self.running.remove(job)
+            self._free(job)
+        self.gauge_used = self.pool.used
+        self.gauge_running = len(self.running)
+        self.gauge_waiting = len(self.waiting)
+        return done
+
+    def _ended(self, step: int, duration: float) -> None:
+        """The steps up to this one have ended, the longest of them after so many seconds."""
+        self._completed = step
+        tops, durations = self._tops, self._durations
+        while durations and durations[-1] <= duration:
+            durations.pop()
+            tops.pop()
+        durations.append(duration)
+        tops.append(step)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.machine.block_size)
+
+    @staticmethod
+    def _left(job: Job) -> int:
+        """Tokens it still has to prefill."""
+        return job.prompt + job.generated - job.computed
+
+    def _computed(self, job: Job, tokens: int) -> None:
+        """It is prefilled by so many tokens in this step; their blocks are allocated."""
+        job.computed += tokens
+        self.context += tokens
+        if job.group is not None and job.group_held < job.shared_blocks:
+            job.group_held = min(job.shared_blocks, job.computed // self.machine.block_size)
+            job.group.extended(job.group_held)
+        if self._left(job):
+            self._partial = job
+        else:
+            self._prefilled.append(job)
+
+    def _make_room(self, step: int, chunk: int) -> bool:
+        """Allocate for one after the other, and preempt the youngest as long as there is too little; whether any."""
+        pool, running, block = self.pool, self.running, self.machine.block_size
+        preempted = False
+        index = 0
+        while index < len(running):
+            job = running[index]
+            if job is self._partial:
+                need = self._blocks(job.computed + chunk) - self._blocks(job.computed)
+            else:
+                need = job.edge == step % block
+            while need > pool.free:
+                preempted = True
+                victim = running.pop()
+                self._preempt(victim)
+                if victim is job:
+                    return True
+            if need:
+                pool.allocate(need)
+            index += 1
+        return preempted
+
+    def _preempt(self, job: Job) -> None:
+        """Send it back to the head of the queue: all it has computed is to be computed again."""
+        self.preemptions += 1
+        job.preemptions += 1
+        if job is self._partial:
+            self._partial = None
+        else:
+            step = self.steps - 1
+            ends = self._ends[job.joined + job.output - (job.base + job.joined)]
+            ends.remove(job)
+            job.generated = job.base + step
+            job.last_token_at = self._began  # the last step's end, as that of this one's begin
+            self._leave_decode(job, step)
+        self._free(job)
+        job.joined = job.computed = 0
+        self.waiting.appendleft(job)
+
+    def _leave_decode(self, job: Job, step: int) -> None:
+        """Settle what was left implicit while it decoded, up to this step."""
+        self._edges[job.edge] -= 1
+        job.computed += step - job.joined
+        if step > job.joined:
+            longest = self._durations[bisect_right(self._tops, job.joined)]
+            job.worst_gap = max(job.worst_gap, longest)
+
+    def _free(self, job: Job) -> None:
+        self.context -= job.computed
+        block, pool = self.machine.block_size, self.pool
+        held, full = self._blocks(job.computed), job.computed // block
+        if not self.machine.prefix_caching:
+            pool.release(held)
+            return
+        pool.release(held - full)
+        if full > job.shared_blocks:
+            job.private.extended(full)
+            pool.release_cached(job.private, job.shared_blocks)
+        if job.group is not None:
+            holders = self._holders[job.group]
+            holders.remove(job)
+            pool.release_cached(job.group, max([holder.group_held for holder in holders], default=0))
+            job.group_held = 0
+
+    def _admit(self, budget: int) -> int:
+        """Let the waiting run, in order, for as long as they fit. Returns the tokens that are prefilled."""
+        waiting, running, pool = self.waiting, self.running, self.pool
+        block = self.machine.block_size
+        left = budget
+        while left > 0 and waiting and len(running) < self.machine.max_num_seqs:
+            job = waiting[0]
+            tokens = job.prompt + job.generated
+            hits, group_hits, touched = self._hits(job, tokens)
+            spare = self._watermark if running else 0
+            if self._blocks(tokens) - hits + touched + spare > pool.free:
+                self._blocked = True
+                break
+            waiting.popleft()
+            running.append(job)
+            self._turns += 1
+            job.turn = self._turns
+            if job.group is not None:
+                self._holders[job.group].append(job)
+                pool.touch(job.group, group_hits)
+                job.group_held = group_hits
+            if hits > group_hits:
+                pool.touch(job.private, hits)
+            job.computed = hits * block
+            self.context += job.computed
+            chunk = min(tokens - job.computed, left)
+            pool.allocate(self._blocks(job.computed + chunk) - hits)
+            self._computed(job, chunk)
+            left -= chunk
+        return budget - left
+
+    def _hits(self, job: Job, tokens: int) -> tuple[int, int, int]:
+        """Cached blocks that lead its tokens; those of them that are its group's; those that are free as yet."""
+        if not self.machine.prefix_caching:
+            return 0, 0, 0
+        most = (tokens - 1) // self.machine.block_size
+        hits, touched = 0, 0
+        if job.group is not None:
+            hits = min(job.shared_blocks, job.group.present)
+            touched = max(0, hits - job.group.active)
+        group_hits = hits
+        if hits == job.shared_blocks and job.private.present > hits:
+            hits = min(most, job.private.present)
+            touched += hits - group_hits
+        return hits, group_hits, touched
+
+
+def _turn(job: Job) -> int:
+    return job.turn

@@ -1,0 +1,117 @@
+"""What a measurement leaves behind: every run, and the medians of its rounds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from loadtests.client import Record
+from loadtests.figures import medians
+from loadtests.scenario import Scenario
+from loadtests.summary import Judged, distribution
+from loadtests.verdict import Finding, judge, passed
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run against one target."""
+
+    target: str
+    load: float
+    round: int
+    only: str | None
+    """The one flow that was sent; None: all were."""
+    figures: Mapping[str, float]
+    flows: Mapping[str, Mapping[str, float]]
+    reasons: Mapping[str, int]
+    """Why requests were refused or lost."""
+    distributions: Mapping[str, Sequence[tuple[float, float]]]
+    """Of whole answers: seconds, and the share below."""
+    offered_by_second: Sequence[int]
+    """Arrivals."""
+    served_by_second: Sequence[int]
+    """Those of them that were served in the SLO, by the second of their arrival."""
+    tokens_by_second: Sequence[float]
+    times: Sequence[float]
+    """Seconds after the start, of the series."""
+    series: Mapping[str, Sequence[float]]
+    requests: Sequence[Mapping[str, object]] = ()
+    """A row for each request, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Everything that was measured by one command."""
+
+    name: str
+    provenance: Mapping[str, object]
+    scenario: Scenario
+    capacity: float
+    """Requests per second at a load of 1."""
+    runs: list[Measured] = field(default_factory=list)
+
+    @property
+    def loads(self) -> list[float]:
+        """In the order they were run."""
+        return list(dict.fromkeys(run.load for run in self.runs))
+
+    @property
+    def targets(self) -> list[str]:
+        """By name."""
+        return list(dict.fromkeys(run.target for run in self.runs))
+
+    def medians(self, load: float) -> dict[str, dict[str, float]]:
+        """Of the rounds at one load, by target."""
+        chosen = {
+            target: [r.figures for r in self.runs if (r.target, r.load, r.only) == (target, load, None)]
+            for target in self.targets
+        }
+        return {target: medians(rounds) for target, rounds in chosen.items() if rounds}
+
+    @property
+    def verdicts(self) -> dict[str, list[Finding]]:
+        """On each target, at the greatest load; nothing where the scenario has no rules."""
+        if not self.scenario.verdict:
+            return {}
+        return {target: judge(self.scenario.verdict, found) for target, found in self.medians(max(self.loads)).items()}
+
+    @property
+    def passed(self) -> list[str]:
+        """The targets that break no rule."""
+        return [target for target, findings in self.verdicts.items() if passed(findings)]
+
+    @property
+    def origin(self) -> str:
+        """Provenance and scenario, for a reader."""
+        told = {"provenance": self.provenance, "capacity": self.capacity, "scenario": self.scenario}
+        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+
+    def write(self, path: Path) -> None:
+        """Write everything as JSON; what is no number, or never happened, is null."""
+        loads = {f"{load:g}": self.medians(load) for load in self.loads}
+        fields = {name: getattr(self, name) for name in ("name", "provenance", "scenario", "capacity")}
+        document = {**fields, "medians": loads, "verdicts": self.verdicts, "runs": self.runs}
+        path.write_bytes(msgspec.json.encode(document) + b"\n")
+
+
+def distributions(judged: Judged) -> dict[str, list[tuple[float, float]]]:
+    """Of what was answered in full."""
+    whole = judged.whole
+    return {
+        "TTFT": distribution([record.ttft for record in whole if record.ttft is not None]),
+        "ITL": distribution([gap for record in whole for gap in record.gaps]),
+        "worst gap": distribution([record.worst_gap for record in whole]),
+    }
+
+
+def rows_of(judged: Judged) -> list[dict[str, object]]:
+    """A row for each request, without its gaps."""
+    return [_row(record, str(ended)) for record, ended in zip(judged.records, judged.outcomes, strict=True)]
+
+
+def _row(record: Record, ended: str) -> dict[str, object]:
+    planned = record.planned
+    asked = {name: getattr(planned, name) for name in ("flow", "kind", "prompt", "output", "max_tokens")}
+    got = ("arrived", "sent", "ttft", "worst_gap", "ended", "tokens", "status", "code", "reason", "retry_after", "loss")
+    return {**asked, "outcome": ended, **{name: getattr(record, name) for name in got}}

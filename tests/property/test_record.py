@@ -1,0 +1,97 @@
+"""Whatever a core is told, its record replays to the same decisions."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Capacity,
+    Demand,
+    EndpointDown,
+    EndpointGone,
+    EndpointUp,
+    Finished,
+    Observed,
+    Progress,
+    Returned,
+    ShutdownStarted,
+    Tick,
+    Verdict,
+)
+from gateway.record.replay import verify
+from gateway.record.whatif import compare
+from tests.unit.record.recorded import Tape
+
+IDS = st.integers(1, 30)
+ENDPOINTS = st.sampled_from(["a", "b"])
+SHARES = st.none() | st.floats(0, 1.2)
+COUNTS = st.none() | st.integers(0, 5)
+DEMANDS = st.builds(
+    Demand, st.lists(st.integers(1, 300), min_size=1, max_size=2).map(tuple), st.integers(1, 200), st.integers(1, 2)
+)
+CAPACITIES = st.builds(Capacity, st.integers(100, 600), st.none() | st.integers(5, 100), max_num_seqs=st.none() | IDS)
+EVENTS = st.one_of(
+    st.builds(
+        Arrived,
+        IDS,
+        DEMANDS,
+        band=st.integers(0, 2),
+        flow=st.sampled_from(["", "heavy", "light"]),
+        body_bytes=st.integers(0, 500),
+        streamed=st.booleans(),
+        tools=st.booleans(),
+        ttft_target=st.none() | st.floats(0.001, 10),
+        prefix=st.sampled_from([(), ((64, 1),), ((64, 1), (128, 2**64 - 1)), ((64, 5),)]),
+    ),
+    st.builds(Cancelled, IDS),
+    st.builds(Progress, st.lists(st.tuples(IDS, st.integers(0, 300)), max_size=4).map(tuple)),
+    st.builds(Finished, IDS, st.sampled_from(Verdict), st.none() | st.integers(0, 300)),
+    st.builds(Returned, IDS, st.booleans()),
+    st.builds(EndpointUp, ENDPOINTS, CAPACITIES),
+    st.builds(EndpointDown, ENDPOINTS, st.just("down")),
+    st.builds(EndpointGone, ENDPOINTS),
+    st.builds(Observed, ENDPOINTS, st.just(0.0), SHARES, COUNTS, COUNTS, st.none() | st.floats(0, 1e6)),
+    st.just(ShutdownStarted()),
+    *[st.just(Tick())] * 3,
+)
+STORIES = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3, 2.0]), EVENTS), max_size=80)
+UP = EndpointUp("a", Capacity(600, 60, 16))
+
+
+def told(story, file):
+    tape, now = Tape(queue={"max_requests": 6, "ttl": 5, "no_endpoint_ttl": 4}), 10.0
+    tape.tell(now, UP)
+    for step, event in story:
+        now += step
+        sampled = isinstance(event, Observed)
+        tape.tell(now, replace(event, sampled_at=now - 0.01) if sampled else event)
+    return tape.write(file)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STORIES)
+def test_a_record_replays_to_what_was_decided(story):
+    with TemporaryDirectory() as folder:
+        file = told(story, Path(folder) / "events.jsonl")
+        replayed = verify(file)
+        assert replayed.differences == []
+        assert replayed.events == len(story) + 1
+        unchanged = compare(file, {})
+        assert unchanged.differences == []
+        assert unchanged.recorded == unchanged.changed
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STORIES)
+def test_any_record_can_be_run_with_other_settings(story):
+    with TemporaryDirectory() as folder:
+        file = told(story, Path(folder) / "events.jsonl")
+        changed = compare(file, {"kv_high": 0.5, "kv_low": 0.3, "queue": {"max_requests": 2}, "policy": "hysteresis"})
+        assert changed.recorded.keys() == changed.changed.keys()
+        before = sum(count for _, count, _ in changed.outcomes())
+        assert before == sum(count for *_, count in changed.outcomes()) == len(changed.recorded)

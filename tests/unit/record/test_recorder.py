@@ -1,0 +1,98 @@
+import asyncio
+import errno
+
+import pytest
+
+from gateway.admission.events import Tick
+from gateway.record import recorder as module
+from gateway.record.lines import Dropped, Happened, Opened, Started, read
+from gateway.record.recorder import Recorder
+
+START = Started("0.1", {}, {}, 1.0)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+async def until_written(file, text):
+    async with asyncio.timeout(5):
+        while text not in file.read_bytes():  # noqa: ASYNC110  # another thread writes it
+            await asyncio.sleep(0.005)
+
+
+async def test_pools_are_told_apart_and_all_is_there_in_the_end(file):
+    recorder = Recorder(file, START)
+    recorder.start()
+    one, two = recorder.pool("a"), recorder.pool("b")
+    one(Tick(), 1.0, [])
+    two(Tick(), 2.0, [])
+    await recorder.close()
+    one(Tick(), 3.0, [])
+    start, *lines = read(file)
+    assert start == START
+    assert lines[:2] == [Opened(1, "a"), Opened(2, "b")]
+    assert [(line.pool, line.at) for line in lines[2:]] == [(1, 1.0), (2, 2.0)]
+
+
+async def test_it_is_written_while_it_happens(file, monkeypatch):
+    monkeypatch.setattr(module, "FLUSH_INTERVAL", 0.01)
+    recorder = Recorder(file, START)
+    recorder.start()
+    recorder.pool("a")(Tick(), 1.0, [])
+    await until_written(file, b'"Tick"')
+    await recorder.close()
+
+
+async def test_a_run_is_appended_to_what_is_there_even_where_that_is_torn(file):
+    for torn in (b"", b'{"line":"ev'):
+        with file.open("ab") as before:
+            before.write(torn)
+        recorder = Recorder(file, START)
+        recorder.start()
+        await recorder.close()
+    assert list(read(file)) == [START, START]
+
+
+async def test_a_disk_that_is_too_slow_loses_lines_and_says_how_many(file, monkeypatch):
+    monkeypatch.setattr(module, "FLUSH_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "MAX_PENDING", 400)
+    recorder = Recorder(file, START)
+    record = recorder.pool("a")
+    for number in range(100):
+        record(Tick(), float(number), [])
+    recorder.start()
+    await until_written(file, b'"Tick"')
+    record(Tick(), 100.0, [])
+    await recorder.close()
+    lines = list(read(file))
+    kept = [line for line in lines if isinstance(line, Happened)]
+    (lost,) = [line for line in lines if isinstance(line, Dropped)]
+    assert lost.lines + len(kept) == 101
+    assert lines.index(lost) == len(lines) - 2, "where they are missing"
+    assert [line.at for line in kept[:-1]] == [float(number) for number in range(len(kept) - 1)]
+
+
+async def test_lines_lost_last_are_counted_too(file, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PENDING", 10)
+    recorder = Recorder(file, START)
+    recorder.pool("a")
+    recorder.start()
+    await recorder.close()
+    assert list(read(file)) == [START, Dropped(1)]
+
+
+async def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(file, capsys):
+    recorder = Recorder(file, START)
+
+    def full(lines):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recorder._write = full
+    recorder.start()
+    record = recorder.pool("a")
+    record(Tick(), 1.0, [])
+    await recorder.close()
+    record(Tick(), 2.0, [])
+    assert capsys.readouterr().out.count("No space left on device") == 1

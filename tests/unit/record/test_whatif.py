@@ -1,0 +1,90 @@
+import pytest
+
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Capacity,
+    Demand,
+    EndpointUp,
+    Finished,
+    Progress,
+    Tick,
+    Verdict,
+)
+from gateway.record.whatif import DISPATCHED, LEFT, WAITING, Service, compare, waits
+from tests.unit.record.recorded import Tape
+
+UP = EndpointUp("e", Capacity(1000, 100, max_num_seqs=1))
+LOOSE = {"ttft_target": None}
+
+
+def arrived(number):
+    return Arrived(number, Demand((10,), 100))
+
+
+def done(number, tokens=10):
+    return Finished(number, Verdict.DONE, tokens)
+
+
+def ended(fates):
+    return {request: fate.ended for (_, request), fate in fates.items()}
+
+
+def refused():
+    """One runs for ten seconds; a second finds no place in the queue, a third comes later and runs as long."""
+    tape = Tape(**LOOSE, queue={"max_requests": 0})
+    tape.tell(0, UP).tell(1, arrived(1)).tell(3, Progress(((1, 1),))).tell(5, arrived(2))
+    return tape.tell(11, done(1)).tell(30, arrived(3)).tell(40, done(3)).tell(50, Tick())
+
+
+def test_without_a_change_nothing_differs(tmp_path):
+    compared = compare(refused().write(tmp_path / "f"), {})
+    assert compared.differences == []
+    assert ended(compared.recorded) == ended(compared.changed) == {1: DISPATCHED, 2: "queue_full", 3: DISPATCHED}
+
+
+def test_who_was_refused_waits_where_there_is_a_queue_and_is_served_as_others_were(tmp_path):
+    compared = compare(refused().write(tmp_path / "f"), {"queue": {"max_requests": 5}})
+    assert ended(compared.changed) == dict.fromkeys((1, 2, 3), DISPATCHED)
+    (difference,) = compared.differences
+    assert difference.since == 5
+    assert compared.outcomes() == [(DISPATCHED, 2, 3), ("queue_full", 1, 0)]
+    assert [request for _, request, *_ in compared.otherwise()] == [2]
+    # The first ends when it did; the second runs for the mean of the others, ten seconds, and is gone by the third.
+    assert waits(compared.recorded) == [0, 0]
+    assert waits(compared.changed) == [0, 0, 6]
+
+
+def test_who_was_served_is_refused_where_there_is_no_queue(tmp_path):
+    tape = Tape(**LOOSE)
+    tape.tell(0, UP).tell(1, arrived(1)).tell(2, arrived(2)).tell(5, done(1)).tell(8, done(2)).tell(9, Tick())
+    compared = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 0}})
+    assert ended(compared.changed) == {1: DISPATCHED, 2: "queue_full"}
+    assert ended(compared.recorded) == {1: DISPATCHED, 2: DISPATCHED}
+
+
+def test_the_changed_core_is_woken_when_it_asked_for_it(tmp_path):
+    """Its times to live pass between two lines of the record."""
+    tape = refused()
+    tape.tell(100, Tick())
+    compared = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 5, "ttl": 2, "no_endpoint_ttl": 2}})
+    assert ended(compared.changed)[2] == "queue_timeout"
+    assert next(fate.at for (_, request), fate in compared.changed.items() if request == 2) == pytest.approx(7)
+
+
+def test_who_left_or_still_waits_is_told(tmp_path):
+    tape = Tape(**LOOSE).tell(0, UP).tell(1, arrived(1), arrived(2), arrived(3)).tell(2, Cancelled(2))
+    compared = compare(tape.write(tmp_path / "f"), {})
+    assert ended(compared.recorded) == ended(compared.changed) == {1: DISPATCHED, 2: LEFT, 3: WAITING}
+    assert [name for name, *_ in compared.outcomes()] == [DISPATCHED, LEFT, WAITING]
+
+
+def test_without_anybody_served_nobody_ends(tmp_path):
+    tape = Tape(**LOOSE, queue={"max_requests": 0}).tell(0, UP).tell(1, arrived(1), arrived(2)).tell(99, Tick())
+    compared = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 1, "ttl": 500}})
+    assert ended(compared.changed) == {1: DISPATCHED, 2: WAITING}
+
+
+def test_tokens_come_at_an_even_pace():
+    service = Service(first=2, duration=12, tokens=11)
+    assert [service.generated(elapsed) for elapsed in (0, 1.9, 2, 7, 12, 99)] == [0, 0, 1, 6, 11, 11]

@@ -1,0 +1,94 @@
+import asyncio
+
+import pytest
+
+from gateway.admission.outcomes import Outcome
+from gateway.relay.exchange import Exchange
+from gateway.relay.heartbeat import COMMENT, heartbeat
+from gateway.wire.request import Api
+
+
+class Client:
+    """Takes what is sent; with `stalls` it stops reading after the head."""
+
+    def __init__(self, *, stream=True, stalls=False):
+        self.messages = []
+        self.stalls = stalls
+        scope = {"path": "/", "headers": [], "type": "http"}
+        self.exchange = Exchange.begin(scope, self.send, asyncio.get_running_loop().time, Api.CHAT)
+        self.exchange.stream = stream
+        self.exchange.prompt_tokens = 12
+
+    async def send(self, message):
+        if self.stalls and self.messages:
+            await asyncio.Event().wait()
+        self.messages.append(message)
+
+    @property
+    def body(self):
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+    async def until(self, count):
+        async with asyncio.timeout(5):
+            while len(self.messages) < count:  # noqa: ASYNC110  # the client's own side of the wire
+                await asyncio.sleep(0.001)
+
+
+async def test_who_waits_long_is_told_again_and_again_that_it_waits():
+    client = Client()
+    async with heartbeat(client.exchange, 0.005):
+        await client.until(4)
+    start, *rest = client.messages
+    headers = dict(start["headers"])
+    assert start["status"] == client.exchange.status == 200
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"x-kvgate-prompt-tokens"] == b"12"
+    assert not {b"x-kvgate-queue-ms", b"x-kvgate-endpoint"} & headers.keys(), "not known yet"
+    assert all(message["body"] == COMMENT and message["more_body"] for message in rest)
+    assert client.exchange.opened
+    assert not client.exchange.committed, "another endpoint may still be tried"
+    before = len(client.messages)
+    await asyncio.sleep(0.02)
+    assert len(client.messages) == before, "nothing is sent once the wait is over"
+
+
+async def test_a_second_wait_goes_on_in_the_same_stream():
+    client = Client()
+    for count in (2, 4):
+        async with heartbeat(client.exchange, 0.005):
+            await client.until(count)
+    assert [message["type"] for message in client.messages].count("http.response.start") == 1
+
+
+@pytest.mark.parametrize(("interval", "stream"), [(None, True), (0.001, False)])
+async def test_only_streams_have_heartbeats_and_only_where_they_are_on(interval, stream):
+    client = Client(stream=stream)
+    async with heartbeat(client.exchange, interval):
+        await asyncio.sleep(0.01)
+    assert client.messages == []
+
+
+async def test_a_short_wait_has_none():
+    client = Client()
+    async with heartbeat(client.exchange, 5):
+        await asyncio.sleep(0)
+    assert client.messages == []
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up():
+    client = Client(stalls=True)
+    async with asyncio.timeout(5), heartbeat(client.exchange, 0.001):
+        await client.until(1)
+        await asyncio.sleep(0.005)
+    assert len(client.messages) == 1
+
+
+async def test_a_refusal_after_a_heartbeat_is_told_in_the_stream():
+    client = Client()
+    async with heartbeat(client.exchange, 0.001):
+        await client.until(2)
+    await client.exchange.refuse(Outcome.QUEUE_TIMEOUT, "No room became free in time.", retry_after=2)
+    assert b'"code":"queue_timeout"' in client.body
+    assert client.body.endswith(b"\n\n")
+    assert client.messages[-1]["more_body"] is False
+    assert [message["type"] for message in client.messages].count("http.response.start") == 1

@@ -1,0 +1,80 @@
+import pytest
+
+from gateway.admission.events import Arrived, Demand, RequestId
+from gateway.admission.outcomes import Outcome
+from gateway.relay.clients import Client
+from gateway.relay.exchange import RefusedError
+from gateway.relay.understand import Work, foreground, parsed, ttft_target
+from gateway.tokens.count import PromptCount, Source
+from gateway.wire.request import Api
+
+
+def scope(*headers):
+    return {"headers": list(headers)}
+
+
+def refusal(function, *arguments):
+    with pytest.raises(RefusedError) as refused:
+        function(*arguments)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ((), None),
+        (((b"x-kvgate-ttft-ms", b"250"),), 0.25),
+        (((b"x-kvgate-ttft-ms", b"1500.5"),), 1.5005),
+        (((b"x-llm-d-slo-ttft-ms", b"3000"),), 3.0),
+        (((b"x-llm-d-slo-ttft-ms", b"3000"), (b"x-kvgate-ttft-ms", b"100")), 0.1),
+    ],
+)
+def test_a_client_may_ask_for_a_time_to_its_first_token(headers, seconds):
+    assert ttft_target(scope(*headers)) == seconds
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"0", b"0.0", b"-5", b"1e3", b"soon", b"nan", b"inf", b"9" * 10, b"1 2", b"\xff"]
+)
+def test_what_is_no_time_is_refused_with_the_headers_name(value):
+    for name in (b"x-kvgate-ttft-ms", b"x-llm-d-slo-ttft-ms"):
+        refused = refusal(ttft_target, scope((name, value)))
+        assert refused.outcome is Outcome.INVALID_REQUEST
+        assert refused.param == name.decode()
+        assert name.decode() in refused.message
+        assert len(refused.message) < 200
+
+
+def work(body, client, target=None):
+    count = PromptCount((3, 4), Source.LOCAL)
+    return Work(parsed(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target)
+
+
+def test_the_core_is_told_all_it_decides_by():
+    body = b'{"stream":true,"tools":[{}],"priority":4}'
+    assert work(body, Client("alice", 2), 1.5).arrival(RequestId(7)) == Arrived(
+        RequestId(7),
+        Demand((3, 4), 10),
+        band=4,
+        flow="alice",
+        body_bytes=len(body),
+        streamed=True,
+        tools=True,
+        ttft_target=1.5,
+    )
+
+
+@pytest.mark.parametrize(("asked", "allowed", "band"), [(0, 0, 0), (-9, 0, 0), (0, 3, 3), (5, 3, 5)])
+def test_nobody_is_more_urgent_than_its_key_allows(asked, allowed, band):
+    assert work(b'{"priority":%d}' % asked, Client("a", allowed)).band == band
+
+
+def test_what_the_ledger_would_not_see_is_refused():
+    assert refusal(foreground, parsed(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
+    foreground(parsed(Api.RESPONSES, b'{"background":false}'))
+    foreground(parsed(Api.CHAT, b'{"background":true}'))
+
+
+def test_a_body_that_is_none_is_refused():
+    assert refusal(parsed, Api.CHAT, b"[]").outcome is Outcome.INVALID_REQUEST
+    assert refusal(parsed, Api.CHAT, b'{"chat_template":"x"}').outcome is Outcome.FORBIDDEN_FIELD

@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import cli
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    lines = [f"{number * 0.5},{100 + number % 7 * 50},{20 + number % 5 * 40}" for number in range(80)]
+    path.write_text("\n".join(["arrival,prompt,output", *lines]))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+
+
+def test_a_trace_is_compared_at_each_load(trace, tmp_path):
+    figures = tmp_path / "figures.json"
+    result = run("--trace", trace, "--kv-tokens", 4000, "--load", 0.5, "--load", 1.5, "--json", figures)
+    assert result.exit_code == 0, result.output
+    assert "load 0.50" in result.output
+    assert "load 1.50" in result.output
+    rows = json.loads(figures.read_text())["rows"]
+    assert sorted({row["load"] for row in rows}) == [pytest.approx(0.5), pytest.approx(1.5)]
+    assert [row["contender"] for row in rows if row["load"] > 1][-3:] == ["kvgate forecast", "kvgate both", "oracle"]
+
+
+def test_a_rate_and_what_changes_the_trace(trace, tmp_path):
+    figures = tmp_path / "figures.json"
+    change = ("--scale-prompts", 2, "--scale-outputs", 3, "--shared-prefix", 0.8, "--requests", 50)
+    result = run("--trace", trace, "--kv-tokens", 8000, "--rate", 5, *change, "--json", figures)
+    assert result.exit_code == 0, result.output
+    assert "50 requests at 5.00/s" in result.output
+    assert all(row["requests"] == 50 for row in json.loads(figures.read_text())["rows"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", 1, "--load", 1), "give one"),
+        (("--kv-tokens", 3), "no block"),
+        (("--max-num-seqs", 4096), "max_num_batched_tokens"),
+        (("--rate", 0), "more than 0"),
+        (("--load", -1), "more than 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(trace, arguments, said):
+    result = run("--trace", trace, *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_missing_trace_is_told(tmp_path):
+    result = run("--trace", tmp_path / "none.csv")
+    assert result.exit_code == 2
+    assert "none.csv" in result.output
+
+
+def test_other_commands_do_not_load_it():
+    code = (
+        "import sys, gateway.cli; sys.exit('gateway.simulation.engine' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,96 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from gateway.simulation import workload
+from gateway.simulation.workload import Request, WorkloadError
+from gateway.tokens.prefix import prefix_of
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2225670,879,55
+"""
+TRACES = Path(__file__).parents[3] / "loadtests" / "traces"
+
+
+def file(folder, text, name="trace.csv"):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
+def test_azures_traces_are_read(tmp_path, name):
+    first, second, _ = workload.load(file(tmp_path, AZURE, name))
+    assert (first.arrival, first.prompt, first.output) == (0.0, 374, 44)
+    assert second.arrival == pytest.approx(4.314579, abs=1e-5)
+
+
+def test_plain_ones_are_read_in_the_order_of_arrival(tmp_path):
+    found = workload.load(file(tmp_path, "arrival,prompt,output\n3,10,1\n1.5,20,2\n"))
+    assert [(request.arrival, request.prompt) for request in found] == [(0.0, 20), (1.5, 10)]
+
+
+def test_a_limit_takes_the_first(tmp_path):
+    assert len(workload.load(file(tmp_path, AZURE), 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "columns are a, b"),
+        ("", "columns are none"),
+        ("arrival,prompt,output\n", "no requests"),
+        ("arrival,prompt,output\n1,ten,2\n", "ten"),
+        ("arrival,prompt,output\nsoon,10,2\n", "soon"),
+        ("arrival,prompt,output\n1,10\n", "trace.csv"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path, text, said):
+    with pytest.raises(WorkloadError, match=said):
+        workload.load(file(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(WorkloadError, match=r"none\.csv"):
+        workload.load(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(("name", "requests"), [("conv", 19_366), ("code", 8_819)])
+def test_the_traces_of_the_project_are_whole(name, requests):
+    assert len(workload.load(TRACES / f"azure_llm_2023_{name}.csv.gz")) == requests
+
+
+def test_a_rate_rescales_the_clock_and_keeps_the_bursts():
+    offered = (Request(0, 1, 1), Request(1, 1, 1), Request(10, 1, 1))
+    found = workload.at_rate(offered, 0.6)
+    assert [request.arrival for request in found] == pytest.approx([0, 0.5, 5])
+    assert workload.rate(found) == pytest.approx(0.6)
+
+
+def test_lengths_are_scaled_and_what_clients_ask_for_goes_with_outputs():
+    (found,) = workload.scaled((Request(0, 10, 3, max_tokens=100),), prompts=8, outputs=4)
+    assert (found.prompt, found.output, found.max_tokens) == (80, 12, 400)
+
+
+def test_what_does_not_fit_is_cut():
+    (found,) = workload.fitted((Request(0, 5000, 900, max_tokens=2000, group=0, shared=4000),), 4096, 100_000)
+    assert (found.prompt, found.output, found.max_tokens, found.shared) == (2096, 900, 2000, 2096)
+
+
+def test_groups_share_the_hashes_of_what_they_share_and_no_more():
+    offered = workload.sharing(tuple(Request(0, 1000, 1) for _ in range(40)), 0.5, groups=2, seed=3)
+    prefixes = [workload.prefix(request, number) for number, request in enumerate(offered)]
+    for one, a in zip(offered, prefixes, strict=True):
+        for other, b in zip(offered, prefixes, strict=True):
+            common = set(a) & set(b)
+            if one is not other:
+                assert {tokens for tokens, _ in common} == set(range(64, 501, 64) if one.group == other.group else ())
+
+
+@pytest.mark.parametrize("prompt", [1, 64, 65, 1024, 1025, 3000, 50_000])
+def test_prompts_are_cut_into_parts_where_the_gateway_cuts_them(prompt):
+    parts = workload.prefix(Request(0, prompt, 1), 0)
+    assert [tokens for tokens, _ in parts] == [tokens for tokens, _ in prefix_of([1] * prompt, b"key", "")]
