@@ -6,13 +6,11 @@ kept for it: nobody behind may have it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
 from gateway.admission import picker
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.drain_rate import DrainRate
 from gateway.admission.endpoint import UNBOUNDED, Endpoint
 from gateway.admission.events import (
     Arrived,
@@ -31,6 +29,7 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
+from gateway.admission.explain import Explanation, explain
 from gateway.admission.gate import Closed
 from gateway.admission.lane import LaneKey
 from gateway.admission.ledger import Reservation
@@ -40,9 +39,11 @@ from gateway.admission.policy import Mode, Policy
 from gateway.admission.predictor import Predictor
 from gateway.admission.queue import Answer, Queue
 from gateway.admission.request import Request, service
-from gateway.admission.shedding import RetryAfter, patience
+from gateway.admission.roster import Roster
+from gateway.admission.shedding import RetryAfter
 from gateway.admission.state import PoolState
 from gateway.admission.view import endpoint_state, queue_state
+from gateway.admission.waits import Waits
 
 MAX_FAILURES = 2
 """Endpoints that may fail on a request before it ends: a poisonous one must not walk through all of them."""
@@ -52,9 +53,6 @@ WITH_RETRY_AFTER = frozenset(
 PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL})
 """Refusals that a smaller request may not meet."""
 MEDIAN = 0.5
-SURE = 1.5
-"""How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
-and who is let in and then runs out of time has cost nobody anything but its own wait."""
 
 
 class Flight(NamedTuple):
@@ -77,15 +75,10 @@ class AdmissionController:
         self._requests: dict[RequestId, Request] = {}
         self._flights: dict[RequestId, Flight] = {}
         """One for each request in flight. Whoever takes it out releases its reservation."""
-        self._endpoints: dict[EndpointId, Endpoint] = {}
-        self._live: list[Endpoint] = []
-        self._reaches: list[int] = []
-        """The `longest_prompt` of every known endpoint, sorted."""
-        self._state_since = -inf
-        """When the pool last went from live to not, or back."""
         self._queue = Queue(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
-        self._drain_rate = DrainRate()
         self._predictor = Predictor()
+        self._roster = Roster(policy, self._predictor)
+        self._waits = Waits(policy, self._roster, self._queue)
         self._retry_after = RetryAfter()
         self._draining = False
         self._changed = True
@@ -121,18 +114,27 @@ class AdmissionController:
             self._shed(event, now)
         self._changed = True
         if self._queue.depth:
-            self._drain_rate.pressed(now)
+            self._waits.drained.pressed(now)
         self._announce_wake(now)
         return commands
 
     def snapshot(self, now: float) -> PoolState:
         """The state of the pool, for people and metrics. Changes nothing."""
         return PoolState(
-            endpoints=tuple(endpoint_state(self._endpoints[key], now) for key in sorted(self._endpoints)),
+            endpoints=tuple(endpoint_state(e, now) for e in sorted(self._roster, key=lambda e: e.id)),
             queue=queue_state(self._queue, now),
-            drain_rate=self._drain_rate.rate(now),
+            drain_rate=self._waits.rate(now),
             draining=self._draining,
         )
+
+    def explain(self, arrival: Arrived, now: float) -> Explanation:
+        """What `handle` would do with a request that arrived now, and why. Changes nothing."""
+        request = Request(arrival, now)
+        lane = self._lane(request)
+        if lane is not None:
+            request.lane = lane
+            self._weigh(request)
+        return explain(request, now, self._roster, self._queue, self._waits, draining=self._draining)
 
     # Requests
 
@@ -152,18 +154,20 @@ class AdmissionController:
         elif (lane := self._lane(request)) is None:
             self._reject(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
         else:
-            request.cost = service(request.arrival.demand, self._predicted(request))
-            request.patience = self._patience(request)
-            request.deadline = self._deadline(request)
+            self._weigh(request)
             self._queue.push(request, lane)
 
+    def _weigh(self, request: Request) -> None:
+        """Predict what it takes, and how long it may wait."""
+        predicted = request.expected(self._predictor, MEDIAN)
+        request.cost = service(request.arrival.demand, predicted * request.arrival.demand.sequences)
+        request.patience = self._waits.patience(request)
+        request.deadline = self._waits.deadline(request)
+
     def _lane(self, request: Request) -> LaneKey | None:
-        """Where it stands in the queue; None when it fits no endpoint that is known, up or down."""
-        longest = request.arrival.demand.longest_prompt
-        reach = next((reach for reach in self._reaches if reach >= longest), None)
-        if reach is None and self._reaches and self._policy.mode is Mode.ENFORCE:
-            return None
-        return (UNBOUNDED if reach is None else reach), request.avoid
+        """Where it stands in the queue; None when it fits no endpoint that is known."""
+        lane = self._roster.lane(request)
+        return (UNBOUNDED, request.avoid) if lane is None and self._policy.mode is Mode.OBSERVE else lane
 
     def _cancelled(self, event: Cancelled, _now: float) -> None:
         request = self._requests.get(event.request)
@@ -184,7 +188,7 @@ class AdmissionController:
                 progress = endpoint.ledger.progress
             progress(flight.reservation, generated, now)
         for endpoint in touched.values():
-            self._settle(endpoint, now)
+            self._roster.settle(endpoint, now)
 
     def _finished(self, event: Finished, now: float) -> None:
         request = self._requests.get(event.request)
@@ -198,9 +202,9 @@ class AdmissionController:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
         used = service(reservation.demand, generated) if generated or event.verdict is Verdict.ABORTED else 0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
-        self._drain_rate.completed(used, now)
+        self._waits.drained.completed(used, now)
         endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
-        self._settle(endpoint, now)
+        self._roster.settle(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
         request = self._requests.get(event.request)
@@ -214,7 +218,7 @@ class AdmissionController:
         else:
             request.failures += 1
             request.avoid = endpoint.id
-        self._settle(endpoint, now)
+        self._roster.settle(endpoint, now)
         if request.failures >= MAX_FAILURES:
             self._reject(request, Outcome.UPSTREAM_ERROR, now)
         else:
@@ -227,7 +231,7 @@ class AdmissionController:
         del self._requests[key]
         retry_after = None
         if outcome in WITH_RETRY_AFTER:
-            retry_after = self._retry_after.after(self._comes_back_in(request, outcome, now))
+            retry_after = self._retry_after.after(self._waits.comes_back_in(request, outcome, now))
         self._commands.append(Reject(key, outcome, retry_after))
 
     def _evict(self, request: Request, outcome: Outcome, now: float) -> None:
@@ -240,113 +244,45 @@ class AdmissionController:
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not State.WAITING:
             return
-        self._drain_rate.pressed(now)
-        queue, policy = self._queue, self._policy
-        if queue.depth > policy.max_requests or queue.bytes > policy.max_bytes:
+        self._waits.drained.pressed(now)
+        if self._waits.full():
             self._evict(request, Outcome.QUEUE_FULL, now)
-        elif self._live and self._target(request) is not None:
-            wait = self._predicted_wait(request, now)
-            if wait is not None and wait > request.patience * SURE:
-                self._evict(request, Outcome.WAIT_TOO_LONG, now)
-
-    def _predicted(self, request: Request) -> int:
-        """Tokens that all its sequences will generate, as likely more as less."""
-        return request.expected(self._predictor, MEDIAN) * request.arrival.demand.sequences
-
-    def _target(self, request: Request) -> float | None:
-        """Seconds to its first token: what its client asks for, else its band's target, else everybody's."""
-        arrival, policy = request.arrival, self._policy
-        if arrival.ttft_target is not None:
-            return arrival.ttft_target
-        band = policy.bands.get(arrival.band)
-        return policy.ttft_target if band is None or band.ttft_target is None else band.ttft_target
-
-    def _patience(self, request: Request) -> float:
-        """Seconds that it may wait while an endpoint is live."""
-        target = self._target(request)
-        prefill = 0.0
-        if target is not None:
-            prefill = min((e.prefill_seconds(request) for e in self._eligible(request)), default=0.0)
-        return patience(target, prefill, self._policy.ttl)
-
-    def _predicted_wait(self, request: Request, now: float) -> float | None:
-        """Seconds until its dispatch, of a request that waits or would; None while no rate is known."""
-        rate = self._rate(now)
-        if not rate:
-            return None
-        ahead = self._queue.ahead(request.arrival.band, request.arrival.flow, request.lane)
-        if request.state is State.WAITING:
-            ahead = replace(ahead, same=ahead.same - request.cost)
-        short = min((e.deficit(request, now) for e in self._eligible(request)), default=0.0)
-        return (ahead.service(request.cost) + short) / rate
-
-    def _rate(self, now: float) -> float | None:
-        """Tokens of service per second at which the queue empties; None while nothing is known."""
-        rate = self._drain_rate.rate(now)
-        if rate is None:
-            rates = [rate for e in self._live if (rate := e.service_rate) is not None]
-            if rates:
-                self._drain_rate.guess(sum(rates))
-                return sum(rates)
-        return rate
-
-    def _comes_back_in(self, request: Request, outcome: Outcome, now: float) -> float | None:
-        """Seconds until it would have its turn, or its first token in time; None where nobody can tell."""
-        if outcome in {Outcome.DRAINING, Outcome.NO_ENDPOINT}:
-            return None
-        wait = self._predicted_wait(request, now)
-        return wait - request.patience if wait is not None and outcome is Outcome.WAIT_TOO_LONG else wait
+        elif self._waits.in_vain(request, now):
+            self._evict(request, Outcome.WAIT_TOO_LONG, now)
 
     # Endpoints
 
     def _endpoint_up(self, event: EndpointUp, now: float) -> None:
-        endpoint = self._endpoints.get(event.endpoint)
-        if endpoint is None:
-            self._endpoints[event.endpoint] = Endpoint(event.endpoint, event.capacity, self._policy, self._predictor)
-        else:
-            endpoint.came_up(event.capacity)
-            endpoint.settle(now)
-        self._pool_changed(now)
+        before = self._roster.reaches, bool(self._roster.live)
+        self._roster.came_up(event.endpoint, event.capacity, now)
+        self._follow_roster(before, now)
 
     def _endpoint_down(self, event: EndpointDown, now: float) -> None:
-        endpoint = self._endpoints.get(event.endpoint)
-        if endpoint is not None:
-            endpoint.went_down(event.reason)
-            self._pool_changed(now)
+        before = self._roster.reaches, bool(self._roster.live)
+        self._roster.went_down(event.endpoint, event.reason, now)
+        self._follow_roster(before, now)
 
     def _endpoint_gone(self, event: EndpointGone, now: float) -> None:
-        endpoint = self._endpoints.get(event.endpoint)
-        if endpoint is not None:
-            endpoint.went_down("removed")
-            endpoint.gone = True
-            self._settle(endpoint, now)
-            self._pool_changed(now)
+        before = self._roster.reaches, bool(self._roster.live)
+        self._roster.went_down(event.endpoint, "removed", now, gone=True)
+        self._follow_roster(before, now)
 
-    def _pool_changed(self, now: float) -> None:
-        was_live = bool(self._live)
-        self._live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
-        if was_live != bool(self._live):
-            self._state_since = now
+    def _follow_roster(self, before: tuple[tuple[int, ...], bool], now: float) -> None:
+        """Let those who wait go by the endpoints that are there now."""
+        reaches, live = before
+        if live != bool(self._roster.live):
             for request in self._queue:
-                request.deadline = self._deadline(request)
+                request.deadline = self._waits.deadline(request)
             self._queue.reschedule()
-        reaches = sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone})
-        if reaches == self._reaches:
-            return
-        self._reaches = reaches
-        for request in [request for request in self._queue if self._lane(request) is None]:
-            self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
-        self._queue.relane(lambda request: self._lane(request) or request.lane)
+        if reaches != self._roster.reaches:
+            for request in [request for request in self._queue if self._lane(request) is None]:
+                self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
+            self._queue.relane(lambda request: self._lane(request) or request.lane)
 
     def _observed(self, event: Observed, now: float) -> None:
-        endpoint = self._endpoints.get(event.endpoint)
+        endpoint = self._roster.get(event.endpoint)
         if endpoint is not None:
             endpoint.observe(event, now)
-
-    def _settle(self, endpoint: Endpoint, now: float) -> None:
-        endpoint.settle(now)
-        if endpoint.gone and endpoint.idle:
-            self._endpoints.pop(endpoint.id, None)
 
     # Time and the queue
 
@@ -356,31 +292,19 @@ class AdmissionController:
             self._evict(request, Outcome.DRAINING, now)
 
     def _tick(self, _event: Tick, now: float) -> None:
-        for endpoint in list(self._endpoints.values()):
-            self._settle(endpoint, now)
-
-    def _deadline(self, request: Request) -> float:
-        policy = self._policy
-        longest = request.patience if self._live else policy.no_endpoint_ttl
-        return min(
-            max(request.arrived_at, self._state_since) + longest,
-            request.arrived_at + policy.ttl + policy.no_endpoint_ttl,
-        )
+        for endpoint in list(self._roster):
+            self._roster.settle(endpoint, now)
 
     def _expire(self, now: float) -> None:
         while (request := self._queue.first_deadline()) is not None and request.deadline <= now:
-            if not self._live:
-                outcome = Outcome.NO_ENDPOINT
-            else:
-                outcome = Outcome.QUEUE_TIMEOUT if request.patience >= self._policy.ttl else Outcome.WAIT_TOO_LONG
-            self._evict(request, outcome, now)
+            self._evict(request, self._waits.overdue(request), now)
             self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
-        for endpoint in self._live:
+        for endpoint in self._roster.live:
             endpoint.settle(now)
         if self._policy.mode is Mode.OBSERVE:
-            if self._live:
+            if self._roster.live:
                 self._queue.offer(self._observe_only(now))
             return
         kept: dict[Endpoint, tuple[int, LaneKey] | None] = {}
@@ -388,7 +312,7 @@ class AdmissionController:
 
         def accept(request: Request) -> Answer:
             lane = (request.arrival.band, request.lane)
-            candidates = [e for e in self._eligible(request) if kept.get(e, lane) == lane]
+            candidates = [e for e in self._roster.eligible(request) if kept.get(e, lane) == lane]
             refusals = [e.refusal(request, now) for e in candidates]
             takers = [e for e, refusal in zip(candidates, refusals, strict=True) if refusal is None]
             chosen = picker.pick(takers, request, now)
@@ -410,12 +334,12 @@ class AdmissionController:
         """
 
         def accept(request: Request) -> Answer:
-            fitting = self._eligible(request)
+            fitting = self._roster.eligible(request)
             chosen = picker.pick([e for e in fitting if e.refusal(request, now) is None], request, now)
             would = None
             if chosen is None:
                 would = self._would(request)
-                free = [e for e in self._live if not e.held(now)]
+                free = [e for e in self._roster.live if not e.held(now)]
                 chosen = picker.pick([e for e in fitting if e in free] or free, request, now)
             if chosen is None:
                 return Answer.CLOSED
@@ -425,19 +349,11 @@ class AdmissionController:
         return accept
 
     def _would(self, request: Request) -> str:
-        if request.arrival.demand.longest_prompt > self._reaches[-1]:
+        if request.arrival.demand.longest_prompt > self._roster.reach:
             return Outcome.CONTEXT_LENGTH_EXCEEDED
         if not self._policy.max_requests or request.arrival.body_bytes > self._policy.max_bytes:
             return Outcome.QUEUE_FULL
         return "queued"
-
-    def _eligible(self, request: Request) -> list[Endpoint]:
-        """Live endpoints that can serve it; the one that failed on it only where it is the only one."""
-        longest = request.arrival.demand.longest_prompt
-        fitting = [e for e in self._live if e.longest_prompt >= longest]
-        if request.avoid is not None and len(fitting) > 1:
-            return [e for e in fitting if e.id != request.avoid]
-        return fitting
 
     def _dispatch(self, request: Request, endpoint: Endpoint, would: str | None, now: float) -> None:
         request.take(Trigger.DISPATCHED)
@@ -450,11 +366,11 @@ class AdmissionController:
         """Ask for a `Tick` when time alone will change something, unless one comes by then anyway."""
         if now >= self._wake_at:
             self._wake_at = inf
-        due = min((endpoint.next_change for endpoint in self._endpoints.values()), default=inf)
+        due = min((endpoint.next_change for endpoint in self._roster), default=inf)
         first = self._queue.first_deadline()
         if first is not None:
             due = min(due, first.deadline)
-            if self._live:  # a stale sample fades and opens a gate: nothing but time tells
+            if self._roster.live:  # a stale sample fades and opens a gate: nothing but time tells
                 due = min(due, now + self._policy.poll_interval)
         if due < self._wake_at:
             self._wake_at = due

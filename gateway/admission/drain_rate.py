@@ -14,8 +14,7 @@ class DrainRate:
     """Service completed per second of the time in which the pool was pressed: somebody waits, or was just refused.
 
     Only then does the rate tell what the pool can do: otherwise it is what is asked for. What is completed makes the
-    room; what is dispatched would tell of the worst moments only, as a wait ends with a dispatch. It starts from a
-    guess, which counts like `YOUNG` seconds of measurement.
+    room; what is dispatched would tell of the worst moments only, as a wait ends with a dispatch.
     """
 
     __slots__ = ("_at", "_served", "_span", "_until")
@@ -26,10 +25,6 @@ class DrainRate:
         self._at = 0.0
         self._until = 0.0
 
-    def guess(self, rate: float) -> None:
-        """Start from this rate, tokens of service per second."""
-        self._served, self._span = rate * YOUNG, YOUNG
-
     def pressed(self, now: float) -> None:
         """A request could not go at once, or one still waits."""
         self._advance(now)
@@ -38,18 +33,22 @@ class DrainRate:
     def completed(self, cost: float, now: float) -> None:
         """A request that took so many tokens of service has left its endpoint."""
         self._advance(now)
-        if now < self._until:
+        if now <= self._until:
             self._served += cost
 
     def rate(self, now: float) -> float | None:
-        """Tokens of service per second; None while nothing is known."""
-        self._advance(now)
-        return self._served / self._span if self._span >= YOUNG * 0.999 else None
+        """Tokens of service per second; None while nothing is known. Leaves no trace."""
+        served, span = self._at_time(now)
+        return served / span if span >= YOUNG else None
 
     def _advance(self, now: float) -> None:
-        elapsed = min(now, self._until) - self._at
-        if elapsed > 0:
-            fade = exp(-elapsed / TIME_CONSTANT)
-            self._served *= fade
-            self._span = self._span * fade + TIME_CONSTANT * (1 - fade)
+        self._served, self._span = self._at_time(now)
         self._at = now
+
+    def _at_time(self, now: float) -> tuple[float, float]:
+        """Service and seconds, both faded, as they are by then."""
+        elapsed = min(now, self._until) - self._at
+        if elapsed <= 0:
+            return self._served, self._span
+        fade = exp(-elapsed / TIME_CONSTANT)
+        return self._served * fade, self._span * fade + TIME_CONSTANT * (1 - fade)

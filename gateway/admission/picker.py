@@ -6,7 +6,7 @@ from gateway.admission.endpoint import Endpoint
 from gateway.admission.request import Request
 
 PREFIX_PULL = 0.3
-"""How much fuller an endpoint may be, as a share of its KV cache, to be preferred for having all of the prompt cached."""
+"""How much fuller an endpoint may be, as a share of its KV cache, and be preferred for having the prompt cached."""
 
 
 def pick(candidates: Sequence[Endpoint], request: Request, now: float) -> Endpoint | None:

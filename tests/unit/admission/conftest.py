@@ -6,11 +6,11 @@ from tests.unit.admission.playbook import Playbook
 
 @pytest.fixture
 def play():
-    """Start a script with the gate alone; at the end of the test every command must have been named."""
+    """Start a script with the gate alone, first come first served; at its end every command must have been named."""
     scripts = []
 
     def start(**settings) -> Playbook:
-        defaults = {"rule": Rule.HYSTERESIS, "ttft_target": None}
+        defaults = {"rule": Rule.HYSTERESIS, "ttft_target": None, "max_passes": 0}
         scripts.append(Playbook(Policy(**{**defaults, **settings})))
         return scripts[-1]
 

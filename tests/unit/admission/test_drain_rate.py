@@ -1,48 +1,48 @@
 import pytest
 
-from gateway.admission.drain_rate import DrainRate
+from gateway.admission.drain_rate import PRESSED_FOR, DrainRate
 
 
-def backlogged(per_second, seconds, cost=100.0):
-    """A rate after so many dispatches a second of a queue that is never empty."""
+def pressed(per_second, seconds, cost=100.0):
+    """A rate after so many ends a second, while somebody always waits."""
     rate = DrainRate()
-    rate.backlog(0.0, waiting=True)
-    for step in range(1, int(per_second * seconds) + 1):
-        rate.dispatched(cost, step / per_second)
+    for step in range(int(per_second * seconds) + 1):
+        rate.pressed(step / per_second)
+        rate.completed(cost if step else 0.0, step / per_second)
     return rate
 
 
-@pytest.mark.parametrize("per_second", [0.5, 1, 50])
+@pytest.mark.parametrize("per_second", [1, 2, 50])
 @pytest.mark.parametrize("seconds", [10, 300])
 def test_a_steady_rate_is_measured_early_and_late(per_second, seconds):
-    assert backlogged(per_second, seconds).rate(seconds) == pytest.approx(100 * per_second, rel=0.2)
+    assert pressed(per_second, seconds).rate(seconds) == pytest.approx(100 * per_second, rel=0.2)
 
 
-def test_it_is_unknown_until_somebody_waited_for_a_while():
+def test_it_is_unknown_until_the_pool_was_pressed_for_a_while():
     rate = DrainRate()
-    rate.dispatched(100.0, 5.0)
+    rate.completed(100.0, 5.0)
     assert rate.rate(5.0) is None
-    rate.backlog(6.0, waiting=True)
-    rate.dispatched(100.0, 6.1)
+    rate.pressed(6.0)
+    rate.completed(100.0, 6.1)
     assert rate.rate(6.1) is None
 
 
-def test_what_goes_while_nobody_waits_says_nothing():
-    rate = backlogged(10, 60)
-    rate.backlog(60.0, waiting=False)
-    rate.dispatched(1e9, 61.0)
-    assert rate.rate(10_000.0) == pytest.approx(1000, rel=0.1)
+def test_what_ends_while_nobody_waits_says_nothing():
+    rate = pressed(10, 60)
+    rate.completed(1e9, 60.1 + PRESSED_FOR)
+    assert rate.rate(10_000.0) == pytest.approx(1000, rel=0.15)
 
 
 def test_a_queue_that_stands_still_is_slow():
-    assert backlogged(10, 60).rate(120.0) < 100
+    rate = pressed(10, 60)
+    for second in range(60, 121):
+        rate.pressed(float(second))
+    assert rate.rate(120.0) < 100
 
 
-def test_a_guess_counts_until_more_was_seen():
-    rate = DrainRate()
-    rate.guess(500.0)
-    assert rate.rate(0.0) == 500.0
-    rate.backlog(0.0, waiting=True)
-    for step in range(1, 101):
-        rate.dispatched(100.0, step / 10)
-    assert rate.rate(10.0) == pytest.approx(1000, rel=0.1)
+def test_asking_leaves_no_trace():
+    one, other = pressed(3, 20), pressed(3, 20)
+    one.rate(20.2)
+    for rate in (one, other):
+        rate.completed(70.0, 20.5)
+    assert one.rate(21.0) == other.rate(21.0)

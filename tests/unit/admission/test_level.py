@@ -1,4 +1,4 @@
-from gateway.admission.level import HIGHEST, LOWEST, SETTLING, START, Level
+from gateway.admission.level import HIGHEST, LOWEST, SETTLING, SPAN, START, Level
 
 
 def test_it_starts_a_little_above_the_middle():
@@ -24,19 +24,25 @@ def test_so_does_a_full_cache():
     assert level.value > START
 
 
-def test_work_held_back_from_an_empty_cache_lowers_it_slowly_to_a_bound():
+def test_work_held_back_from_a_cache_with_room_at_its_fullest_lowers_it_slowly_to_a_bound():
     level = Level()
-    for second in range(5):
+    for second in range(int(SPAN) + 1):
         level.observe(0.5, 0, float(second), holding=True)
-    assert START - 0.06 < level.value < START
-    for second in range(500):
-        level.observe(0.5, 0, 10.0 + second, holding=True)
+    assert START - 0.1 < level.value < START
+    for second in range(1000):
+        level.observe(0.5, 0, 100.0 + second, holding=True)
     assert level.value == LOWEST
 
 
-def test_an_idle_or_a_busy_endpoint_teaches_nothing():
+def test_one_full_moment_in_a_span_keeps_it():
+    level = Level()
+    for second in range(200):
+        level.observe(0.97 if second % 10 == 0 else 0.6, 0, float(second), holding=True)
+    assert level.value == START
+
+
+def test_an_endpoint_that_holds_nobody_back_teaches_nothing():
     level = Level()
     for second in range(100):
         level.observe(0.3, 0, float(second), holding=False)
-        level.observe(0.92, 0, second + 0.5, holding=True)
     assert level.value == START

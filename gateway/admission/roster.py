@@ -1,0 +1,91 @@
+"""The endpoints of one model: which are there, which take traffic, and who can go where."""
+
+from collections.abc import Iterator
+from math import inf
+
+from gateway.admission.endpoint import UNBOUNDED, Endpoint
+from gateway.admission.events import Capacity, EndpointId
+from gateway.admission.lane import LaneKey
+from gateway.admission.policy import Policy
+from gateway.admission.predictor import Predictor
+from gateway.admission.request import Request
+
+
+class Roster:
+    """Every endpoint that is known, up or down, until it is gone and nothing of ours is on it any more."""
+
+    def __init__(self, policy: Policy, predictor: Predictor) -> None:
+        self._policy = policy
+        self._predictor = predictor
+        self._endpoints: dict[EndpointId, Endpoint] = {}
+        self._reaches: list[int] = []
+        """The `longest_prompt` of every endpoint that is not gone, sorted."""
+        self.live: list[Endpoint] = []
+        """Those that take traffic, by id."""
+        self.since = -inf
+        """When the first came to be live, or the last ceased to be."""
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def get(self, endpoint: EndpointId) -> Endpoint | None:
+        """The endpoint of that id."""
+        return self._endpoints.get(endpoint)
+
+    def came_up(self, key: EndpointId, capacity: Capacity, now: float) -> None:
+        """An endpoint takes traffic, with this capacity."""
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            self._endpoints[key] = Endpoint(key, capacity, self._policy, self._predictor)
+        else:
+            endpoint.came_up(capacity)
+            endpoint.settle(now)
+        self._changed(now)
+
+    def went_down(self, key: EndpointId, reason: str, now: float, *, gone: bool = False) -> None:
+        """An endpoint takes no new traffic, for now or for good."""
+        endpoint = self._endpoints.get(key)
+        if endpoint is not None:
+            endpoint.went_down(reason)
+            endpoint.gone = endpoint.gone or gone
+            self.settle(endpoint, now)
+            self._changed(now)
+
+    def settle(self, endpoint: Endpoint, now: float) -> None:
+        """Bring an endpoint's account up to this time."""
+        endpoint.settle(now)
+        if endpoint.gone and endpoint.idle:
+            self._endpoints.pop(endpoint.id, None)
+
+    @property
+    def reach(self) -> int:
+        """The longest prompt that any of them can serve, tokens. There is one."""
+        return self._reaches[-1]
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """What the lanes of requests depend on."""
+        return tuple(self._reaches)
+
+    def lane(self, request: Request) -> LaneKey | None:
+        """Where a request stands in the queue; None when it fits no endpoint that is known, up or down."""
+        longest = request.arrival.demand.longest_prompt
+        reach = next((reach for reach in self._reaches if reach >= longest), None)
+        if reach is None and self._reaches:
+            return None
+        return (UNBOUNDED if reach is None else reach), request.avoid
+
+    def eligible(self, request: Request) -> list[Endpoint]:
+        """Live endpoints that can serve it; the one that failed on it only where it is the only one."""
+        longest = request.arrival.demand.longest_prompt
+        fitting = [e for e in self.live if e.longest_prompt >= longest]
+        if request.avoid is not None and len(fitting) > 1:
+            return [e for e in fitting if e.id != request.avoid]
+        return fitting
+
+    def _changed(self, now: float) -> None:
+        was_live = bool(self.live)
+        self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
+        if was_live != bool(self.live):
+            self.since = now
+        self._reaches = sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone})

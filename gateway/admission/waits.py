@@ -1,0 +1,103 @@
+"""How long requests will wait, how long they may, and when a refused one should come back."""
+
+from dataclasses import replace
+
+from gateway.admission.drain_rate import DrainRate
+from gateway.admission.lifecycle import State
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Policy
+from gateway.admission.queue import Queue
+from gateway.admission.request import Request
+from gateway.admission.roster import Roster
+from gateway.admission.shedding import patience
+
+SURE = 1.5
+"""How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
+and who is let in and then runs out of time has cost nobody anything but its own wait."""
+
+
+class Waits:
+    """Predicted and allowed waits of one pool, seconds. Asking leaves no trace."""
+
+    def __init__(self, policy: Policy, roster: Roster, queue: Queue) -> None:
+        self._policy = policy
+        self._roster = roster
+        self._queue = queue
+        self.drained = DrainRate()
+
+    def target(self, request: Request) -> float | None:
+        """To its first token: what its client asks for, else its band's target, else everybody's."""
+        arrival, policy = request.arrival, self._policy
+        if arrival.ttft_target is not None:
+            return arrival.ttft_target
+        band = policy.bands.get(arrival.band)
+        return policy.ttft_target if band is None or band.ttft_target is None else band.ttft_target
+
+    def prefill(self, request: Request) -> float:
+        """From its dispatch to its first token, where that is soonest; 0 while nothing is known."""
+        return min((e.prefill_seconds(request) for e in self._roster.eligible(request)), default=0.0)
+
+    def patience(self, request: Request) -> float:
+        """The longest it may wait while an endpoint is live."""
+        target = self.target(request)
+        prefill = 0.0 if target is None else self.prefill(request)
+        return patience(target, prefill, self._policy.ttl)
+
+    def deadline(self, request: Request) -> float:
+        """The time until which it may wait."""
+        policy, roster = self._policy, self._roster
+        longest = request.patience if roster.live else policy.no_endpoint_ttl
+        return min(
+            max(request.arrived_at, roster.since) + longest,
+            request.arrived_at + policy.ttl + policy.no_endpoint_ttl,
+        )
+
+    def overdue(self, request: Request) -> Outcome:
+        """How a request ends whose deadline has passed."""
+        if not self._roster.live:
+            return Outcome.NO_ENDPOINT
+        return Outcome.QUEUE_TIMEOUT if request.patience >= self._policy.ttl else Outcome.WAIT_TOO_LONG
+
+    def predicted(self, request: Request, now: float) -> float | None:
+        """Until its dispatch, of a request that waits or would; None while no rate is known.
+
+        The service that goes before it, and the tokens that must become free for itself, over the rate at which the
+        pool takes service.
+        """
+        rate = self.rate(now)
+        if not rate:
+            return None
+        arrival = request.arrival
+        ahead = self._queue.ahead(arrival.band, arrival.flow, request.lane)
+        if request.state is State.WAITING:
+            ahead = replace(ahead, same=max(0.0, ahead.same - request.cost))
+        service = ahead.service(request.cost) if ahead.urgent or ahead.same else 0.0
+        short = min((e.deficit(request, now) for e in self._roster.eligible(request)), default=0.0)
+        return (service + short) / rate
+
+    def full(self, requests: int = 0, size: int = 0) -> bool:
+        """Whether more wait than may, with so many requests and bytes added."""
+        queue, policy = self._queue, self._policy
+        return queue.depth + requests > policy.max_requests or queue.bytes + size > policy.max_bytes
+
+    def in_vain(self, request: Request, now: float) -> bool:
+        """Whether it would surely wait longer than it may."""
+        if not self._roster.live or self.target(request) is None:
+            return False
+        wait = self.predicted(request, now)
+        return wait is not None and wait > request.patience * SURE
+
+    def comes_back_in(self, request: Request, outcome: Outcome, now: float) -> float | None:
+        """Until it would have its turn, or its first token in time; None where nobody can tell."""
+        if outcome in {Outcome.DRAINING, Outcome.NO_ENDPOINT}:
+            return None
+        wait = self.predicted(request, now)
+        return wait - request.patience if wait is not None and outcome is Outcome.WAIT_TOO_LONG else wait
+
+    def rate(self, now: float) -> float | None:
+        """Tokens of service per second: measured under pressure, or else what those in flight take; None if unknown."""
+        measured = self.drained.rate(now)
+        if measured is not None:
+            return measured
+        rates = [rate for e in self._roster.live if (rate := e.service_rate) is not None]
+        return sum(rates) if rates else None
