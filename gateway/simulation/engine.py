@@ -89,6 +89,8 @@ class Engine:
         self.tokens = 0
         """Generated so far."""
         self.steps = 0
+        self.batch = (0, 0, 0)
+        """What the last step that began is about: sequences that decode, tokens prefilled, tokens of context."""
         self.gauge_used = 0
         """Blocks in use, and requests that run and wait, as of the end of the last step: what a scrape sees."""
         self.gauge_running = 0
@@ -222,6 +224,7 @@ class Engine:
         self._blocked = False
         if admits and self.waiting and self._partial is None:
             prefill += self._admit(budget - decoding - prefill)
+        self.batch = (decoding, prefill, self.context)
         cost = machine.step
         duration = (
             cost.base

@@ -11,10 +11,12 @@ from rich.table import Table
 from gateway.simulation.compare import Row
 from gateway.simulation.result import Result
 
-WIDTH = 120
+WIDTH = 124
 """Columns of a table."""
 
 
+LONG = 100.0
+"""Seconds of which nobody needs the hundredths."""
 POINTS = 150
 """Of a line over time, at most about twice."""
 
@@ -103,4 +105,4 @@ def _load(row: Row) -> float:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.{2 if value < LONG else 0}f}"

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -84,9 +85,22 @@ def rate(workload: Workload) -> float:
 
 
 def at_rate(workload: Workload, requests_per_second: float) -> Workload:
-    """The same requests with the clock rescaled, so that bursts stay bursts."""
-    factor = rate(workload) / requests_per_second
-    return tuple(replace(request, arrival=request.arrival * factor) for request in workload)
+    """The same requests with the clock rescaled, so that bursts stay bursts; the first arrives at 0."""
+    factor, start = rate(workload) / requests_per_second, workload[0].arrival
+    return tuple(replace(request, arrival=(request.arrival - start) * factor) for request in workload)
+
+
+def in_phases(workload: Workload, rates: Sequence[float]) -> Workload:
+    """The same requests in as many equal parts as there are rates (requests per second), one after the other."""
+    size = -(-len(workload) // len(rates))
+    phased: list[Request] = []
+    start = 0.0
+    for number, requests_per_second in enumerate(rates):
+        part = workload[number * size : (number + 1) * size]
+        paced = at_rate(part, requests_per_second) if part else ()
+        phased += [replace(request, arrival=start + request.arrival) for request in paced]
+        start = phased[-1].arrival + 1 / requests_per_second
+    return tuple(phased)
 
 
 def scaled(workload: Workload, prompts: float = 1.0, outputs: float = 1.0) -> Workload:

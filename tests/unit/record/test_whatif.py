@@ -55,6 +55,15 @@ def test_who_was_refused_waits_where_there_is_a_queue_and_is_served_as_others_we
     assert waits(compared.changed) == [0, 0, 6]
 
 
+def test_who_goes_later_than_in_the_record_ends_later_too(tmp_path):
+    tape = Tape(**LOOSE, queue={"max_requests": 0})
+    tape.tell(0, UP).tell(1, arrived(1)).tell(5, arrived(2)).tell(11, done(1))
+    tape.tell(12, arrived(3)).tell(22, done(3)).tell(23, arrived(4)).tell(33, done(4)).tell(60, Tick())
+    compared = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 5}})
+    # Ten seconds each, one after the other: they go at 1, 11, 21 and 31.
+    assert waits(compared.changed) == [0, 6, 8, 9]
+
+
 def test_who_was_served_is_refused_where_there_is_no_queue(tmp_path):
     tape = Tape(**LOOSE)
     tape.tell(0, UP).tell(1, arrived(1)).tell(2, arrived(2)).tell(5, done(1)).tell(8, done(2)).tell(9, Tick())

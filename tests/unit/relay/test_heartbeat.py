@@ -70,8 +70,9 @@ async def test_only_streams_have_heartbeats_and_only_where_they_are_on(interval,
 
 async def test_a_short_wait_has_none():
     client = Client()
-    async with heartbeat(client.exchange, 5):
+    async with heartbeat(client.exchange, 0.01):
         await asyncio.sleep(0)
+    await asyncio.sleep(0.03)
     assert client.messages == []
 
 

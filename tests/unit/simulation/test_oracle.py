@@ -36,10 +36,10 @@ def test_it_uses_the_cache_that_it_knows_will_be_free():
 
 
 def test_who_goes_is_in_time_and_who_cannot_be_is_dropped():
-    result = simulate(crowd(600, 0.05), MACHINE, oracle(2.0))
+    result = simulate(crowd(600, 0.03), MACHINE, oracle(2.0))
     late = [job for job in result.jobs if job.first_token_at and job.first_token_at - job.request.arrival > 2.0]
     assert result.refused > 50
-    assert len(late) <= 3
+    assert not late
 
 
 def test_nobody_is_dropped_who_could_be_in_time():

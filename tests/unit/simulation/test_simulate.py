@@ -109,3 +109,12 @@ def test_the_core_prevents_what_vllm_alone_suffers():
 
 def test_a_contenders_watermark_is_the_engines():
     assert simulate(crowd(), MACHINE, direct(0.1)).preemptions < simulate(crowd(), MACHINE, direct()).preemptions / 4
+
+
+def test_samples_show_who_waits_where():
+    bounded = simulate(crowd(), MACHINE, direct(max_queued=30))
+    assert bounded.refused > 50
+    assert {sample.queued for sample in bounded.samples} == {0}
+    assert max(sample.waiting for sample in bounded.samples) > 5
+    gated = simulate(crowd(), MACHINE, kvgate(Policy(ttft_target=None)))
+    assert max(sample.queued for sample in gated.samples) > 50
