@@ -8,7 +8,7 @@ from gateway.admission.events import Capacity, EndpointId, Observed
 from gateway.admission.gate import Closed, Gate
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.outlook import Outlook
-from gateway.admission.policy import FRESH_POLLS, UNSEEN_SHARE, Policy, Rule
+from gateway.admission.policy import FORECAST_SHARE, FRESH_POLLS, UNSEEN_SHARE, Policy, Rule
 from gateway.admission.predictor import Predictor
 from gateway.admission.prefill import PrefillRate
 from gateway.admission.prefixes import RecentPrefixes
@@ -40,6 +40,9 @@ class Endpoint:
         self._forecasts = policy.rule is not Rule.HYSTERESIS
         self._most = policy.kv_high if self._fences else 1.0
         """Share of the cache that no dispatch may take it beyond."""
+        self._peak = min(self._most, FORECAST_SHARE)
+        """Share of it that the forecast may fill. Inside the fence it keeps the gate from closing at all: every time
+        that one closes, the cache runs down to `kv_low`."""
         self._holding = False
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False
@@ -127,7 +130,7 @@ class Endpoint:
             return Closed.PREFILL
         if self.effective_blocks(now) + first > self._most * blocks:
             return Closed.KV
-        if self._forecasts and self.forecast_with(request, now, peek=peek) > blocks:
+        if self._forecasts and self.forecast_with(request, now, peek=peek) > self._peak * blocks:
             self._holding = self._holding or not peek
             return Closed.FORECAST
         return None
@@ -139,7 +142,7 @@ class Endpoint:
             return 0.0
         short = self.effective_blocks(now) + self.first_blocks(request) - self._most * blocks
         if self._forecasts:
-            short = max(short, self.forecast_with(request, now, peek=True) - blocks)
+            short = max(short, self.forecast_with(request, now, peek=True) - self._peak * blocks)
         return max(0.0, short) * self.capacity.block_size
 
     def first_blocks(self, request: Request) -> int:

@@ -1,15 +1,15 @@
 """How cautiously output lengths are predicted: a quantile that finds its own level."""
 
 LOWEST, HIGHEST = 0.30, 0.97
-START = 0.60
-RAISE = 0.25
+START = 0.70
+RAISE = 0.4
 """Part of the way to `HIGHEST` that one sign of too little caution takes it."""
-EASE = 0.1
+EASE = 0.03
 """What one span of waste takes off, for each share of the cache that was not needed."""
 SETTLING = 5.0
 """Seconds for which one raise speaks: what was let in before it is still there."""
-FULL = 0.99
-"""Share of the cache in use from which on the engine is about to preempt."""
+FULL = 0.97
+"""Share of the cache in use that the forecast should not have let it come to."""
 ROOMY = 0.95
 """Share of the cache that a forecast which comes true reaches now and then."""
 SPAN = 15.0

@@ -13,6 +13,10 @@ engine that stands still shows nothing of it: a burst must not fill the cache wi
 whose first tokens take a second (0.63 of direct's throughput on a busy machine)."""
 
 
+FORECAST_SHARE = 0.96
+"""Most of the cache that the forecast may fill, where no fence is lower: the rest is for what it cannot know."""
+
+
 class Mode(StrEnum):
     """Whether decisions are carried out or only counted."""
 

@@ -11,7 +11,7 @@ from gateway.admission.request import Request
 from gateway.admission.roster import Roster
 from gateway.admission.shedding import patience
 
-SURE = 1.5
+SURE = 2.0
 """How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
 and who is let in and then runs out of time has cost nobody anything but its own wait."""
 
