@@ -355,7 +355,7 @@ class TestRetryAfter:
         for request in range(1, 11):
             p >> arrived(request) << nothing
         for second in range(1, 31):  # one a second, and always ten that wait
-            p >> at(second) >> done(second - 1, tokens=10) << Dispatch(second, "a") >> arrived(second + 10) << nothing
+            p >> at(second) >> done(second - 1, tokens=256) << Dispatch(second, "a") >> arrived(second + 10) << nothing
         (refusal,) = [c for c in p.controller.handle(arrived(200), 30.0) if hasattr(c, "outcome")]
         assert refusal.outcome is Outcome.QUEUE_FULL
         assert 10 <= refusal.retry_after <= 12 * 1.25 * 1.1

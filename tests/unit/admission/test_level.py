@@ -37,7 +37,7 @@ def test_work_held_back_from_a_cache_with_room_at_its_fullest_lowers_it_slowly_t
 def test_one_full_moment_in_a_span_keeps_it():
     level = Level()
     for second in range(200):
-        level.observe(0.97 if second % 10 == 0 else 0.6, 0, float(second), holding=True)
+        level.observe(0.96 if second % 10 == 0 else 0.6, 0, float(second), holding=True)
     assert level.value == START
 
 
