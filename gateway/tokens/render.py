@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,10 @@ def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPro
     return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
 
 
-@functools.lru_cache(maxsize=16)
+_LOADING = threading.Lock()
+"""The first import of transformers, in two threads at once, fails in one of them ("cannot import name")."""
+
+
 def renderer(source: TokenizerSource) -> Renderer:
     """Load a tokenizer, once in each process; takes seconds, and the network for a hub id that is not cached.
 
@@ -188,6 +192,12 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts by code of its own.
     """
+    with _LOADING:
+        return _loaded(source)
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(source: TokenizerSource) -> Renderer:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed
     from transformers import AutoTokenizer  # noqa: PLC0415
 

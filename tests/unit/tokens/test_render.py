@@ -1,12 +1,14 @@
 import json
 import shutil
 import socket
+import threading
 import time
 from pathlib import Path
 
 import jinja2
 import pytest
 
+from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
@@ -225,3 +227,22 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked_as_a_whole(tokenizer_f
         count_texts(doubled, texts("fox", special=False), FAR)[0]
         == count_texts(single, texts("foxfox", special=False), FAR)[0]
     )
+
+
+def test_one_is_loaded_at_a_time(monkeypatch):
+    """The first import of transformers fails in one of two threads that do it at once."""
+    inside = threading.Semaphore(1)
+    free = []
+
+    def load(source):
+        free.append(inside.acquire(blocking=False))
+        time.sleep(0.01)  # time for the others to come in, were they let
+        inside.release()
+
+    monkeypatch.setattr(render, "_loaded", load)
+    threads = [threading.Thread(target=renderer, args=(TokenizerSource(name),)) for name in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert free == [True, True, True]
