@@ -18,10 +18,11 @@ class Outlook:
     """Predictions and the forecast of one endpoint.
 
     The forecast is made anew as requests come and go, in proportion to their number, so that its cost for each
-    stays the same. In between it is never too low: who came since counts in full, at its end, and who left counts on.
+    stays the same. In between, who came since counts in full, at its end, who left counts on, and so does what they
+    shared: it is too low by no more than what those in flight have grown since.
     """
 
-    __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "level")
+    __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "_shared", "level")
 
     def __init__(self, ledger: Ledger, predictor: Predictor) -> None:
         self._ledger = ledger
@@ -30,14 +31,16 @@ class Outlook:
         self._forecast = Forecast(())
         self._made_at = 0.0
         self._changed = False
+        self._shared = 0
+        """Tokens that several held when it was made, once: as long as it holds, somebody may need them."""
         self._arrived = 0
-        """Tokens at their ends of those that came since."""
+        """Tokens at their ends of those that came since, as if they shared nothing."""
 
     def came(self, reservation: Reservation, block_size: int) -> None:
         """A request was sent to the endpoint, its `expected` set."""
         reservation.review = _review(reservation.expected, reservation.generated)
-        remaining, holds, grows = _row(reservation, block_size)
-        self._arrived += holds + remaining * grows
+        remaining = max(0, reservation.expected - reservation.generated)
+        self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
 
     def left(self) -> None:
@@ -46,19 +49,19 @@ class Outlook:
 
     def peak(self, block_size: int, now: float) -> int:
         """Tokens that the endpoint will hold at its fullest. Leaves no trace."""
-        forecast, arrived = self._current(block_size, now, peek=True)
-        return forecast.peak + arrived + self._ledger.shared_tokens
+        forecast, beside = self._current(block_size, now, peek=True)
+        return forecast.peak + beside
 
     def peak_with(self, row: Row, block_size: int, now: float, *, peek: bool = False) -> int:
         """The same with one more request. `peek` leaves no trace."""
-        forecast, arrived = self._current(block_size, now, peek=peek)
-        return forecast.with_request(row) + arrived + self._ledger.shared_tokens
+        forecast, beside = self._current(block_size, now, peek=peek)
+        return forecast.with_request(row) + beside
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
-        """The forecast, and the tokens that have come since it was made."""
+        """The forecast, and the tokens beside it: those that are shared, and those that have come since."""
         longest = min(FRESH, len(self._ledger) * HOLDS) if self._changed else FRESH
         if now - self._made_at < longest:
-            return self._forecast, self._arrived
+            return self._forecast, self._shared + self._arrived
         rows = []
         for reservation in self._ledger:
             expected = reservation.expected
@@ -69,10 +72,11 @@ class Outlook:
                     reservation.review = _review(expected, reservation.generated)
             holds = reservation.held * block_size - reservation.shared
             rows.append((max(0, expected - reservation.generated), holds, reservation.sequences))
-        forecast = Forecast(rows)
+        forecast, shared = Forecast(rows), self._ledger.shared_tokens
         if not peek:
-            self._forecast, self._made_at, self._changed, self._arrived = forecast, now, False, 0
-        return forecast, 0
+            self._forecast, self._shared, self._made_at = forecast, shared, now
+            self._changed, self._arrived = False, 0
+        return forecast, shared
 
     def _predicted(self, reservation: Reservation) -> int:
         return self._predictor.predict(reservation.kind, self.level.value, reservation.generated, reservation.limit)
@@ -80,8 +84,3 @@ class Outlook:
 
 def _review(expected: int, generated: int) -> int:
     return expected - (expected - generated) // REVIEW
-
-
-def _row(reservation: Reservation, block_size: int) -> Row:
-    holds = reservation.held * block_size - reservation.shared
-    return max(0, reservation.expected - reservation.generated), holds, reservation.sequences

@@ -18,6 +18,7 @@ from gateway.admission.events import (
     Event,
     Finished,
     Observed,
+    Prefix,
     Progress,
     Verdict,
 )
@@ -123,12 +124,17 @@ def arrived(
     band: int = 0,
     size: int = 0,
     streamed: bool = True,
+    flow: str = "",
+    ttft: float | None = None,
+    prefix: Prefix = (),
 ) -> Arrived:
     """A request arrives, with prompts of so many tokens, or one that holds so many blocks with its first token."""
     if blocks is not None:
         prompts = (blocks * BLOCK - 1,)
     demand = Demand(prompts or (10,), max_tokens, n)
-    return Arrived(request, demand, band=band, body_bytes=size, streamed=streamed)
+    return Arrived(
+        request, demand, band=band, flow=flow, body_bytes=size, streamed=streamed, ttft_target=ttft, prefix=prefix
+    )
 
 
 def done(request: int, tokens: int | None = None) -> Finished:
@@ -154,9 +160,10 @@ def scrape(
     running: int | None = None,
     waiting: int | None = None,
     tokens: float | None = None,
+    preemptions: float | None = None,
 ) -> Observed:
     """A scrape of an endpoint."""
-    return Observed(name, time, kv, running, waiting, tokens)
+    return Observed(name, time, kv, running, waiting, tokens, preemptions)
 
 
 def refused(request: int, outcome: Outcome) -> Reject:

@@ -1,0 +1,217 @@
+"""The product, as scripts: the forecast, prefixes that are held once, and smaller ones that pass."""
+
+from itertools import permutations
+
+import pytest
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.policy import Rule
+from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, scrape, up
+
+FORECASTS = [Rule.FORECAST, Rule.BOTH]
+GROWS_20 = 1 + 20 * 16
+"""max_tokens of a request that, cold, is expected to grow by 20 blocks after its first token."""
+SHARED = ((64, 1), (16 * 76, 2))
+"""A prefix of 76 blocks."""
+
+
+def taught(p, *lengths, first=1000, max_tokens=500):
+    """Requests came, had so many tokens each, and left."""
+    for request, length in enumerate(lengths, first):
+        p >> at(p.now + 1) >> arrived(request, max_tokens=max_tokens) << Dispatch(request, "a")
+        p >> done(request, length)
+    return p >> at(p.now + 1)
+
+
+class TestForecast:
+    @pytest.mark.parametrize("rule", FORECASTS)
+    def test_what_is_going_to_outgrow_the_cache_waits_although_it_would_fit_now(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a")
+        p >> progress(r1=1) >> arrived(2, blocks=20, max_tokens=GROWS_20) << nothing  # 70 now, 110 then
+        assert p.endpoint("a").closed_by == ()
+        p >> done(1) << Dispatch(2, "a")
+
+    def test_the_gate_alone_lets_it_go(self, play):
+        p = play(rule=Rule.HYSTERESIS) >> up("a", blocks=100)
+        p >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=20, max_tokens=GROWS_20) << Dispatch(2, "a")
+
+    @pytest.mark.parametrize("rule", FORECASTS)
+    def test_one_that_ends_early_makes_room_for_what_another_grows_to(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=40, max_tokens=17) << Dispatch(1, "a")
+        p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << Dispatch(2, "a")  # 41 + 60
+
+    @pytest.mark.parametrize("rule", FORECASTS)
+    def test_and_does_not_where_it_goes_on_as_long(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1 + 20 * 16) << Dispatch(1, "a")
+        p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << nothing  # 60 + 2 * 20
+
+    def test_progress_brings_the_end_nearer_and_makes_room_at_last(self, play):
+        p = play(rule=Rule.FORECAST) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=501)
+        p << Dispatch(1, "a") >> progress(r1=1) >> arrived(2, blocks=20, max_tokens=1 + 30 * 16) << nothing
+        p >> at(1) >> progress(r1=16) << nothing >> at(2) >> progress(r1=16 * 10) << Dispatch(2, "a")
+
+    @pytest.mark.parametrize(
+        ("rule", "blocks", "goes"),
+        [(Rule.FORECAST, 16, True), (Rule.FORECAST, 17, False), (Rule.BOTH, 10, True), (Rule.BOTH, 11, False)],
+    )
+    def test_without_the_fence_it_fills_the_cache_further(self, play, rule, blocks, goes):
+        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=80, max_tokens=1) << Dispatch(1, "a")
+        p >> progress(r1=1) >> at(1) >> arrived(2, blocks=blocks, max_tokens=1)
+        if goes:
+            p << Dispatch(2, "a")
+        p << nothing
+
+    def test_without_the_fence_no_gate_closes(self, play):
+        p = play(rule=Rule.FORECAST) >> up("a", blocks=100) >> arrived(1, blocks=94, max_tokens=1) << Dispatch(1, "a")
+        p >> progress(r1=1) >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a")
+        assert p.endpoint("a").gate_open
+
+    def test_inside_the_fence_the_gate_still_closes(self, play):
+        p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=85, max_tokens=1000) << Dispatch(1, "a")
+        p >> progress(r1=16 * 7)
+        assert p.endpoint("a").closed_by == ("kv",)
+
+    def test_cold_it_takes_nobody_at_max_tokens(self, play):
+        p = play(rule=Rule.BOTH) >> up("a", blocks=100)
+        for request in (1, 2):  # 10 blocks and 512 tokens by the prior, not 4000
+            p >> arrived(request, blocks=10, max_tokens=4000) << Dispatch(request, "a")
+        p >> progress(r1=1, r2=1) >> at(1) >> arrived(3, blocks=10, max_tokens=4000) << nothing
+        p >> at(2) >> done(1) << Dispatch(3, "a")
+
+    @pytest.mark.parametrize("rule", FORECASTS)
+    @pytest.mark.parametrize(("length", "goes"), [(5, True), (400, False)])
+    def test_it_goes_by_the_lengths_it_has_seen(self, play, rule, length, goes):
+        p = taught(play(rule=rule) >> up("a", blocks=100), *[length] * 30)
+        p >> arrived(1, blocks=50, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
+        p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500)
+        if goes:
+            p << Dispatch(2, "a")
+        p << nothing
+
+    def test_a_length_that_a_failure_cut_short_teaches_nothing(self, play):
+        p = play(rule=Rule.BOTH) >> up("a", blocks=100)
+        for request in range(1000, 1030):
+            p >> at(p.now + 2) >> arrived(request, max_tokens=500) << Dispatch(request, "a")
+            p >> progress(**{f"r{request}": 5}) >> aborted(request)
+        p >> at(p.now + 2) >> arrived(1, blocks=50, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
+        p >> at(p.now + 2) >> arrived(2, blocks=30, max_tokens=500) << nothing
+
+    def test_one_that_outlives_its_prediction_is_predicted_anew(self, play):
+        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 40, *[400] * 10)
+        p >> arrived(1, blocks=30, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
+        p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500) << Dispatch(2, "a") >> progress(r1=20, r2=20)
+        p >> at(p.now + 1) >> arrived(3, blocks=5, max_tokens=500) << nothing  # both are of the long kind: 62 + 2 * 23
+
+    @pytest.mark.parametrize(("preemptions", "goes"), [(0, True), (3, False)])
+    def test_an_engine_that_preempts_makes_it_more_cautious(self, play, preemptions, goes):
+        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 75, *[400] * 25)
+        p >> arrived(1, blocks=10, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
+        p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=0, preemptions=0) >> at(p.now + 1)
+        p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=2, preemptions=preemptions)
+        p >> arrived(2, blocks=70, max_tokens=500)
+        if goes:
+            p << Dispatch(2, "a")
+        p << nothing
+
+    def test_every_sequence_of_a_group_grows(self, play):
+        p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1) << Dispatch(1, "a")
+        p >> progress(r1=1) >> arrived(2, 15, n=10, max_tokens=1 + 16 * 7) << nothing
+        p >> arrived(3, 15, n=4, max_tokens=1 + 16 * 7) << nothing  # behind it
+        p >> done(1) << Dispatch(2, "a") >> done(2) << Dispatch(3, "a")
+
+
+class TestPassing:
+    def crowded(self, play, passes):
+        """The head of the queue does not fit; 30 blocks are free."""
+        p = play(max_passes=passes) >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
+        return p >> progress(r1=1) >> arrived(2, blocks=60) << nothing
+
+    def test_smaller_ones_pass_one_that_does_not_fit_at_most_so_many_times(self, play):
+        p = self.crowded(play, 2)
+        for request in (3, 4):
+            p >> arrived(request, blocks=5) << Dispatch(request, "a") >> progress(**{f"r{request}": 1})
+        p >> arrived(5, blocks=5) << nothing
+        p >> done(3) << nothing >> done(4) << nothing
+        p >> done(1) << Dispatch(2, "a") >> progress(r2=1) << Dispatch(5, "a")
+
+    def test_those_that_wait_pass_too_once_they_fit(self, play):
+        p = self.crowded(play, 2) >> arrived(3, blocks=29) << Dispatch(3, "a") >> progress(r3=1)
+        p >> arrived(4, blocks=20) << nothing >> done(3) << Dispatch(4, "a")
+
+    def test_each_head_has_its_own_count(self, play):
+        p = self.crowded(play, 1) >> arrived(3, blocks=5) << Dispatch(3, "a") >> progress(r3=1)
+        p >> arrived(4, blocks=60) << nothing >> done(1) << Dispatch(2, "a") >> progress(r2=1)
+        p >> arrived(5, blocks=5) << Dispatch(5, "a") >> progress(r5=1) >> arrived(6, blocks=5) << nothing
+
+    def test_none_passes_where_none_may(self, play):
+        self.crowded(play, 0) >> arrived(3, blocks=5) << nothing
+
+    def test_a_larger_one_does_not_pass_although_it_would_fit(self, play):
+        p = play(rule=Rule.FORECAST, max_passes=8) >> up("a", blocks=100)
+        p >> arrived(1, blocks=40, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=10, max_tokens=500) << nothing  # 50 + 62
+        p >> arrived(3, blocks=11, max_tokens=1) << nothing
+        p >> arrived(4, blocks=9, max_tokens=1) << Dispatch(4, "a")
+
+    def test_nobody_passes_one_that_waits_for_a_sequence(self, play):
+        p = play(max_passes=8) >> up("a", seqs=2) >> arrived(1, blocks=9) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=4, n=2) << nothing >> arrived(3, blocks=1) << nothing
+
+    def test_only_its_own_lane_may_use_the_endpoint_that_it_waits_for(self, play):
+        p = play(max_passes=8) >> up("big", blocks=100, length=2000) >> up("small", blocks=10, length=100)
+        p >> arrived(1, blocks=60) << Dispatch(1, "big") >> progress(r1=1) >> arrived(2, blocks=60) << nothing
+        p >> arrived(3, 90) << Dispatch(3, "small") >> arrived(4, 90) << nothing  # big has room
+        p >> arrived(5, blocks=10) << Dispatch(5, "big")
+
+
+class TestPrefixes:
+    def sharing(self, request, blocks=80, prefix=SHARED):
+        return arrived(request, blocks=blocks, max_tokens=1, prefix=prefix)
+
+    @pytest.mark.parametrize("rule", Rule)
+    def test_who_shares_fits_where_another_of_its_size_would_not(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
+        p >> self.sharing(2) << Dispatch(2, "a") >> progress(r2=1)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.84)
+        p >> self.sharing(3, prefix=()) << nothing
+
+    @pytest.mark.parametrize("rule", Rule)
+    def test_other_hashes_share_nothing(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
+        p >> self.sharing(2, prefix=((64, 8), (16 * 76, 9))) << nothing
+
+    @pytest.mark.parametrize("rule", Rule)
+    def test_an_endpoint_without_a_prefix_cache_shares_nothing(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100, shares_prefix=False) >> self.sharing(1) << Dispatch(1, "a")
+        p >> progress(r1=1) >> self.sharing(2) << nothing
+
+    @pytest.mark.parametrize("order", list(permutations((1, 2, 3))))
+    @pytest.mark.parametrize("ending", [done, aborted])
+    def test_released_in_any_order_everything_is_given_back(self, play, order, ending):
+        prefixes = {1: SHARED, 2: SHARED, 3: SHARED[:1]}
+        p = play() >> up("a", blocks=100)
+        for request, prefix in prefixes.items():
+            p >> self.sharing(request, prefix=prefix, blocks=80 if prefix is SHARED else 6) << Dispatch(request, "a")
+            p >> progress(**{f"r{request}": 1})
+        left = {1, 2, 3}
+        for second, request in enumerate(order, 1):
+            p >> at(2 * second) >> ending(request) >> at(2 * second + 1) >> progress(r0=1) >> scrape("a", p.now)
+            left.remove(request)
+            longest = 76 if left & {1, 2} else 4 if left else 0
+            own = sum(4 if of in {1, 2} else 2 for of in left)
+            assert p.endpoint("a").effective_usage == pytest.approx((longest + own) / 100)
+        ledger = p.controller._roster.get("a").ledger
+        assert (ledger.held, ledger.used, ledger.saved, ledger.shared_tokens) == (0, 0, 0, 0)
+
+    @pytest.mark.parametrize(("load", "goes_to"), [(20, "a"), (25, "b")])
+    def test_it_goes_to_who_has_its_prefix_unless_that_is_too_much_fuller(self, play, load, goes_to):
+        prefix = ((64, 1), (128, 2))
+        p = play() >> up("a", blocks=100) >> up("b", blocks=100)
+        p >> self.sharing(1, 10, prefix) << Dispatch(1, "a") >> done(1)
+        p >> arrived(2, blocks=load, max_tokens=1) << Dispatch(2, "a") >> progress(r2=1)
+        p >> self.sharing(3, 10, prefix) << Dispatch(3, goes_to)  # 128 of 159 tokens cached: worth 0.24
+
+    def test_who_knows_nothing_of_it_is_not_preferred(self, play):
+        p = play() >> up("a", blocks=100) >> up("b", blocks=100) >> self.sharing(1, 10) << Dispatch(1, "a")
+        p >> progress(r1=1) >> self.sharing(2, 10, ((64, 8), (128, 9))) << Dispatch(2, "b")
