@@ -129,7 +129,7 @@ class AdmissionController:
 
     def explain(self, arrival: Arrived, now: float) -> Explanation:
         """What `handle` would do with a request that arrived now, and why. Changes nothing."""
-        request = Request(arrival, now)
+        request = Request(arrival, now, self._predictor.kind(arrival, peek=True))
         lane = self._lane(request)
         if lane is not None:
             request.lane = lane
@@ -141,7 +141,7 @@ class AdmissionController:
     def _arrived(self, event: Arrived, now: float) -> None:
         if event.request in self._requests:
             return
-        request = self._requests[event.request] = Request(event, now)
+        request = self._requests[event.request] = Request(event, now, self._predictor.kind(event))
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
         # Behind somebody who is refused, a newcomer changes nothing: whoever goes first was asked before.
@@ -177,17 +177,22 @@ class AdmissionController:
 
     def _progress(self, event: Progress, now: float) -> None:
         touched: dict[EndpointId, Endpoint] = {}
-        flights, endpoint = self._flights, None
+        find, endpoint = self._flights.get, None
         for key, generated in event.generated:
-            flight = flights.get(key)
+            flight = find(key)
             if flight is None:
                 continue
-            if flight.endpoint is not endpoint:
-                endpoint = flight.endpoint
-                touched[endpoint.id] = endpoint
-                progress = endpoint.ledger.progress
-            progress(flight.reservation, generated, now)
+            at, reservation = flight
+            if generated <= reservation.seen:
+                continue
+            if at is not endpoint:
+                endpoint = touched[at.id] = at
+            if generated < reservation.news:  # nearly always: then there is nothing else to do
+                reservation.seen = generated
+            else:
+                at.ledger.progress(reservation, generated, now)
         for endpoint in touched.values():
+            endpoint.ledger.stepped(now)
             self._roster.settle(endpoint, now)
 
     def _finished(self, event: Finished, now: float) -> None:
@@ -302,7 +307,7 @@ class AdmissionController:
 
     def _dispatch_waiting(self, now: float) -> None:
         for endpoint in self._roster.live:
-            endpoint.settle(now)
+            endpoint.settle_by(now)
         if self._policy.mode is Mode.OBSERVE:
             if self._roster.live:
                 self._queue.offer(self._observe_only(now))
@@ -366,7 +371,9 @@ class AdmissionController:
         """Ask for a `Tick` when time alone will change something, unless one comes by then anyway."""
         if now >= self._wake_at:
             self._wake_at = inf
-        due = min((endpoint.next_change for endpoint in self._roster), default=inf)
+        due = inf
+        for endpoint in self._roster:
+            due = min(due, endpoint.next_change)
         first = self._queue.first_deadline()
         if first is not None:
             due = min(due, first.deadline)

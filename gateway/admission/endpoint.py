@@ -135,14 +135,14 @@ class Endpoint:
             return Closed.FORECAST
         return None
 
-    def deficit(self, request: Request, now: float) -> float:
-        """Tokens that must become free before the request fits. Leaves no trace."""
+    def deficit(self, request: Request, now: float, *, peek: bool) -> float:
+        """Tokens that must become free before the request fits. `peek` leaves no trace."""
         blocks = self.capacity.kv_blocks
         if blocks is None:
             return 0.0
         short = self.effective_blocks(now) + self.first_blocks(request) - self._most * blocks
         if self._forecasts:
-            short = max(short, self.forecast_with(request, now, peek=True) - self._peak * blocks)
+            short = max(short, self.forecast_with(request, now, peek=peek) - self._peak * blocks)
         return max(0.0, short) * self.capacity.block_size
 
     def first_blocks(self, request: Request) -> int:
@@ -240,6 +240,11 @@ class Endpoint:
         self._note(now)
         if self._fences:
             self._gate.update(self.usage(now))
+
+    def settle_by(self, now: float) -> None:
+        """The same, where that was not done at this very time: every change is followed by it."""
+        if self._settled_at != now:
+            self.settle(now)
 
     def observe(self, sample: Observed, now: float) -> None:
         """Take a scrape. One that is equal in everything to the last tells nothing: its gauges are frozen.

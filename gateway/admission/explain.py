@@ -81,9 +81,9 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         rule = "order" if takers else next(c.rule for c in candidates if c.endpoint == eligible[0].id)
         if waits.full(1, request.arrival.body_bytes):
             outcome, rule = Outcome.QUEUE_FULL, "queue_full"
-        elif waits.in_vain(request, now):
+        elif waits.in_vain(request, now, peek=True):
             outcome, rule = Outcome.WAIT_TOO_LONG, "ttft_target"
-    wait = 0.0 if verdict == "dispatch" else waits.predicted(request, now)
+    wait = 0.0 if verdict == "dispatch" else waits.predicted(request, now, peek=True)
     return Explanation(
         verdict=verdict if outcome is None else outcome.value,
         rule=rule,
@@ -94,7 +94,7 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         predicted_wait=wait,
         predicted_prefill=waits.prefill(request),
         ttft_target=waits.target(request),
-        retry_after=waits.comes_back_in(request, outcome, now) if outcome is not None and outcome in RETRIED else None,
+        retry_after=waits.comes_back_in(request, outcome, now, peek=True) if outcome in RETRIED else None,
         candidates=candidates,
     )
 

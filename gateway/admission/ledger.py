@@ -75,6 +75,8 @@ class Reservation:
     pace: float = 1.0
     edge: float = 0
     """Tokens per sequence at which it holds more blocks than now; infinity where that is beyond its limit."""
+    news: float = 0
+    """Tokens over all sequences from which on a report of progress changes the account; before, it is only noted."""
     due_tokens: int = 1
     """Tokens per sequence at which the clock looks at it again, and `ticket` the entry that does so (0: none)."""
     ticket: int = 0
@@ -193,8 +195,7 @@ class Ledger:
         if seen <= reservation.seen:
             return
         reservation.seen = seen
-        if self._aborting:
-            self._release_aborted(now - REPORT_SPAN)
+        self.stepped(now)
         sequences = reservation.sequences
         tokens = seen if sequences == 1 else -(-seen // sequences)
         if tokens >= reservation.edge:
@@ -211,6 +212,11 @@ class Ledger:
             reservation.base = reservation.generated
             reservation.pace = STREAM_PACE
             self._schedule(reservation)
+
+    def stepped(self, now: float) -> None:
+        """Somebody made progress: the engine has taken a step, and dropped those aborted before."""
+        if self._aborting:
+            self._release_aborted(now - REPORT_SPAN)
 
     def catch_up(self, now: float) -> None:
         """Let the decode clock count for every request it has carried over a block's edge."""
@@ -293,6 +299,7 @@ class Ledger:
     def _confirm(self, reservation: Reservation) -> None:
         self._seen(reservation)
         reservation.phase = Phase.CONFIRMED
+        reservation.news = (reservation.edge - 1) * reservation.sequences + 1
         self.confirmed += reservation.held
         self.unconfirmed_sequences -= reservation.sequences
 
@@ -308,6 +315,8 @@ class Ledger:
     def _find_edge(self, reservation: Reservation) -> None:
         edge = reservation.footprint.next_growth(reservation.generated)
         reservation.edge = edge if edge <= reservation.limit else inf
+        if reservation.phase is not Phase.UNCONFIRMED:
+            reservation.news = (reservation.edge - 1) * reservation.sequences + 1
 
     def _schedule(self, reservation: Reservation) -> None:
         if reservation.edge == inf:

@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from math import inf
-from typing import NamedTuple
 
 from gateway.admission.events import Arrived
 
@@ -17,21 +16,6 @@ PRIOR = (16.0, 32.0, 64.0, 128.0, 192.0, 256.0, 384.0, 512.0, 1024.0, 2048.0)
 """What outputs are taken to be like while nothing is known."""
 TAIL = 4
 """Lengths beyond a request's own from which on they tell how it goes on; with fewer, a Pareto tail does."""
-
-
-class Kind(NamedTuple):
-    """What requests have in common whose outputs are alike. `flow` is empty in the kind of all flows together."""
-
-    flow: str
-    limit: int
-    """Class of `max_tokens`: the power of two above it."""
-    tools: bool
-    streamed: bool
-
-
-def kind_of(arrival: Arrived) -> Kind:
-    """The kind of a request."""
-    return Kind(arrival.flow, arrival.demand.max_tokens.bit_length(), arrival.tools, arrival.streamed)
 
 
 class Lengths:
@@ -72,19 +56,41 @@ def conditional_quantile(ordered: list[float] | tuple[float, ...], level: float,
     return ordered[shorter + int(level * longer)]
 
 
+class Kind:
+    """What requests have in common whose outputs are alike: what is known of them, and of them in all flows."""
+
+    __slots__ = ("everybody", "own")
+
+    def __init__(self, own: Lengths, everybody: Lengths) -> None:
+        self.own = own
+        self.everybody = everybody
+
+
 class Predictor:
-    """Output lengths of one model by kind, each over all flows too, for flows that are not known well enough."""
+    """Output lengths of one model.
+
+    Requests are of a kind by flow, `max_tokens` (by the power of two above it), tools or not, streamed or not. A kind
+    that is not known well enough is like that of all flows together; that, like everything.
+    """
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Kind, Lengths] = OrderedDict()
+        self._lengths: OrderedDict[tuple[str, int, bool, bool], Lengths] = OrderedDict()
         self._all = Lengths()
+
+    def kind(self, arrival: Arrived, *, peek: bool = False) -> Kind:
+        """The kind of a request. `peek` leaves no trace of one that was never heard of."""
+        limit = arrival.demand.max_tokens.bit_length()
+        everybody = self._known(("", limit, arrival.tools, arrival.streamed), peek=peek)
+        if not arrival.flow:
+            return Kind(everybody, everybody)
+        return Kind(self._known((arrival.flow, limit, arrival.tools, arrival.streamed), peek=peek), everybody)
 
     def learn(self, kind: Kind, tokens: int, max_tokens: int) -> None:
         """A sequence of this kind ended after so many tokens of those it was allowed."""
         length = inf if tokens >= max_tokens else float(tokens)
-        self._lengths(kind).add(length)
-        if kind.flow:
-            self._lengths(kind._replace(flow="")).add(length)
+        kind.own.add(length)
+        if kind.everybody is not kind.own:
+            kind.everybody.add(length)
         self._all.add(length)
 
     def predict(self, kind: Kind, level: float, generated: int, max_tokens: int) -> int:
@@ -96,26 +102,22 @@ class Predictor:
             generated: tokens it has.
             max_tokens: the most it may have.
         """
-        lengths = self._known(kind)
-        if lengths is None:
-            predicted = conditional_quantile(PRIOR, level, generated)
+        for lengths in (kind.own, kind.everybody, self._all):
+            if len(lengths) >= ENOUGH:
+                predicted = lengths.quantile(level, generated)
+                break
         else:
-            predicted = lengths.quantile(level, generated)
+            predicted = conditional_quantile(PRIOR, level, generated)
         return max_tokens if predicted >= max_tokens else max(int(predicted), min(generated + 1, max_tokens))
 
-    def _known(self, kind: Kind) -> Lengths | None:
-        for wider in (kind, kind._replace(flow="")):
-            lengths = self._kinds.get(wider)
-            if lengths is not None and len(lengths) >= ENOUGH:
-                return lengths
-        return self._all if len(self._all) >= ENOUGH else None
-
-    def _lengths(self, kind: Kind) -> Lengths:
-        lengths = self._kinds.get(kind)
+    def _known(self, key: tuple[str, int, bool, bool], *, peek: bool) -> Lengths:
+        lengths = self._lengths.get(key)
+        if peek:
+            return lengths or Lengths()
         if lengths is None:
-            lengths = self._kinds[kind] = Lengths()
-            if len(self._kinds) > KINDS:
-                self._kinds.popitem(last=False)
+            lengths = self._lengths[key] = Lengths()
+            if len(self._lengths) > KINDS:
+                self._lengths.popitem(last=False)
         else:
-            self._kinds.move_to_end(kind)
+            self._lengths.move_to_end(key)
         return lengths

@@ -5,7 +5,7 @@ from math import inf
 from gateway.admission.events import Arrived, Demand, EndpointId
 from gateway.admission.footprint import Footprint
 from gateway.admission.lifecycle import TRANSITIONS, State, Trigger
-from gateway.admission.predictor import Predictor, kind_of
+from gateway.admission.predictor import Kind, Predictor
 
 OUTPUT_WEIGHT = 2
 """What an output token takes of the engine beside a prompt token (Virtual Token Counter, arXiv 2401.00588)."""
@@ -38,11 +38,11 @@ class Request:
         "ticket",
     )
 
-    def __init__(self, arrival: Arrived, now: float) -> None:
+    def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
         demand = arrival.demand
         self.arrival = arrival
         self.arrived_at = now
-        self.kind = kind_of(arrival)
+        self.kind = kind
         self.size = demand.prompt_tokens
         """Tokens of KV cache that it needs to start."""
         self.cost = 0.0

@@ -17,7 +17,7 @@ and who is let in and then runs out of time has cost nobody anything but its own
 
 
 class Waits:
-    """Predicted and allowed waits of one pool, seconds. Asking leaves no trace."""
+    """Predicted and allowed waits of one pool, seconds."""
 
     def __init__(self, policy: Policy, roster: Roster, queue: Queue) -> None:
         self._policy = policy
@@ -58,11 +58,11 @@ class Waits:
             return Outcome.NO_ENDPOINT
         return Outcome.QUEUE_TIMEOUT if request.patience >= self._policy.ttl else Outcome.WAIT_TOO_LONG
 
-    def predicted(self, request: Request, now: float) -> float | None:
+    def predicted(self, request: Request, now: float, *, peek: bool = False) -> float | None:
         """Until its dispatch, of a request that waits or would; None while no rate is known.
 
         The service that goes before it, and the tokens that must become free for itself, over the rate at which the
-        pool takes service.
+        pool takes service. `peek` leaves no trace.
         """
         rate = self.rate(now)
         if not rate:
@@ -72,7 +72,7 @@ class Waits:
         if request.state is State.WAITING:
             ahead = replace(ahead, same=max(0.0, ahead.same - request.cost))
         service = ahead.service(request.cost) if ahead.urgent or ahead.same else 0.0
-        short = min((e.deficit(request, now) for e in self._roster.eligible(request)), default=0.0)
+        short = min((e.deficit(request, now, peek=peek) for e in self._roster.eligible(request)), default=0.0)
         return (service + short) / rate
 
     def full(self, requests: int = 0, size: int = 0) -> bool:
@@ -80,18 +80,18 @@ class Waits:
         queue, policy = self._queue, self._policy
         return queue.depth + requests > policy.max_requests or queue.bytes + size > policy.max_bytes
 
-    def in_vain(self, request: Request, now: float) -> bool:
+    def in_vain(self, request: Request, now: float, *, peek: bool = False) -> bool:
         """Whether it would surely wait longer than it may."""
         if not self._roster.live or self.target(request) is None:
             return False
-        wait = self.predicted(request, now)
+        wait = self.predicted(request, now, peek=peek)
         return wait is not None and wait > request.patience * SURE
 
-    def comes_back_in(self, request: Request, outcome: Outcome, now: float) -> float | None:
+    def comes_back_in(self, request: Request, outcome: Outcome, now: float, *, peek: bool = False) -> float | None:
         """Until it would have its turn, or its first token in time; None where nobody can tell."""
         if outcome in {Outcome.DRAINING, Outcome.NO_ENDPOINT}:
             return None
-        wait = self.predicted(request, now)
+        wait = self.predicted(request, now, peek=peek)
         return wait - request.patience if wait is not None and outcome is Outcome.WAIT_TOO_LONG else wait
 
     def rate(self, now: float) -> float | None:

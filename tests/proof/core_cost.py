@@ -40,7 +40,7 @@ class Saturated:
     """A pool with so many in flight and so many waiting, and the CPU time its core has taken so far, seconds."""
 
     def __init__(self, in_flight: int, queued: int, endpoints: int) -> None:
-        policy = Policy(max_requests=10**6, max_bytes=2**50, ttl=1e6)
+        policy = Policy(max_requests=10**6, max_bytes=2**50, ttl=1e6, ttft_target=1e6)
         self.controller = AdmissionController(policy)
         self.each = in_flight // endpoints
         self.endpoints = [EndpointId(f"e{number}") for number in range(endpoints)]

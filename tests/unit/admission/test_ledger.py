@@ -6,7 +6,7 @@ from gateway.admission.decode_clock import DecodeClock
 from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.footprint import Footprint
 from gateway.admission.ledger import STREAM_PACE, Ledger
-from gateway.admission.predictor import kind_of
+from gateway.admission.predictor import Predictor
 from gateway.admission.prefill import PrefillRate
 from tests.unit.admission.playbook import scrape
 
@@ -27,7 +27,7 @@ class Bench:
         demand = Demand(prompts, max_tokens, n)
         footprint = Footprint(demand, BLOCK, shares_prefix=True)
         arrival = Arrived(1, demand, streamed=streamed)
-        return self.ledger.reserve(arrival, kind_of(arrival), footprint, now)
+        return self.ledger.reserve(arrival, Predictor().kind(arrival), footprint, now)
 
     def held_at(self, now):
         self.ledger.catch_up(now)

@@ -5,14 +5,15 @@ from gateway.admission.policy import Policy
 from gateway.admission.predictor import Predictor
 from gateway.admission.request import Request
 
-REQUEST = Request(Arrived(9, Demand((100,), 10)), 0.0)
+ARRIVAL = Arrived(9, Demand((100,), 10))
+REQUEST = Request(ARRIVAL, 0.0, Predictor().kind(ARRIVAL))
 
 
 def endpoint(name, *prompts, blocks=100):
     """An endpoint with a request in flight for each prompt."""
     made = Endpoint(name, Capacity(10_000, blocks, 16), Policy(), Predictor())
     for prompt in prompts:
-        made.reserve(Request(Arrived(0, Demand((prompt,), 10)), 0.0), 0.0)
+        made.reserve(Request(Arrived(0, Demand((prompt,), 10)), 0.0, Predictor().kind(ARRIVAL)), 0.0)
     return made
 
 
