@@ -1,7 +1,7 @@
 """What holds of the admission core whatever happens, in whatever order."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from gateway.admission.events import (
     EndpointUp,
     Finished,
     Observed,
+    Prefix,
     Progress,
     Returned,
     ShutdownStarted,
@@ -26,9 +27,20 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
-from gateway.admission.policy import Policy
+from gateway.admission.policy import FORECAST_SHARE, Band, Policy, Rule
+from gateway.admission.shedding import WAITING_SHARE
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000, ttft_target=None, max_passes=0)
+POLICIES = (
+    replace(POLICY, rule=Rule.HYSTERESIS),
+    POLICY,
+    replace(POLICY, rule=Rule.HYSTERESIS, ttft_target=3.0),
+    replace(POLICY, rule=Rule.FORECAST, ttft_target=3.0, max_passes=2),
+    replace(POLICY, rule=Rule.FORECAST, max_passes=2, weights={"a": 3.0}),
+    replace(POLICY, ttft_target=3.0, max_passes=2, bands={1: Band(ttft_target=1.0, reserved=0.3)}),
+)
+TARGETS = (None, None, None, 0.5, 3.0, 30.0)
+PREFIXES: tuple[Prefix, ...] = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((64, 4),))
 ENDPOINTS = ("a", "b", "c")
 CAPACITIES = (
     Capacity(max_model_len=600, kv_blocks=40, block_size=16),
@@ -56,6 +68,22 @@ def brute_force_blocks(demand: Demand, capacity: Capacity, generated: int) -> in
                 shared = capacity.shares_prefix and start + capacity.block_size < prompt
                 blocks.add((index, None if shared else sequence, start))
     return len(blocks)
+
+
+def most_held(rows, shared: int) -> int:
+    """The tokens held after the step with the most, of `(remaining, holds, sequences)` each: nothing but counting."""
+    steps = {remaining for remaining, _, _ in rows} | {0}
+    return shared + max(sum(h + step * grows for r, h, grows in rows if r >= step) for step in steps)
+
+
+def sharing_saves(prefixes, block_size: int) -> int:
+    """Blocks of these prompts' prefixes that are there already: each is named by the part it belongs to."""
+    named = [
+        (start, next(part for part in prefix if part[0] > start))
+        for prefix in prefixes
+        for start in range(0, prefix[-1][0] if prefix else 0, block_size)
+    ]
+    return len(named) - len(set(named))
 
 
 @dataclass
@@ -88,8 +116,10 @@ class Admission(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        self.policy = POLICY
         self.controller = AdmissionController(POLICY)
         self.twin = AdmissionController(POLICY)
+        self.arriving = 0
         self.now = 100.0
         self.known: dict[int, Known] = {}
         self.pool: dict[str, Pool] = {}
@@ -101,8 +131,14 @@ class Admission(RuleBasedStateMachine):
 
     # What the test feeds
 
-    @initialize(capacities=st.lists(st.sampled_from(CAPACITIES), max_size=3), measured=st.booleans())
-    def start(self, capacities, measured):
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        capacities=st.lists(st.sampled_from(CAPACITIES), max_size=3),
+        measured=st.booleans(),
+    )
+    def start(self, policy, capacities, measured):
+        self.policy = policy
+        self.controller, self.twin = AdmissionController(policy), AdmissionController(policy)
         self.measured = measured
         for name, capacity in zip(ENDPOINTS, capacities, strict=False):
             self.up(name, capacity)
@@ -134,19 +170,34 @@ class Admission(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 6]),
         max_tokens=st.integers(1, 400),
         band=st.sampled_from([0, 0, 1, -5]),
+        flow=st.sampled_from(["", "", "a", "b"]),
         body_bytes=st.integers(0, 2000),
         streamed=st.booleans(),
+        ttft_target=st.sampled_from(TARGETS),
+        prefix=st.sampled_from(PREFIXES),
+        asked=st.booleans(),
     )
-    def arrive(self, *, prompts, n, max_tokens, band, body_bytes, streamed):
+    def arrive(self, *, prompts, n, max_tokens, asked, prefix, **settings):
         request = len(self.known) + 1
         demand = Demand(tuple(prompts), max_tokens, n)
-        event = Arrived(request, demand, band=band, body_bytes=body_bytes, streamed=streamed)
+        if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
+            prefix = ()
+        event = Arrived(request, demand, prefix=prefix, **settings)
+        explanation = None
+        if asked:
+            self.feed(Tick())  # what time alone does is done by the next event
+            explanation = self.controller.explain(event, self.now)  # the twin is not asked
+        alone = not any(k.waiting for k in self.known.values())
         known = self.known[request] = Known(event, self.now, request)
-        self.feed(event)
+        self.arriving = request
+        commands = self.feed(event)
+        self.arriving = 0
         if known.waiting:
             queue = self.controller.snapshot(self.now).queue
-            assert queue.depth <= POLICY.max_requests
-            assert queue.bytes <= POLICY.max_bytes
+            assert queue.depth <= self.policy.max_requests
+            assert queue.bytes <= self.policy.max_bytes
+        if explanation is not None and alone:
+            self.check_explanation(explanation, request, commands)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -247,10 +298,21 @@ class Admission(RuleBasedStateMachine):
             names.remove(known.avoid)
         return names
 
-    def deadline(self, known: Known) -> float:
+    def target(self, known: Known) -> float | None:
+        if known.arrival.ttft_target is not None:
+            return known.arrival.ttft_target
+        band = self.policy.bands.get(known.arrival.band, Band())
+        return self.policy.ttft_target if band.ttft_target is None else band.ttft_target
+
+    def deadline(self, known: Known, *, earliest: bool = False) -> float:
+        """Prefill may take a part of the time that a target leaves."""
         live = any(p.up for p in self.pool.values())
-        ttl = POLICY.ttl if live else POLICY.no_endpoint_ttl
-        longest = known.arrived_at + POLICY.ttl + POLICY.no_endpoint_ttl
+        target = self.target(known)
+        patience = self.policy.ttl
+        if target is not None:
+            patience = min(patience, target * WAITING_SHARE if earliest else target)
+        ttl = patience if live else self.policy.no_endpoint_ttl
+        longest = known.arrived_at + self.policy.ttl + self.policy.no_endpoint_ttl
         return min(max(known.arrived_at, self.since) + ttl, longest)
 
     def feed(self, event):
@@ -289,12 +351,19 @@ class Admission(RuleBasedStateMachine):
         elif outcome in (Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT):
             assert self.deadline(known) <= self.now
             assert (outcome is Outcome.QUEUE_TIMEOUT) == live
+        elif outcome is Outcome.WAIT_TOO_LONG:
+            assert live
+            assert self.target(known) is not None
+            if known.arrival.request == self.arriving:
+                assert self.controller.snapshot(self.now).drain_rate is not None, "refused on no grounds"
+            else:
+                assert self.deadline(known, earliest=True) <= self.now
         elif outcome is Outcome.DRAINING:
             assert self.draining
         elif outcome is Outcome.QUEUE_FULL:
             others = [k for k in self.known.values() if k.waiting]
             size = sum(k.arrival.body_bytes for k in others) + known.arrival.body_bytes
-            assert len(others) >= POLICY.max_requests or size > POLICY.max_bytes
+            assert len(others) >= self.policy.max_requests or size > self.policy.max_bytes
         else:
             assert outcome is Outcome.UPSTREAM_ERROR
         no_retry = (Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.UPSTREAM_ERROR)
@@ -304,14 +373,33 @@ class Admission(RuleBasedStateMachine):
     def check_dispatch(self, command, state):
         """At the instant of a dispatch the limits hold, or nothing else is on the endpoint; nobody is overtaken."""
         (shown,) = [e for e in state.endpoints if e.id == command.endpoint]
+        most = FORECAST_SHARE if self.policy.rule is Rule.FORECAST else self.policy.kv_high
         if shown.in_flight > 1:
-            assert shown.effective_usage is None or shown.effective_usage <= POLICY.kv_high + 1e-9
+            assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
             assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
-        one = self.known[command.request]
-        for other in self.known.values():
-            if other.waiting and command.endpoint in self.eligible(other):
-                # A less urgent band may go first, now and then: it must not starve.
-                assert one.arrival.band != other.arrival.band or one.order < other.order, "overtook"
+        one = self.known[command.request].arrival
+        ahead = [k for k in self.known.values() if k.waiting and command.endpoint in self.eligible(k)]
+        # A less urgent band may go first, now and then: it must not starve. Between flows it is by service.
+        ahead = [k for k in ahead if k.arrival.band == one.band]
+        if any(k.arrival.flow == one.flow and k.arrival.request < one.request for k in ahead):
+            assert self.policy.max_passes, "overtook"
+            assert any(k.arrival.demand.prompt_tokens > one.demand.prompt_tokens for k in ahead), (
+                "overtook a smaller one"
+            )
+
+    def check_explanation(self, explanation, request, commands):
+        """Where nobody waits, what it said is what happened."""
+        (answer,) = [c for c in commands if not isinstance(c, WakeAt)] or [None]
+        match answer:
+            case Dispatch(_, endpoint):
+                assert (explanation.verdict, explanation.endpoint) == ("dispatch", endpoint)
+                assert explanation.rule == "fits"
+            case Reject(_, outcome):
+                assert explanation.verdict == outcome.value
+                assert explanation.endpoint is None
+            case None:
+                assert explanation.verdict == "queue"
+                assert self.known[request].waiting
 
     @invariant()
     def at_most_one_outcome(self):
@@ -352,6 +440,32 @@ class Admission(RuleBasedStateMachine):
             assert shown.in_flight - shown.aborting == len(flying)
             assert shown.sequences >= sum(k.arrival.demand.sequences for k in flying)
 
+    @invariant()
+    def forecasts_are_not_under_the_exact_peak(self):
+        for endpoint in self.controller._roster:
+            block, rows = endpoint.capacity.block_size, []
+            for reservation in endpoint.ledger:
+                if reservation.generated >= reservation.review:  # it is predicted anew
+                    break
+                remaining = max(0, reservation.expected - reservation.generated)
+                rows.append((remaining, reservation.held * block - reservation.shared, reservation.sequences))
+            else:
+                peak = endpoint.outlook.peak(block, self.now + 1.0)  # too late for one that was made before
+                assert peak == most_held(rows, endpoint.ledger.shared_tokens)
+
+    @invariant()
+    def what_is_shared_is_held_once(self):
+        for endpoint in self.controller._roster:
+            ledger = endpoint.ledger
+            saved = sharing_saves([r.prefix for r in ledger], endpoint.capacity.block_size)
+            assert ledger.held - ledger.used == ledger.saved == saved
+            assert saved == 0 or endpoint.capacity.shares_prefix
+
+    @invariant()
+    def nobody_is_passed_more_often_than_may_be(self):
+        for request in self.controller._requests.values():
+            assert request.passed <= self.policy.max_passes
+
     def brute_force(self, demands, capacity, *, longest=False):
         total = 0
         for demand, seen in demands:
@@ -374,6 +488,9 @@ class Admission(RuleBasedStateMachine):
         for shown in state.endpoints:
             assert shown.held_blocks == shown.in_flight == shown.sequences == shown.aborting == 0
             assert shown.unconfirmed_sequences == 0
+        for endpoint in self.controller._roster:
+            assert (endpoint.ledger.used, endpoint.ledger.shared_tokens, endpoint.ledger.prefilling) == (0, 0, 0)
+            assert endpoint.forecast(self.now + 1.0) == endpoint._correction.read(self.now + 1.0)
 
 
 Admission.TestCase.settings = settings(

@@ -39,7 +39,8 @@ class Outlooks(RuleBasedStateMachine):
 
     def request(self, prompt, max_tokens, n, prefix):
         self.names += 1
-        return Request(Arrived(self.names, Demand((prompt,), max_tokens, n), prefix=prefix), self.now)
+        arrival = Arrived(self.names, Demand((prompt,), max_tokens, n), prefix=prefix)
+        return Request(arrival, self.now, self.predictor.kind(arrival))
 
     @rule(
         prompt=st.integers(97, 160),
