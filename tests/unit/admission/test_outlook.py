@@ -1,0 +1,146 @@
+import pytest
+
+from gateway.admission.endpoint import Endpoint
+from gateway.admission.events import Arrived, Capacity, Demand
+from gateway.admission.outlook import FRESH, HOLDS
+from gateway.admission.policy import Policy
+from gateway.admission.predictor import Predictor
+from gateway.admission.request import Request
+
+BLOCK = 16
+PREFIX = ((32, 1), (64, 2))
+LATER = 10.0
+
+
+class Pool:
+    """One endpoint, and its outlook in tokens."""
+
+    def __init__(self):
+        self.predictor = Predictor()
+        self.endpoint = Endpoint("a", Capacity(10_000, 1000, BLOCK), Policy(), self.predictor)
+        self.outlook = self.endpoint.outlook
+
+    def send(self, prompt=79, max_tokens=101, prefix=(), now=LATER):
+        """79 tokens and the first fill 5 blocks, and cold 100 more are expected."""
+        arrival = Arrived(1, Demand((prompt,), max_tokens), prefix=prefix)
+        return self.endpoint.reserve(Request(arrival, now, self.predictor.kind(arrival)), now)
+
+    def leave(self, reservation, now=LATER):
+        self.endpoint.release(reservation, None, now, aborted=False)
+
+    def peak(self, now=LATER):
+        return self.outlook.peak(BLOCK, now)
+
+    def make(self, now=LATER):
+        """Make the forecast anew, where that is due."""
+        return self.outlook.peak_with((0, 0, 1), BLOCK, now)
+
+
+@pytest.fixture
+def pool():
+    return Pool()
+
+
+def test_an_empty_endpoint_comes_to_nothing(pool):
+    assert pool.peak() == 0
+    assert pool.outlook.peak_with((100, 80, 1), BLOCK, LATER) == 180
+
+
+def test_one_comes_to_what_it_holds_at_its_end(pool):
+    pool.send()
+    assert pool.peak() == pool.peak(LATER + 1) == 80 + 100
+
+
+def test_who_has_just_come_counts_in_full_until_the_forecast_is_made_anew(pool):
+    pool.send(max_tokens=1)
+    pool.make()
+    pool.send(max_tokens=101)
+    assert pool.peak() == 80 + 180
+    assert pool.peak(LATER + 2 * HOLDS) == max(80 + 80, 180)  # the first ends before the second grows
+
+
+def test_who_left_counts_on_until_then(pool):
+    one, _ = pool.send(), pool.send()
+    pool.make()
+    pool.leave(one)
+    assert pool.peak() == 2 * 180
+    assert pool.peak(LATER + 1.5 * HOLDS) == 180
+
+
+def test_the_more_are_there_the_longer_it_holds(pool):
+    for _ in range(20):
+        pool.send()
+    pool.make()
+    gone = pool.send()
+    pool.leave(gone)
+    assert pool.peak(LATER + 19 * HOLDS) == 21 * 180
+    assert pool.peak(LATER + 21 * HOLDS) == 20 * 180
+
+
+def test_it_is_made_anew_now_and_then_although_nobody_comes_or_goes(pool):
+    one = pool.send()
+    pool.make(LATER + 1)
+    pool.endpoint.ledger.progress(one, 500, LATER + 1)
+    assert pool.peak(LATER + 1 + FRESH / 2) == 180
+    assert pool.peak(LATER + 1 + FRESH) > 180
+
+
+def test_those_that_go_on_do_not_change_it(pool):
+    one, two = pool.send(), pool.send()
+    pool.make()
+    before = pool.peak()
+    for step in range(1, 81):
+        pool.endpoint.ledger.progress(one, step, LATER)
+        pool.endpoint.ledger.progress(two, step, LATER)
+        assert pool.peak(LATER + 1) == pytest.approx(before, abs=2 * BLOCK)
+
+
+def test_one_that_comes_near_its_prediction_is_predicted_anew(pool):
+    one = pool.send(max_tokens=500)
+    assert one.expected == 500
+    for _ in range(30):
+        pool.predictor.learn(one.kind, 10, 500)
+    for _ in range(60):
+        pool.predictor.learn(one.kind, 450, 500)
+    pool.endpoint.ledger.progress(one, 300, LATER)
+    pool.make(LATER + 1)
+    assert one.expected == 500
+    pool.endpoint.ledger.progress(one, 400, LATER)
+    pool.make(LATER + 2)
+    assert one.expected == 450
+    assert one.review > 400
+
+
+def test_asking_with_peek_keeps_the_old_prediction(pool):
+    one = pool.send(max_tokens=500)
+    for _ in range(30):
+        pool.predictor.learn(one.kind, 450, 500)
+    pool.endpoint.ledger.progress(one, 400, LATER)
+    held = one.held * BLOCK
+    assert pool.peak(LATER + 1) == held + 50
+    assert pool.outlook.peak_with((0, 0, 1), BLOCK, LATER + 1, peek=True) == held + 50
+    assert one.expected == 500
+
+
+def test_what_several_share_is_there_once(pool):
+    for _ in range(3):
+        pool.send(max_tokens=1, prefix=PREFIX)
+    pool.make(LATER + 1)
+    assert pool.peak(LATER + 1) == 64 + 3 * 16
+
+
+def test_one_that_shares_and_leaves_does_not_take_it_along(pool):
+    one, _ = (pool.send(max_tokens=1, prefix=PREFIX) for _ in range(2))
+    pool.make(LATER + 1)
+    pool.leave(one, LATER + 1)
+    assert pool.peak(LATER + 1) >= 80
+    assert pool.peak(LATER + 2) == 80
+
+
+def test_one_that_comes_and_shares_with_one_that_goes_holds_it_all(pool):
+    pool.send(max_tokens=400)
+    one = pool.send(max_tokens=1, prefix=PREFIX)
+    pool.make(LATER + 1)
+    pool.send(max_tokens=400, prefix=PREFIX, now=LATER + 1)
+    pool.leave(one, LATER + 1)
+    assert pool.peak(LATER + 1) >= pool.peak(LATER + 2) == 2 * (80 + 399)
