@@ -31,6 +31,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.explain import Explanation, explain
 from gateway.admission.gate import Closed
+from gateway.admission.headroom import Headroom
 from gateway.admission.lane import LaneKey
 from gateway.admission.ledger import Reservation
 from gateway.admission.lifecycle import State, Trigger
@@ -50,8 +51,8 @@ MAX_FAILURES = 2
 WITH_RETRY_AFTER = frozenset(
     {Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING}
 )
-PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL})
-"""Refusals that a smaller request may not meet."""
+PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
+"""Refusals that a smaller request, or one of another flow, may not meet."""
 MEDIAN = 0.5
 
 
@@ -60,6 +61,8 @@ class Flight(NamedTuple):
 
     endpoint: Endpoint
     reservation: Reservation
+    tokens: float
+    """That it is expected to hold there at its end."""
 
 
 class AdmissionController:
@@ -79,6 +82,7 @@ class AdmissionController:
         self._predictor = Predictor()
         self._roster = Roster(policy, self._predictor)
         self._waits = Waits(policy, self._roster, self._queue)
+        self._headroom = Headroom(policy.weights)
         self._retry_after = RetryAfter()
         self._draining = False
         self._changed = True
@@ -134,6 +138,7 @@ class AdmissionController:
         if lane is not None:
             request.lane = lane
             self._weigh(request)
+            self._set_spare(request, now)
         return explain(request, now, self._roster, self._queue, self._waits, draining=self._draining)
 
     # Requests
@@ -182,7 +187,7 @@ class AdmissionController:
             flight = find(key)
             if flight is None:
                 continue
-            at, reservation = flight
+            at, reservation, _ = flight
             if generated <= reservation.seen:
                 continue
             if at is not endpoint:
@@ -200,7 +205,8 @@ class AdmissionController:
         if request is None or not request.take(Trigger.FINISHED):
             return
         del self._requests[event.request]
-        endpoint, reservation = self._flights.pop(event.request)
+        endpoint, reservation, held = self._flights.pop(event.request)
+        self._headroom.left(request.arrival.flow, held)
         tokens = event.completion_tokens
         generated = reservation.seen if tokens is None else tokens
         if event.verdict is Verdict.DONE and generated:
@@ -215,7 +221,8 @@ class AdmissionController:
         request = self._requests.get(event.request)
         if request is None or not request.take(Trigger.RETURNED):
             return
-        endpoint, reservation = self._flights.pop(event.request)
+        endpoint, reservation, held = self._flights.pop(event.request)
+        self._headroom.left(request.arrival.flow, held)
         endpoint.release(reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         if event.busy:
@@ -318,19 +325,27 @@ class AdmissionController:
         def accept(request: Request) -> Answer:
             lane = (request.arrival.band, request.lane)
             candidates = [e for e in self._roster.eligible(request) if kept.get(e, lane) == lane]
+            self._set_spare(request, now)
             refusals = [e.refusal(request, now) for e in candidates]
             takers = [e for e, refusal in zip(candidates, refusals, strict=True) if refusal is None]
             chosen = picker.pick(takers, request, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
                 return Answer.TAKEN
-            passable = False
+            answer = Answer.CLOSED
             for endpoint, refusal in zip(candidates, refusals, strict=True):
-                passable = passable or refusal in PASSABLE
                 kept.setdefault(endpoint, lane if refusal in PASSABLE else None)
-            return Answer.NO_ROOM if passable else Answer.CLOSED
+                if refusal is Closed.SHARE:
+                    answer = Answer.OVER_SHARE
+                elif refusal in PASSABLE and answer is Answer.CLOSED:
+                    answer = Answer.NO_ROOM
+            return answer
 
         self._queue.offer(accept)
+
+    def _set_spare(self, request: Request, now: float) -> None:
+        spare = self._headroom.spare(request.arrival.flow, now)
+        request.spare = spare / len(self._roster.live) if spare and self._roster.live else 0.0
 
     def _observe_only(self, now: float) -> Callable[[Request], Answer]:
         """How a mode that lets everything through takes a request: at once, noting what `enforce` would have done.
@@ -364,7 +379,10 @@ class AdmissionController:
         request.take(Trigger.DISPATCHED)
         self._queue.remove(request)
         self._queue.served(request)
-        self._flights[request.arrival.request] = Flight(endpoint, endpoint.reserve(request, now))
+        reservation = endpoint.reserve(request, now)
+        tokens = request.size + reservation.expected * reservation.sequences
+        self._headroom.sent(request.arrival.flow, tokens, now)
+        self._flights[request.arrival.request] = Flight(endpoint, reservation, tokens)
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
 
     def _announce_wake(self, now: float) -> None:

@@ -18,6 +18,8 @@ from gateway.admission.sequence_limit import SequenceLimit
 GAUGE_LAG = 0.25
 """Seconds by which a gauge may trail the engine: it is set at the end of a step."""
 UNBOUNDED = 2**63
+MOST_SPARED = 0.25
+"""Share of a cache that is kept free for flows within their share, at the most."""
 
 
 class Endpoint:
@@ -128,11 +130,16 @@ class Endpoint:
         unseen = self.ledger.unseen
         if unseen and unseen + first > UNSEEN_SHARE * blocks:
             return Closed.PREFILL
-        if self.effective_blocks(now) + first > self._most * blocks:
+        free = self._most * blocks - self.effective_blocks(now) - first
+        if free < 0:
             return Closed.KV
-        if self._forecasts and self.forecast_with(request, now, peek=peek) > self._peak * blocks:
-            self._holding = self._holding or not peek
-            return Closed.FORECAST
+        if self._forecasts:
+            free = min(free, self._peak * blocks - self.forecast_with(request, now, peek=peek))
+            if free < 0:
+                self._holding = self._holding or not peek
+                return Closed.FORECAST
+        if request.spare and free < min(request.spare / self.capacity.block_size, MOST_SPARED * blocks):
+            return Closed.SHARE
         return None
 
     def deficit(self, request: Request, now: float, *, peek: bool) -> float:

@@ -22,6 +22,8 @@ class Closed(StrEnum):
     """As much is promised to streams without a token as may be (`policy.UNSEEN_SHARE`)."""
     FORECAST = "forecast"
     """What is in flight would outgrow the cache with one more."""
+    SHARE = "share"
+    """The request's flow has its fair share in flight, and what room is left is kept for others (`headroom`)."""
     SEQUENCES = "sequences"
     """It runs as many sequences as it can."""
     BUSY = "busy"

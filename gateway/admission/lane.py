@@ -52,13 +52,15 @@ class Lane:
     line comes to the front; what moves it forward is entered anew, and leaves an entry behind that is over.
     """
 
-    __slots__ = ("_heap", "_lines", "blocked", "reach")
+    __slots__ = ("_heap", "_lines", "blocked", "reach", "yields")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._lines: dict[str, Line] = {}
         self.blocked: Request | None = None
         """The head that was asked last, where it did not fit."""
+        self.yields = False
+        """Whether that was for the others' sake: its flow has its share."""
         self.reach = inf
         """How far behind it smaller ones were looked for: the counter of the last of them."""
 

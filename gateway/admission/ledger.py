@@ -279,6 +279,8 @@ class Ledger:
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )
+            seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
+            reservation.generated = max(reservation.generated, seen)  # what was no news with the blocks before
             reservation.held = reservation.footprint.blocks(reservation.generated)
             self._find_edge(reservation)
             self.held += reservation.held

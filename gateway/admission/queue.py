@@ -30,6 +30,8 @@ class Answer(Enum):
     """It goes: it was removed, and charged."""
     NO_ROOM = auto()
     """It does not fit now. Smaller ones of its band and lane are asked next, and may go to where it waits to go."""
+    OVER_SHARE = auto()
+    """Its flow has its share of what is in flight: other flows of its band and lane are asked next."""
     CLOSED = auto()
     """Nobody could go there now: its lane ends."""
 
@@ -180,7 +182,7 @@ class Queue:
         head = lane.head()
         if head is request:
             return True
-        if lane.blocked is not head or request.size >= head.size or head.passed >= self._max_passes:
+        if lane.blocked is not head or not self._may_pass(request, head, yields=lane.yields):
             return False
         flow = band.fairness.active[request.arrival.flow]
         return flow.counter + (flow.backlog - request.cost) / flow.weight <= lane.reach
@@ -227,22 +229,28 @@ class Queue:
                         return True
                     continue
                 ended.add(lane)
-                lane.blocked = head if answer is Answer.NO_ROOM else None
-                if answer is Answer.NO_ROOM and head.passed < self._max_passes:
+                lane.blocked = None if answer is Answer.CLOSED else head
+                lane.yields = answer is Answer.OVER_SHARE
+                if lane.blocked is not None and (lane.yields or head.passed < self._max_passes):
                     self._let_pass(lane, head, accept)
         return False
 
     def _let_pass(self, lane: Lane, head: Request, accept: Callable[[Request], Answer]) -> None:
-        """Ask a few that are smaller than the head, which does not fit."""
-        smaller = (request for request in lane.behind(LOOK) if request.size < head.size)
-        for request in islice(smaller, ASK):
+        """Ask a few that may pass the head: those of other flows where it yields, else smaller ones."""
+        behind = (other for other in lane.behind(LOOK) if self._may_pass(other, head, yields=lane.yields))
+        for request in islice(behind, ASK):
             answer = accept(request)
             if answer is Answer.CLOSED:
                 return
-            if answer is Answer.TAKEN:
+            if answer is Answer.TAKEN and not lane.yields:
                 head.passed += 1
                 if head.passed >= self._max_passes:
                     return
+
+    def _may_pass(self, request: Request, head: Request, *, yields: bool) -> bool:
+        if yields:
+            return request.arrival.flow != head.arrival.flow
+        return request.size < head.size and head.passed < self._max_passes
 
     def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
         """The bands: first who is owed the cost of its head; then the most urgent."""

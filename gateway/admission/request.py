@@ -34,6 +34,7 @@ class Request:
         "passed",
         "patience",
         "size",
+        "spare",
         "state",
         "ticket",
     )
@@ -50,6 +51,8 @@ class Request:
         self.patience = inf
         """Seconds it may wait while an endpoint is live, and `deadline`, when its wait is over."""
         self.deadline = inf
+        self.spare = 0.0
+        """Tokens that it must leave free where it goes, for other flows (`headroom`)."""
         self.passed = 0
         """Smaller ones that went before it because it did not fit."""
         self.state = State.NEW
