@@ -114,6 +114,15 @@ class TestForecast:
             p << Dispatch(2, "a")
         p << nothing
 
+    @pytest.mark.parametrize("rule", FORECASTS)
+    def test_what_others_use_of_the_engine_is_not_there_to_grow_into(self, play, rule):
+        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=1) << Dispatch(1, "a")
+        p >> progress(r1=1) >> scrape("a", 0.0, kv=0.2, running=1, waiting=0, tokens=0)
+        for second in range(1, 12):
+            p >> at(second) >> scrape("a", second, kv=0.5, running=5, waiting=0, tokens=second)
+        p >> arrived(2, blocks=39, max_tokens=1 + 16 * 30) << nothing  # 89 now; 69 of its own then, and 30 of others
+        p >> done(1) << Dispatch(2, "a")
+
     def test_every_sequence_of_a_group_grows(self, play):
         p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1) << Dispatch(1, "a")
         p >> progress(r1=1) >> arrived(2, 15, n=10, max_tokens=1 + 16 * 7) << nothing
@@ -157,6 +166,12 @@ class TestPassing:
     def test_nobody_passes_one_that_waits_for_a_sequence(self, play):
         p = play(max_passes=8) >> up("a", seqs=2) >> arrived(1, blocks=9) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=4, n=2) << nothing >> arrived(3, blocks=1) << nothing
+
+    def test_nobody_passes_to_where_it_waits_for_a_sequence(self, play):
+        p = play(max_passes=8) >> up("a", blocks=100) >> up("b", blocks=100, seqs=3)
+        p >> arrived(1, blocks=75) << Dispatch(1, "a") >> progress(r1=1) >> arrived(2, n=2) << Dispatch(2, "b")
+        p >> arrived(3, blocks=20, n=2) << nothing  # no room there, too many sequences here
+        p >> arrived(4, blocks=16) << nothing >> arrived(5, blocks=15) << Dispatch(5, "a")
 
     def test_only_its_own_lane_may_use_the_endpoint_that_it_waits_for(self, play):
         p = play(max_passes=8) >> up("big", blocks=100, length=2000) >> up("small", blocks=10, length=100)

@@ -1,5 +1,8 @@
 """What the core says it would do, beside what it does."""
 
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
 import pytest
 
 from gateway.admission.commands import Dispatch
@@ -125,6 +128,36 @@ def test_a_cached_prefix_is_told_and_shortens_the_prefill(play):
     told = asked(p, 159, prefix=prefix)
     assert [c.cached_tokens for c in told.candidates] == [128]
     assert told.predicted_prefill == pytest.approx(asked(p, 159).predicted_prefill * 31 / 159)
+
+
+def written(thing, known):
+    """All that an object consists of, as it is now: what it leads to again is named by when it was met first."""
+    if thing is None or callable(thing) or isinstance(thing, int | float | str | Enum):
+        return thing
+    if id(thing) in known:
+        return known[id(thing)]
+    known[id(thing)] = f"#{len(known)}"
+    if isinstance(thing, Mapping):
+        return [(written(key, known), written(value, known)) for key, value in thing.items()]
+    if isinstance(thing, Iterable) and not hasattr(thing, "__slots__") and not hasattr(thing, "__dict__"):
+        return [written(item, known) for item in thing]
+    names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    names += getattr(thing, "__dict__", {})
+    return [(name, written(getattr(thing, name, None), known)) for name in names]
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_it_leaves_no_trace_in_what_the_core_knows(play, rule):
+    prefix = ((64, 1),)
+    p = play(rule=rule, ttft_target=5.0) >> up("a", blocks=100) >> up("b", blocks=10)
+    p >> arrived(1, blocks=50, max_tokens=400, prefix=prefix) << Dispatch(1, "a") >> progress(r1=1)
+    p >> at(1) >> arrived(2, blocks=39, max_tokens=400) << Dispatch(2, "a") if rule is Rule.HYSTERESIS else p
+    core = p.controller
+    before = written([core._roster, core._predictor, core._waits.drained, core._retry_after], {})
+    for flow in ("", "new"):
+        for blocks in (1, 40, 200):
+            core.explain(arrived(99, blocks=blocks, flow=flow, max_tokens=400, prefix=prefix), 3.0)
+    assert before == written([core._roster, core._predictor, core._waits.drained, core._retry_after], {})
 
 
 @pytest.mark.parametrize("rule", Rule)

@@ -85,6 +85,7 @@ def test_it_is_kept_until_what_runs_there_has_ended(roster):
     reservation = endpoint.reserve(request(10), 0.0)
     roster.went_down("a", "removed", 1.0, gone=True)
     assert roster.get("a") is endpoint
+    assert roster.reaches == ()
     endpoint.release(reservation, None, 2.0, aborted=False)
     roster.settle(endpoint, 2.0)
     assert roster.get("a") is None
