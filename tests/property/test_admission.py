@@ -462,6 +462,11 @@ class Admission(RuleBasedStateMachine):
             assert saved == 0 or endpoint.capacity.shares_prefix
 
     @invariant()
+    def what_flows_hold_is_what_is_in_flight(self):
+        flights = self.controller._flights.values()
+        assert self.controller._headroom._held == sum(flight.tokens for flight in flights)
+
+    @invariant()
     def nobody_is_passed_more_often_than_may_be(self):
         for request in self.controller._requests.values():
             assert request.passed <= self.policy.max_passes
