@@ -100,13 +100,13 @@ class Bench:
             worker.shutdown(cancel_futures=True)
 
     async def discover(self, name: str, url: str, metrics: Sequence[str], model: str | None) -> Target:
-        """Ask a target for its model, unless that is given, and for how much the model takes."""
+        """Ask a target for what it serves: this model, or else its first, and how much that takes."""
         key = next(iter(self._options.keys.values()), None)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with self._session.get(f"{url}/v1/models", headers=headers) as response:
             response.raise_for_status()
             found = {entry["id"]: entry for entry in (await response.json())["data"]}
-        chosen = model or next(iter(found))
+        chosen = model if model is not None and model in found else str(next(iter(found)))
         longest = found.get(chosen, {}).get("max_model_len")
         self.context = min((length for length in (self.context, longest) if length), default=None)
         return Target(name, url, chosen, (f"{url}/metrics", *metrics))
@@ -256,7 +256,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Scenario, Optio
     parser.add_argument("scenario", help=f"{', '.join(names())}, or the path of a .yaml")
     parser.add_argument("--target", action="append", required=True, type=_named, metavar="NAME=URL")
     parser.add_argument("--metrics", action="append", default=[], type=_named, metavar="NAME=URL")
-    parser.add_argument("--model", help="by default the first that the target serves")
+    parser.add_argument("--model", help="where a target serves it; else, the first that it serves")
     parser.add_argument("--load", type=_numbers, default=(1.0,), help="multiples of the capacity: 2, or 0.5,1,2")
     parser.add_argument("--capacity", type=float, help="requests per second at a load of 1; else measured")
     parser.add_argument("--calibrate", type=float, default=15.0, metavar="SECONDS", help="for each number of clients")

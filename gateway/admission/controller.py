@@ -211,7 +211,10 @@ class AdmissionController:
         generated = reservation.seen if tokens is None else tokens
         if event.verdict is Verdict.DONE and generated:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
-        used = service(reservation.demand, generated) if generated or event.verdict is Verdict.ABORTED else 0
+        if generated or event.verdict is Verdict.ABORTED:
+            used: float = service(reservation.demand, generated)
+        else:  # refused by the endpoint or failed at once, unless nobody says how long the answer was
+            used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drained.completed(used, now)
         endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)

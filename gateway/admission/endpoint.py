@@ -154,12 +154,15 @@ class Endpoint:
 
     def first_blocks(self, request: Request) -> int:
         """Blocks that the request would add with its first token: those that others in flight hold are there."""
-        capacity = self.capacity
-        blocks = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
-        prefix = request.arrival.prefix
-        if prefix and capacity.shares_prefix:
-            blocks -= self.ledger.sharable(prefix) // capacity.block_size
+        blocks, prefix = self._whole_blocks(request), request.arrival.prefix
+        if prefix and self.capacity.shares_prefix:
+            blocks -= self.ledger.sharable(prefix) // self.capacity.block_size
         return blocks
+
+    def _whole_blocks(self, request: Request) -> int:
+        """Blocks of the request with its first token, were it alone."""
+        capacity = self.capacity
+        return request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
 
     def forecast(self, now: float) -> float:
         """Blocks that it will hold at its fullest. Leaves no trace."""
@@ -171,7 +174,13 @@ class Endpoint:
         block = self.capacity.block_size
         remaining = max(0, self.expected(request) - 1)
         row = (remaining, self.first_blocks(request) * block, request.arrival.demand.sequences)
-        return self.outlook.peak_with(row, block, now, peek=peek) / block + self._correction.read(now)
+        prefix = request.arrival.prefix
+        other = self.ledger.sole_sharer(prefix) if prefix and self.capacity.shares_prefix else None
+        if other is None:
+            peak = self.outlook.peak_with(row, block, now, peek=peek)
+        else:
+            peak = self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block)
+        return peak / block + self._correction.read(now)
 
     def expected(self, request: Request) -> int:
         """Tokens that each sequence of the request is predicted to end with here."""

@@ -94,7 +94,7 @@ class Finished:
     request: RequestId
     verdict: Verdict
     completion_tokens: int | None = None
-    """From `usage` where the endpoint gave it."""
+    """From `usage` where the endpoint gave it; 0 where it refused the request."""
 
 
 @dataclass(frozen=True, slots=True)

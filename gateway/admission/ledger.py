@@ -190,6 +190,10 @@ class Ledger:
         """Tokens at the start of a prompt that a request in flight holds already."""
         return self._prefixes.held(prefix)
 
+    def sole_sharer(self, prefix: Prefix) -> Reservation | None:
+        """The request in flight that a newcomer with this prefix would be the first to share a part with."""
+        return self._prefixes.sole(prefix)
+
     def progress(self, reservation: Reservation, seen: int, now: float) -> None:
         """Enter the tokens, over all sequences, that the relay has seen of a request so far."""
         if seen <= reservation.seen:

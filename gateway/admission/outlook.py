@@ -1,6 +1,8 @@
 """What the requests in flight on one endpoint will come to: each one's end, and the peak of them all."""
 
-from gateway.admission.forecast import Forecast, Row
+from collections.abc import Iterator
+
+from gateway.admission.forecast import Forecast, Row, peak
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.level import Level
 from gateway.admission.predictor import Predictor
@@ -57,12 +59,32 @@ class Outlook:
         forecast, beside = self._current(block_size, now, peek=peek)
         return forecast.with_request(row) + beside
 
+    def peak_sharing(self, row: Row, other: Reservation, shared: int, block_size: int) -> int:
+        """The same with one that is the first to share so many tokens with another. Leaves no trace.
+
+        What they share is not the other's any more, and stays when that one ends: the forecast is made for this alone.
+        """
+        moved = shared - other.shared
+        rows = [
+            (remaining, holds - moved if reservation is other else holds, grows)
+            for reservation, (remaining, holds, grows) in self._rows(block_size, peek=True)
+        ]
+        return peak([*rows, row]) + self._ledger.shared_tokens + moved
+
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
         """The forecast, and the tokens beside it: those that are shared, and those that have come since."""
         longest = min(FRESH, len(self._ledger) * HOLDS) if self._changed else FRESH
         if now - self._made_at < longest:
             return self._forecast, self._shared + self._arrived
-        rows = []
+        rows = [row for _, row in self._rows(block_size, peek=peek)]
+        forecast, shared = Forecast(rows), self._ledger.shared_tokens
+        if not peek:
+            self._forecast, self._shared, self._made_at = forecast, shared, now
+            self._changed, self._arrived = False, 0
+        return forecast, shared
+
+    def _rows(self, block_size: int, *, peek: bool) -> Iterator[tuple[Reservation, Row]]:
+        """Every request in flight as it is now, predicted anew where that is due."""
         for reservation in self._ledger:
             expected = reservation.expected
             if reservation.generated >= reservation.review:
@@ -71,12 +93,7 @@ class Outlook:
                     reservation.expected = expected
                     reservation.review = _review(expected, reservation.generated)
             holds = reservation.held * block_size - reservation.shared
-            rows.append((max(0, expected - reservation.generated), holds, reservation.sequences))
-        forecast, shared = Forecast(rows), self._ledger.shared_tokens
-        if not peek:
-            self._forecast, self._shared, self._made_at = forecast, shared, now
-            self._changed, self._arrived = False, 0
-        return forecast, shared
+            yield reservation, (max(0, expected - reservation.generated), holds, reservation.sequences)
 
     def _predicted(self, reservation: Reservation) -> int:
         return self._predictor.predict(reservation.kind, self.level.value, reservation.generated, reservation.limit)

@@ -72,6 +72,16 @@ class SharedPrefixes(Generic[H]):
             return 0
         return self._depth(prefix, bisect_left(prefix, 1, key=lambda part: part not in runs))
 
+    def sole(self, prefix: Prefix) -> H | None:
+        """Who alone holds some part of a prompt that the next to hold it would share; None where nobody does."""
+        for part in prefix:
+            run = self._runs.get(part)
+            if run is None:
+                return None
+            if run.holders == 1:
+                return self._holders[run.ids]
+        return None
+
     def add(self, holder: H) -> None:
         """Enter a request; sets `shared` of it, and of the request it is the first to share with."""
         prefix = holder.prefix

@@ -61,5 +61,5 @@ class PoolState:
     endpoints: tuple[EndpointState, ...]
     queue: QueueState
     drain_rate: float | None
-    """Completions per second; None before the first."""
+    """Tokens of service (`request.service`) per second that it takes under pressure; None while nothing is known."""
     draining: bool

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gateway.admission.events import Tick
 from gateway.admission.outcomes import Outcome
 from gateway.driver import new_request
 from gateway.ops.explain import Explained
@@ -64,6 +65,7 @@ class RelayExplainer:
         present(pool)
         work = Work(request, pool, count, demanded(pool, request, count), client, target)
         arrival = work.arrival(new_request())
+        pool.driver.handle(Tick())  # a request that arrived would find the accounts brought up to now, too
         return Explained(
             model=pool.name,
             api=api,

@@ -157,7 +157,8 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
             result = await attempt.run(outgoing, headers)
             if isinstance(result, Settled):
                 usage = exchange.usage
-                reservation.release(result.verdict, usage.completion_tokens if usage is not None else None)
+                known = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
+                reservation.release(result.verdict, known if usage is None else usage.completion_tokens)
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome

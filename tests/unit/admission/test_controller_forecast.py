@@ -230,3 +230,13 @@ class TestPrefixes:
     def test_who_knows_nothing_of_it_is_not_preferred(self, play):
         p = play() >> up("a", blocks=100) >> up("b", blocks=100) >> self.sharing(1, 10) << Dispatch(1, "a")
         p >> progress(r1=1) >> self.sharing(2, 10, ((64, 8), (128, 9))) << Dispatch(2, "b")
+
+
+def test_who_shares_with_one_that_ends_soon_needs_the_whole_prefix(play):
+    """The forecast with a request is that after its dispatch: its prefix stays when the first holder has ended."""
+    p = play(rule=Rule.FORECAST) >> up("a", blocks=100)
+    p >> arrived(1, blocks=41, max_tokens=2, prefix=((16 * 40, 1),)) << Dispatch(1, "a") >> progress(r1=1)
+    second = arrived(2, blocks=41, max_tokens=400, prefix=((16 * 40, 1),))
+    predicted = p.controller.explain(second, p.now).candidates[0].forecast_with
+    p >> second << Dispatch(2, "a")
+    assert predicted >= p.controller.explain(arrived(3), p.now + 1.0).candidates[0].forecast_without

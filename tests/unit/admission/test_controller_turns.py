@@ -276,3 +276,14 @@ def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free(play):
     p >> arrived(2, blocks=60, flow="noisy") << Dispatch(2, "a") >> progress(r2=1)
     p >> arrived(3, blocks=24, flow="noisy") << nothing  # fits, but would leave less than a request of the other
     p >> arrived(4, blocks=5, flow="quiet") << Dispatch(4, "a")
+
+
+class TestWhatAnAnswerTook:
+    """Of who had a long prompt served, the next waits for the other flow's; of who was refused by the engine, not."""
+
+    @pytest.mark.parametrize(("tokens", "first"), [(None, 11), (0, 2)])
+    def test_an_answer_of_unknown_length_is_charged_as_predicted_and_a_refusal_is_free(self, play, tokens, first):
+        p = play() >> up("a", seqs=1, blocks=1000, length=9000) >> arrived(0, 10) << Dispatch(0, "a")
+        p >> arrived(1, 4000, flow="a") << nothing >> arrived(2, 4000, flow="a") << nothing
+        p >> arrived(11, 4000, flow="b") << nothing >> done(0, tokens=1) << Dispatch(1, "a")
+        p >> done(1, tokens=tokens) << Dispatch(first, "a")

@@ -209,3 +209,17 @@ def test_what_is_cached_is_the_most_recent_and_never_more_than_fits(sent: list[l
     for names in sent:
         parts = prefix(*names)
         assert recent.cached(parts) == max((part[0] for part in parts if part in order), default=0)
+
+
+def test_the_sole_holder_is_whom_the_next_would_be_the_first_to_share_with() -> None:
+    prefixes: SharedPrefixes[Request] = SharedPrefixes(16)
+    prompt = ((64, 1), (128, 2), (192, 3))
+    first, second = Request(prompt), Request(prompt[:2])
+    assert prefixes.sole(prompt) is None
+    prefixes.add(first)
+    assert prefixes.sole(prompt) is first
+    prefixes.add(second)
+    assert prefixes.sole(prompt) is first
+    assert prefixes.sole(prompt[:2]) is None
+    prefixes.remove(first)
+    assert prefixes.sole(prompt) is second

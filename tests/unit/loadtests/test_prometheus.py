@@ -25,8 +25,3 @@ def test_values_add_up_over_labels():
 def test_what_is_missing_is_not_zero():
     with pytest.raises(KeyError):
         PAGE.total("missing")
-
-
-@pytest.mark.parametrize(("bound", "over"), [(0.001, 10), (0.01, 7), (0.05, 7), (0.1, 2)])
-def test_a_histogram_says_how_many_lie_above(bound, over):
-    assert PAGE.over("wait", bound) == over

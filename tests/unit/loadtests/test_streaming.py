@@ -5,7 +5,6 @@ import asyncio
 import aiohttp
 import pytest
 
-from loadtests.overload import figures
 from loadtests.streaming import Outcome, stream_completion
 from loadtests.workload import Arrival
 from tests.fakes.vllm import FakeVllm, Fault, FaultKind
@@ -38,12 +37,3 @@ async def test_a_whole_answer_is_timed_token_by_token():
 )
 async def test_anything_else_is_lost_and_says_why(fault, loss):
     assert (await outcome(fault)).loss == loss
-
-
-def test_lost_requests_leave_no_trace_in_the_times():
-    whole = Outcome(ARRIVAL, started=0.0, events=[1.0, 1.5, 4.0], ended=4.0, completion_tokens=5)
-    lost = Outcome(ARRIVAL, started=0.0, ended=2.0, loss="status 503")
-    measured = figures([whole, lost])
-    assert measured["requests lost"] == 1
-    assert measured["output tokens/s"] == 5 / 4
-    assert (measured["TTFT p99 s"], measured["worst silence p99 s"]) == (1.0, 2.5)
