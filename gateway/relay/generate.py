@@ -27,7 +27,9 @@ from gateway.relay.understand import (
 from gateway.tokens.count import PromptCount, Source
 from gateway.wire.request import Api, GenerationRequest, edited
 
-_WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT})
+_WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
+_AT_ONCE = 0.001
+"""Seconds: who is refused sooner has not waited."""
 _BYTES_PER_TOKEN = 4
 """Only to give a size to a request that observe mode lets through uncounted."""
 
@@ -173,7 +175,7 @@ async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, wo
     try:
         dispatch = await reservation.take(work.arrival(reservation.request))
     except RejectedError as error:
-        exchange.queued = error.command.outcome in _WAITED_IN_VAIN
+        exchange.queued = error.command.outcome in _WAITED_IN_VAIN and plane.clock() - queued > _AT_ONCE
         raise _refusal(error.command, "") from None
     else:
         exchange.queued = True
