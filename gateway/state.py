@@ -82,6 +82,7 @@ def _endpoint(endpoint: Endpoint, admitted: Admitted | None, now: float) -> Endp
             ledger=admitted.ledger_usage,
             observed=admitted.observed_usage,
             effective=admitted.effective_usage,
+            forecast=admitted.forecast_usage,
             blocks=admitted.capacity.kv_blocks,
             block_size=admitted.capacity.block_size,
         )

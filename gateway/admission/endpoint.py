@@ -37,7 +37,6 @@ class Endpoint:
         self.prefill = PrefillRate()
         self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
         self._predictor = predictor
-        self.outlook = Outlook(self.ledger, predictor)
         self._fences = policy.rule is not Rule.FORECAST
         self._forecasts = policy.rule is not Rule.HYSTERESIS
         self._most = policy.kv_high if self._fences else 1.0
@@ -45,6 +44,7 @@ class Endpoint:
         self._peak = min(self._most, FORECAST_SHARE)
         """Share of it that the forecast may fill. Inside the fence it keeps the gate from closing at all: every time
         that one closes, the cache runs down to `kv_low`."""
+        self.outlook = Outlook(self.ledger, predictor, self._peak)
         self._holding = False
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False

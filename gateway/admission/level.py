@@ -10,8 +10,8 @@ SETTLING = 5.0
 """Seconds for which one raise speaks: what was let in before it is still there."""
 FULL = 0.97
 """Share of the cache in use that the forecast should not have let it come to."""
-ROOMY = 0.95
-"""Share of the cache that a forecast which comes true reaches now and then."""
+NEAR = 0.01
+"""Share of the cache by which the fullest moment of a while may stay under what the forecast may fill."""
 SPAN = 15.0
 """Seconds over which the fullest moment is looked for."""
 
@@ -23,11 +23,17 @@ class Level:
     when the forecast kept work waiting for a while although the cache had room at its fullest.
     """
 
-    __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_since", "value")
+    __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_roomy", "_since", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
+        """Nothing is known.
+
+        Args:
+            share: of the cache, that the forecast may fill: now and then it is reached, if the forecast comes true.
+        """
         self.value = START
         """0 to 1."""
+        self._roomy = share - NEAR
         self._preemptions: float | None = None
         self._raised_at: float | None = None
         self._since: float | None = None
@@ -55,6 +61,6 @@ class Level:
         self._fullest = max(self._fullest, usage)
         self._held += holding
         if now - self._since >= SPAN:
-            if self._held > 1 and self._fullest < ROOMY:
-                self.value = max(LOWEST, self.value - EASE * (ROOMY - self._fullest))
+            if self._held > 1 and self._fullest < self._roomy:
+                self.value = max(LOWEST, self.value - EASE * (self._roomy - self._fullest))
             self._since = None

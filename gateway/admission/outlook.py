@@ -26,10 +26,10 @@ class Outlook:
 
     __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "_shared", "level")
 
-    def __init__(self, ledger: Ledger, predictor: Predictor) -> None:
+    def __init__(self, ledger: Ledger, predictor: Predictor, share: float) -> None:
         self._ledger = ledger
         self._predictor = predictor
-        self.level = Level()
+        self.level = Level(share)
         self._forecast = Forecast(())
         self._made_at = 0.0
         self._changed = False

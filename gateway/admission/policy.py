@@ -64,7 +64,8 @@ class Policy:
     """Most bytes of bodies that wait."""
     rule: Rule = Rule.BOTH
     ttft_target: float | None = 5.0
-    """Seconds to the first token. Who cannot have it in that time is refused at once; None: waits up to `ttl`."""
+    """Seconds to the first token. Who surely cannot have it in that time is refused at once, others when it is up.
+    None: they wait up to `ttl`."""
     bands: Mapping[int, Band] = field(default_factory=dict)
     """By band; one that is not named has the defaults."""
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -20,6 +20,8 @@ class EndpointState:
     ledger_usage: float | None
     observed_usage: float | None
     effective_usage: float | None
+    forecast_usage: float | None
+    """The predicted peak of what is in flight."""
     held_blocks: int
     in_flight: int
     """Requests whose blocks are reserved, the aborting ones too."""

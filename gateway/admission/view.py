@@ -19,6 +19,7 @@ def endpoint_state(endpoint: Endpoint, now: float) -> EndpointState:
         ledger_usage=None if blocks is None else ledger.held / blocks,
         observed_usage=None if observed is None else observed.kv_usage,
         effective_usage=endpoint.usage(now),
+        forecast_usage=None if blocks is None else endpoint.forecast(now) / blocks,
         held_blocks=ledger.held,
         in_flight=len(ledger),
         aborting=ledger.aborting,

@@ -163,7 +163,7 @@ def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
         if endpoint.scrape_age_seconds is not None:
             age.add_metric([endpoint.id], endpoint.scrape_age_seconds)
         if endpoint.kv is not None:
-            for source in ("ledger", "observed", "effective"):
+            for source in ("ledger", "observed", "effective", "forecast"):
                 share = getattr(endpoint.kv, source)
                 if share is not None:
                     usage.add_metric([endpoint.id, source], share)

@@ -27,6 +27,10 @@ class KvState(_Shown):
         None,
         description="The ledger, corrected by what is observed: what the gate goes by; null: not known.",
     )
+    forecast: float | None = Field(
+        None,
+        description="The peak that what is in flight is predicted to come to; a new request must fit beside it.",
+    )
     blocks: int | None = Field(None, description="Usable blocks; null where the engine does not say.")
     block_size: int = Field(description="Tokens of a block.")
 

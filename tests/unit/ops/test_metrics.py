@@ -34,7 +34,7 @@ def endpoint(**changed):
         "reason": "",
         "since_seconds": 1.0,
         "gate": GateState(open=True),
-        "kv": KvState(ledger=0.5, observed=0.25, effective=0.625, blocks=255, block_size=32),
+        "kv": KvState(ledger=0.5, observed=0.25, effective=0.625, forecast=0.75, blocks=255, block_size=32),
         "in_flight": 3,
         "scrape_age_seconds": 0.5,
     }
@@ -118,9 +118,9 @@ def test_usage_has_three_sources():
     metrics.watch(lambda: gateway(endpoint()))
     usage = {
         source: value(metrics, "kvgate_kv_usage", endpoint="127.0.0.1:8001", source=source)
-        for source in ("ledger", "observed", "effective")
+        for source in ("ledger", "observed", "effective", "forecast")
     }
-    assert usage == {"ledger": 0.5, "observed": 0.25, "effective": 0.625}
+    assert usage == {"ledger": 0.5, "observed": 0.25, "effective": 0.625, "forecast": 0.75}
 
 
 def test_what_is_not_known_has_no_sample():
