@@ -193,7 +193,8 @@ class AdmissionSettings(_Section):
     ttft_target: OptionalSeconds = Field(
         5.0,
         description="Seconds to the first token. A request that surely cannot have it in that time is refused at once "
-        "with 429, any other when its time is up; `none` lets it wait up to `queue.ttl`. A client may ask for another one with `x-kvgate-ttft-ms`.",
+        "with 429, any other when its time is up; `none` lets it wait up to `queue.ttl`. A client may ask for another "
+        "one with `x-kvgate-ttft-ms`.",
     )
     max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
     bands: dict[Annotated[int, Field(ge=0)], BandSettings] = Field(
