@@ -24,7 +24,7 @@ check: $(READY)
 	$(BIN)/python -m docs.generate --check
 
 quick: $(READY)
-	$(BIN)/pytest -m "not engine and not network and not slow" -n 3 -q
+	$(BIN)/pytest -m "not engine and not network and not slow and not proof" -n 3 -q
 
 proof: $(READY)
 	$(BIN)/python -m loadtests.proof $(ARGS)

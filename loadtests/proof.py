@@ -53,13 +53,14 @@ LOAD_TESTS = {
     "fair-shares": LoadTest("fair-shares", ("--seconds", "120")),
     "spike": LoadTest("spike", ()),
 }
+CALIBRATION = "tests/proof/test_simulation_against_engine.py"
 COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,)}
 """Measurements that print a table, by the module's name; `MODEL` stands for its folder."""
 
 
 def main() -> None:
     """Measure everything, or what is named."""
-    known = (*LOAD_TESTS, "relay_cost", *COSTS)
+    known = (*LOAD_TESTS, "calibration", "relay_cost", *COSTS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--rounds", type=int, default=1, help="of each load test")
@@ -72,6 +73,8 @@ def main() -> None:
     folder = _said("-m", "engine.demo_model", MODEL)
     if wanted & set(LOAD_TESTS):
         _load_tests(wanted, folder, out, arguments.rounds, arguments.seconds)
+    if "calibration" in wanted:
+        _run("-m", "pytest", "-s", "-m", "proof", CALIBRATION)
     if "relay_cost" in wanted:
         _run("-m", "loadtests.relay_cost", "--rounds", "3", "--out", str(out / "relay_cost.json"))
     for name, given in COSTS.items():

@@ -18,7 +18,7 @@ from gateway.simulation.simulate import simulate
 from gateway.simulation.workload import Request, Workload
 from tests.conftest import Vllm, VllmFactory
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.proof]
 
 TRACES = Path(__file__).parents[2] / "loadtests" / "traces"
 VOCABULARY = range(100, 7900)
