@@ -28,11 +28,6 @@ class Outcome:
         """Seconds from the time of arrival, not of sending, to the first token."""
         return self.events[0] - self.arrival.at
 
-    @property
-    def worst_silence(self) -> float:
-        """Longest wait between two events of the stream."""
-        return max((later - earlier for earlier, later in zip(self.events, self.events[1:], strict=False)), default=0.0)
-
 
 async def stream_completion(
     session: aiohttp.ClientSession, base_url: str, model: str, arrival: Arrival, epoch: float

@@ -1,8 +1,9 @@
 """The one writer: every decision about who may use an endpoint's KV cache is made here, by `handle`.
 
 A request arrives and waits; whenever something changed, the heads of the queue are offered to the endpoints that can
-take them (`Endpoint.takes`), the most urgent band first. An endpoint that a head competes for and does not get is
-kept for it: nobody behind may have it.
+take them (`Endpoint.refusal`), in the order of bands and of fairness between flows. An endpoint that a head competes
+for and does not get is kept for it: only a few smaller ones behind it, or other flows where it yields, may pass. Who
+would surely wait in vain is refused on arrival, others at their deadline (`Waits`).
 """
 
 from collections.abc import Callable

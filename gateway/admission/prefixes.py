@@ -174,7 +174,12 @@ class RecentPrefixes:
         """
         self._room = inf if kv_tokens is None else kv_tokens
         self._most = most
-        self.forget()
+        self._parts: dict[tuple[int, int], _Sent] = {}
+        """By part, what was sent with it last."""
+        self._sent: deque[_Sent] = deque()
+        self._tokens = 0
+        self._kept = 0
+        """Parts of all in `_sent`, and one for each of them."""
 
     def sent(self, prefix: Prefix, *, tokens: int) -> None:
         """Note what takes room in the cache now.
@@ -196,15 +201,6 @@ class RecentPrefixes:
         if not prefix or prefix[0] not in parts:
             return 0
         return prefix[bisect_left(prefix, 1, key=lambda part: part not in parts) - 1][0]
-
-    def forget(self) -> None:
-        """The engine was restarted, or dropped its cache."""
-        self._parts: dict[tuple[int, int], _Sent] = {}
-        """By part, what was sent with it last."""
-        self._sent: deque[_Sent] = deque()
-        self._tokens = 0
-        self._kept = 0
-        """Parts of all in `_sent`, and one for each of them."""
 
     def _make_room(self) -> None:
         """Drop the ends of what was sent least recently."""

@@ -136,15 +136,6 @@ def test_what_was_sent_is_cached_as_far_as_it_agrees() -> None:
     assert recent.cached(prefix("x")) == recent.cached(()) == 0
 
 
-def test_a_restarted_engine_remembers_nothing() -> None:
-    recent = RecentPrefixes(1000)
-    recent.sent(prefix("a"), tokens=900)
-    recent.forget()
-    assert recent.cached(prefix("a")) == 0
-    recent.sent(prefix("b"), tokens=900)
-    assert recent.cached(prefix("b")) == 64
-
-
 def test_the_least_recent_goes_first_and_of_it_the_end() -> None:
     recent = RecentPrefixes(448)
     recent.sent(prefix("a", "b", "c"), tokens=192)

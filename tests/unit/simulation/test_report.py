@@ -42,13 +42,11 @@ def test_json_has_the_figures_and_what_they_are_of(rows, tmp_path):
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg"])
 @pytest.mark.parametrize("loads", [1, 2])
 def test_a_picture_is_drawn(rows, tmp_path, name, loads):
-    pytest.importorskip("matplotlib")
     report.plot(rows[: 2 * loads], tmp_path / name)
     assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_a_picture_of_another_kind_is_refused(rows, tmp_path):
-    pytest.importorskip("matplotlib")
     with pytest.raises(report.PlotError, match="xyz"):
         report.plot(rows, tmp_path / "picture.xyz")
 
