@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.diagnose import Diagnosis
+from engine.diagnosis.sign import Diagnosis
 from engine.phases import Progress
 
 

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from engine import events, lifecycle
-from engine.diagnose import Diagnosis, diagnose
+from engine.diagnosis.log import diagnose
+from engine.diagnosis.sign import Diagnosis
 from engine.lifecycle import Lifecycle, State
 from engine.phases import StartProgress
 from engine.process import GuardedProcess, LaunchError

@@ -1,7 +1,7 @@
 import pytest
 
 from engine import events
-from engine.diagnose import Diagnosis
+from engine.diagnosis.sign import Diagnosis
 from engine.events import SupervisorEvent
 from engine.phases import Phase, Progress
 

@@ -7,41 +7,9 @@ a traceback of the process that waited. The cause is the first real error, many 
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from engine.diagnosis.sign import Diagnosis, Kind, Sign
 from engine.loglines import parse
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Why a program ended.
-
-    Attributes:
-        cause: What happened, in one sentence.
-        remedy: What to do about it.
-        evidence: The line of the log that says so.
-        permanent: Whether the next start must fail in the same way.
-    """
-
-    cause: str
-    remedy: str = ""
-    evidence: str = ""
-    permanent: bool = False
-
-    def __str__(self) -> str:
-        evidence = self.evidence if self.evidence not in self.cause else ""
-        return "\n".join(part for part in (self.cause, self.remedy, evidence and f"vLLM said: {evidence}") if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A text in the log and what it means. `cause` and `remedy` take the pattern's named groups."""
-
-    pattern: str
-    cause: str
-    remedy: str
-    permanent: bool = True
-
 
 _MORE_KV = (
     "Lower --max-model-len, or give the KV cache more memory: a higher --gpu-memory-utilization, on a CPU a higher "
@@ -128,34 +96,40 @@ SIGNS: tuple[Sign, ...] = (
         r"available KV cache memory \((?P<there>[\d.]+) GiB\)",
         "One request of {asked} tokens does not fit: it needs {needed} GiB of KV cache, and {there} GiB are there.",
         _MORE_KV,
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"No available memory for the cache blocks",
         "Nothing is left for the KV cache after the weights and the work space.",
         _MORE_KV,
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"Free memory on device (?P<device>\S* ?)\(.*?less than desired GPU memory utilization",
         "The GPU has less free memory than vLLM was told to use: another process holds the rest.",
         "Stop what else runs on the GPU, or lower --gpu-memory-utilization.",
         permanent=False,
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"Available memory on node \d+ .*?less than (?:desired|requested)",
         "The machine has less free memory than the KV cache was told to take.",
         "Lower VLLM_CPU_KVCACHE_SPACE (GiB), or stop what else uses memory.",
         permanent=False,
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"CUDA out of memory occurred when warming up sampler",
         "The GPU ran out of memory while warming up with many sequences.",
         "Lower --max-num-seqs or --gpu-memory-utilization.",
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"not enough GPU memory|OutOfMemoryError: CUDA out of memory",
         "The GPU's memory cannot hold the model.",
         "Use a smaller or a quantized model, more GPUs (--tensor-parallel-size), or stop what else runs on it.",
         permanent=False,
+        kind=Kind.MEMORY,
     ),
     Sign(
         r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater than or equal to max_num_seqs \((?P<seqs>\d+)\)",
@@ -237,8 +211,7 @@ def _match(signs: Sequence[Sign], lines: Sequence[str]) -> Diagnosis | None:
     for sign in signs:
         for line in lines:
             if match := re.search(sign.pattern, line):
-                words = match.groupdict("")
-                return Diagnosis(sign.cause.format(**words), sign.remedy.format(**words), line, sign.permanent)
+                return sign.read(match.groupdict(""), line)
     return None
 
 

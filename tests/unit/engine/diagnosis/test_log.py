@@ -2,7 +2,8 @@ import signal
 
 import pytest
 
-from engine.diagnose import LAST_SIGNS, SIGNS, Sign, diagnose
+from engine.diagnosis.log import LAST_SIGNS, SIGNS, diagnose
+from engine.diagnosis.sign import Sign
 
 # One line for each sign, as vLLM 0.32 prints it, or the version that does.
 EXAMPLES = """\
