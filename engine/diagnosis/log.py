@@ -93,7 +93,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) GiB KV cache is needed.*?"
-        r"available KV cache memory \((?P<there>[\d.]+) GiB\)",
+        r"available KV cache memory \((?P<there>[\d.]+) GiB\)(?:.*?estimated maximum model length is (?P<fits>\d+))?",
         "One request of {asked} tokens does not fit: it needs {needed} GiB of KV cache, and {there} GiB are there.",
         _MORE_KV,
         kind=Kind.MEMORY,
@@ -112,22 +112,29 @@ SIGNS: tuple[Sign, ...] = (
         kind=Kind.MEMORY,
     ),
     Sign(
-        r"Available memory on node \d+ .*?less than (?:desired|requested)",
+        r"Available memory on node (?P<node>\d+) \((?P<free>[\d.]+)/.*?less than (?:desired|requested)",
         "The machine has less free memory than the KV cache was told to take.",
         "Lower VLLM_CPU_KVCACHE_SPACE (GiB), or stop what else uses memory.",
         permanent=False,
         kind=Kind.MEMORY,
     ),
     Sign(
-        r"CUDA out of memory occurred when warming up sampler",
+        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy",
         "The GPU ran out of memory while warming up with many sequences.",
         "Lower --max-num-seqs or --gpu-memory-utilization.",
         kind=Kind.MEMORY,
     ),
     Sign(
-        r"not enough GPU memory|OutOfMemoryError: CUDA out of memory",
-        "The GPU's memory cannot hold the model.",
+        r"(?P<loading>Failed to load model) - not enough GPU memory",
+        "The GPU's memory cannot hold the weights.",
         "Use a smaller or a quantized model, more GPUs (--tensor-parallel-size), or stop what else runs on it.",
+        permanent=False,
+        kind=Kind.MEMORY,
+    ),
+    Sign(
+        r"OutOfMemoryError: CUDA out of memory",
+        "The GPU's memory does not suffice.",
+        "Lower --gpu-memory-utilization or --max-num-seqs, or use a smaller model or more GPUs.",
         permanent=False,
         kind=Kind.MEMORY,
     ),

@@ -28,7 +28,8 @@ class Diagnosis:
         evidence: The line of the log that says so.
         permanent: Whether the next start must fail in the same way.
         kind: What it is about.
-        facts: What the evidence gives by name: the named groups of its pattern.
+        facts: What the evidence gives by name: the named groups of its pattern. `engine.fit` reads `asked` and `fits`
+            (tokens), `requests` (sequences of the warm-up), `node` and `free` (GiB), and `loading`.
     """
 
     cause: str

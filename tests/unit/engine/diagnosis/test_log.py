@@ -29,6 +29,7 @@ ValueError: No available memory for the cache blocks. Try increasing `gpu_memory
 ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization (0.92,
 ValueError: Available memory on node 0 (13.0/14.5 GiB) on kv cache allocation is less than requested memory for kv (500
 RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.
+(Worker pid=1) ERROR 11-20 18:11:38 [x.py:95] Failed to load model - not enough GPU memory. Try lowering
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 ValueError: max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024).
   Value error, Total number of attention heads (2) must be divisible by tensor parallel size (3).
