@@ -5,29 +5,39 @@ out of single requests are exact; those out of a Prometheus histogram lie betwee
 told as the range that surely holds them.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.plan.histogram import Distribution, Histogram, Range, rank_of, summed
+
+__all__ = ["Distribution", "Range", "Seen", "Traffic", "TrafficError", "from_exposition", "from_lengths"]
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A figure that is at least `low` and at most `high`; equal where it is known exactly. Both are finite."""
-
-    low: int
-    high: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether it is one number."""
-        return self.low == self.high
+class TrafficError(Exception):
+    """No traffic can be read from a source. The message names it, and says what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """How a figure is spread: half of all values are at most `p50`, 99 of 100 at most `p99`, all at most `most`."""
+class Seen(NamedTuple):
+    """One request that was served.
 
-    p50: Range
-    p99: Range
-    most: Range
+    Attributes:
+        at: when an engine got it, seconds.
+        prompt: tokens.
+        output: tokens, of each of its sequences.
+        duration: seconds until its answer was complete; None where the source does not tell.
+        sequences: answers that were generated for it at once.
+    """
+
+    at: float
+    prompt: int
+    output: int
+    duration: float | None = None
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,12 @@ class Traffic:
     Attributes:
         source: where it comes from, for a person: a file or a URL.
         requests: how many were seen that an engine served.
-        span: seconds from the first to the last of them.
+        span: seconds from the first to the last of them; of a running server, since it started.
         prompt_tokens: tokens of a request's prompt.
-        output_tokens: tokens that were generated for a request.
+        output_tokens: tokens that were generated for a request, in each of its sequences.
         total_tokens: both of one request together: what it holds of the KV cache in the end.
-        concurrency: sequences that an engine was at, all engines of the source together, over time; `most` is the peak.
+        concurrency: sequences that engines were at, all of the source together, over time; `most` is the peak.
+        now: sequences that run or wait in the engines of a server at this moment.
         hit_rate: share of prompt tokens that the prefix cache had, 0 to 1.
     """
 
@@ -52,4 +63,185 @@ class Traffic:
     output_tokens: Distribution | None = None
     total_tokens: Distribution | None = None
     concurrency: Distribution | None = None
+    now: int | None = None
     hit_rate: float | None = None
+
+
+def from_lengths(source: str, requests: Iterable[Seen]) -> Traffic:
+    """Traffic out of single requests, in any order. Concurrency is known where every request has a duration."""
+    seen = sorted(requests)
+    if not seen:
+        return Traffic(source, 0)
+    ends = [one.at + (one.duration or 0.0) for one in seen]
+    return Traffic(
+        source,
+        len(seen),
+        span=max(ends) - seen[0].at,
+        prompt_tokens=_exactly([one.prompt for one in seen]),
+        output_tokens=_exactly([one.output for one in seen]),
+        total_tokens=_exactly([one.prompt + one.output for one in seen]),
+        concurrency=_concurrency(seen) if all(one.duration is not None for one in seen) else None,
+    )
+
+
+def _exactly(values: list[int]) -> Distribution:
+    values.sort()
+    p50, p99 = (values[rank_of(share, len(values)) - 1] for share in (0.5, 0.99))
+    return Distribution(Range(p50, p50), Range(p99, p99), Range(values[-1], values[-1]))
+
+
+def _concurrency(seen: Sequence[Seen]) -> Distribution:
+    """How many sequences ran at once, each number weighing by the time it lasted."""
+    changes: dict[float, int] = {}
+    for one in seen:
+        end = one.at + (one.duration or 0.0)
+        changes[one.at] = changes.get(one.at, 0) + one.sequences
+        changes[end] = changes.get(end, 0) - one.sequences
+    times = sorted(changes)
+    running = list(accumulate(changes[time] for time in times))
+    lasted: dict[int, float] = {}
+    for number, since, until in zip(running, times, times[1:], strict=False):
+        lasted[number] = lasted.get(number, 0.0) + until - since
+    if not lasted:
+        lasted[sum(one.sequences for one in seen)] = 1.0
+
+    def quantile(share: float) -> Range:
+        wanted, passed = share * sum(lasted.values()), 0.0
+        for number in sorted(lasted):
+            passed += lasted[number]
+            if passed >= wanted * (1 - 1e-9):
+                return Range(number, number)
+        raise AssertionError("unreachable: all of the time has passed")
+
+    most = max(lasted)
+    return Distribution(quantile(0.5), quantile(0.99), Range(most, most))
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """What one kind of server calls the figures, each a sample's name and the labels it must have."""
+
+    prompt: tuple[str, Mapping[str, str]]
+    output: tuple[str, Mapping[str, str]]
+    total: tuple[str, Mapping[str, str]] | None
+    concurrency: tuple[str, Mapping[str, str]] | None
+    peak: str | None
+    queried: tuple[str, Mapping[str, str]]
+    hit: tuple[str, Mapping[str, str]]
+    now: tuple[str, ...]
+
+
+_TOKENS = "kvgate_request_tokens"
+_CACHED = "kvgate_engine_prefix_cache_tokens_total"
+_KVGATE = _Families(
+    prompt=(_TOKENS, {"kind": "prompt"}),
+    output=(_TOKENS, {"kind": "output"}),
+    total=(_TOKENS, {"kind": "total"}),
+    concurrency=("kvgate_sequences_over_time", {}),
+    peak="kvgate_sequences_peak",
+    queried=(_CACHED, {"kind": "queried"}),
+    hit=(_CACHED, {"kind": "hit"}),
+    now=("kvgate_in_flight",),
+)
+_VLLM = _Families(
+    prompt=("vllm:request_prompt_tokens", {}),
+    output=("vllm:request_generation_tokens", {}),
+    total=None,
+    concurrency=None,
+    peak=None,
+    queried=("vllm:prefix_cache_queries_total", {}),
+    hit=("vllm:prefix_cache_hits_total", {}),
+    now=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+)
+"""Of `vllm/v1/metrics/loggers.py` (0.32; the same since 0.8.5). It has no histogram of whole lengths, nor of how many
+ran at once."""
+
+
+def from_exposition(source: str, text: str, *, now: float, longest: int | None = None) -> Traffic:
+    """Traffic out of the metrics of a vLLM or of a kvgate, since it started.
+
+    Args:
+        source: where the text is from.
+        text: the answer to `GET /metrics`.
+        now: seconds since 1970.
+        longest: tokens that no request exceeds (`max_model_len`), where that is known.
+
+    Raises:
+        TrafficError: it has no lengths of requests.
+    """
+    samples = _Samples(source, text)
+    families = next((known for known in (_KVGATE, _VLLM) if samples.has(f"{known.prompt[0]}_count")), None)
+    if families is None:
+        raise TrafficError(
+            f"{source}: expected the metrics of a kvgate ({_TOKENS}) or of a vLLM ({_VLLM.prompt[0]}), found neither"
+        )
+    prompt, output = samples.histogram(*families.prompt), samples.histogram(*families.output)
+    total = summed(prompt, output) if families.total is None else samples.histogram(*families.total).distribution()
+    together = None if families.concurrency is None else samples.histogram(*families.concurrency).distribution()
+    if together is not None and families.peak is not None:
+        together = _with_peaks(together, samples.values(families.peak))
+    queried, hit = samples.total(*families.queried), samples.total(*families.hit)
+    started = samples.total("process_start_time_seconds", {})
+    return Traffic(
+        source,
+        prompt.count,
+        span=None if started is None else max(0.0, now - started),
+        prompt_tokens=_at_most(prompt.distribution(), longest),
+        output_tokens=_at_most(output.distribution(), longest),
+        total_tokens=_at_most(total, longest),
+        concurrency=together,
+        now=round(sum(samples.total(name, {}) or 0.0 for name in families.now)),
+        hit_rate=hit / queried if queried and hit is not None else None,
+    )
+
+
+def _with_peaks(sampled: Distribution, peaks: Sequence[float]) -> Distribution:
+    """What was sampled, with what no sample may have met: the most that each engine ever was at."""
+    if not peaks:
+        return sampled
+    low = max(sampled.most.low, round(max(peaks)))
+    return replace(sampled, most=Range(low, max(low, round(sum(peaks)))))
+
+
+def _at_most(of: Distribution | None, longest: int | None) -> Distribution | None:
+    if of is None or longest is None:
+        return of
+    p50, p99, most = (replace(one, high=max(one.low, min(one.high, longest))) for one in (of.p50, of.p99, of.most))
+    return Distribution(p50, p99, most)
+
+
+class _Samples:
+    """The samples of an exposition, by name; those of all models, engines and endpoints count together."""
+
+    def __init__(self, source: str, text: str) -> None:
+        self._found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if not math.isfinite(sample.value):
+                        continue
+                    self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        except ValueError as error:
+            raise TrafficError(f"{source}: expected metrics in Prometheus' text format: {error}") from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a sample."""
+        return name in self._found
+
+    def total(self, name: str, where: Mapping[str, str]) -> float | None:
+        """The sum over all that have these labels; None where there is none."""
+        values = [value for labels, value in self._found.get(name, ()) if where.items() <= labels.items()]
+        return sum(values) if values else None
+
+    def values(self, name: str) -> list[float]:
+        """Every sample of that name."""
+        return [value for _, value in self._found.get(name, ())]
+
+    def histogram(self, name: str, where: Mapping[str, str]) -> Histogram:
+        """The same of histograms. All of a family have the same edges."""
+        counts: dict[float, float] = {}
+        for labels, value in self._found.get(f"{name}_bucket", ()):
+            if where.items() <= labels.items():
+                edge = float(labels["le"])
+                counts[edge] = counts.get(edge, 0.0) + value
+        return Histogram.from_cumulative(sorted(counts.items()), self.total(f"{name}_sum", where) or 0.0)
