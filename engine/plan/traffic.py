@@ -69,7 +69,7 @@ class Traffic:
 
 def from_lengths(source: str, requests: Iterable[Seen]) -> Traffic:
     """Traffic out of single requests, in any order. Concurrency is known where every request has a duration."""
-    seen = sorted(requests)
+    seen = sorted(requests, key=lambda one: one.at)
     if not seen:
         return Traffic(source, 0)
     ends = [one.at + (one.duration or 0.0) for one in seen]

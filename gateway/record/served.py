@@ -1,0 +1,197 @@
+"""What became of each request of a record, and what its endpoints had: read once, from the beginning to the end."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.admission.events import (
+    Arrived,
+    Capacity,
+    Demand,
+    EndpointId,
+    EndpointUp,
+    Finished,
+    Observed,
+    Prefix,
+    Progress,
+    RequestId,
+    Returned,
+    Verdict,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.record.lines import Dropped, Happened, Opened, Started, read
+
+
+@dataclass(slots=True)
+class Served:
+    """One request that arrived at a core. Times are seconds since the record began; None: it did not come to that.
+
+    Attributes:
+        generated: tokens, over all of its sequences, so far as they were seen.
+        refused: how it ended where no endpoint was to serve it.
+        done: whether its answer came to its end.
+    """
+
+    model: str
+    demand: Demand
+    prefix: Prefix
+    arrived_at: float
+    dispatched_at: float | None = None
+    ended_at: float | None = None
+    generated: int = 0
+    refused: Outcome | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Watched:
+    """What was seen of one endpoint, over all runs.
+
+    Attributes:
+        usages: shares of its KV cache in use, one for each scrape.
+        preemptions: that happened while it was watched.
+        peak_sequences: the most of ours that were on it at once.
+    """
+
+    model: str
+    capacity: Capacity
+    usages: list[float] = field(default_factory=list)
+    preemptions: int = 0
+    generated: float = 0.0
+    """Tokens that it generated, for whomever."""
+    sequences: int = 0
+    peak_sequences: int = 0
+    last: Observed | None = field(default=None, repr=False)
+
+    def take(self, sample: Observed) -> None:
+        """The next scrape."""
+        if sample.kv_usage is not None:
+            self.usages.append(sample.kv_usage)
+        if self.last is not None:
+            self.preemptions += round(_moved(self.last.preemptions, sample.preemptions))
+            self.generated += _moved(self.last.generation_tokens, sample.generation_tokens)
+        self.last = sample
+
+    def now_at(self, change: int) -> None:
+        """So many more sequences of ours are on it."""
+        self.sequences += change
+        self.peak_sequences = max(self.peak_sequences, self.sequences)
+
+
+def _moved(before: float | None, now: float | None) -> float:
+    """How far a counter went; one that begins anew went from zero."""
+    if before is None or now is None:
+        return 0.0
+    return now - before if now >= before else now
+
+
+@dataclass(slots=True)
+class Account:
+    """A whole record. Its runs follow each other at once: what was between them is nobody's.
+
+    Attributes:
+        started: the first line of its last run.
+        seconds: from the first event to the last of each run, all together.
+        gaps: whether lines are missing.
+    """
+
+    started: Started | None = None
+    seconds: float = 0.0
+    requests: list[Served] = field(default_factory=list)
+    endpoints: dict[EndpointId, Watched] = field(default_factory=dict)
+    gaps: bool = False
+
+
+def account(file: Path) -> Account:
+    """Read a record.
+
+    Raises:
+        EventLogError: the file is no event log.
+    """
+    found = Account()
+    run = _Run(found)
+    for line in read(file):
+        match line:
+            case Started():
+                run.end()
+                run = _Run(found)
+                found.started = line
+            case Opened():
+                run.models[line.pool] = line.model
+            case Dropped():
+                found.gaps = True
+            case Happened():
+                run.take(line)
+    run.end()
+    return found
+
+
+class _Run:
+    """One run of a gateway, whose requests and clock are its own."""
+
+    def __init__(self, found: Account) -> None:
+        self.models: dict[int, str] = {}
+        self._found = found
+        self._open: dict[tuple[int, RequestId], Served] = {}
+        self._on: dict[tuple[int, RequestId], Watched] = {}
+        self._began = found.seconds
+        self._first: float | None = None
+
+    def take(self, line: Happened) -> None:
+        """The next event."""
+        self._first = line.at if self._first is None else self._first
+        at = self._found.seconds = self._began + line.at - self._first
+        event = line.read()
+        match event:
+            case EndpointUp():
+                model = self.models.get(line.pool, "")
+                watched = self._found.endpoints.setdefault(event.endpoint, Watched(model, event.capacity))
+                watched.capacity = event.capacity
+            case Observed() if (observed := self._found.endpoints.get(event.endpoint)) is not None:
+                observed.take(event)
+            case Arrived() | Progress() | Finished() | Returned():
+                self._follow(event, line.pool, at)
+        for decided in line.decisions:
+            self._decided((line.pool, RequestId(decided["request"])), decided, at)
+
+    def _follow(self, event: Arrived | Progress | Finished | Returned, pool: int, at: float) -> None:
+        match event:
+            case Arrived():
+                served = Served(self.models.get(pool, ""), event.demand, event.prefix, at)
+                self._open[pool, event.request] = served
+                self._found.requests.append(served)
+            case Progress():
+                for request, generated in event.generated:
+                    if (progressing := self._open.get((pool, request))) is not None:
+                        progressing.generated = max(progressing.generated, generated)
+            case Finished() if (finished := self._open.pop((pool, event.request), None)) is not None:
+                finished.ended_at = at
+                finished.done = event.verdict is Verdict.DONE
+                if event.completion_tokens is not None:
+                    finished.generated = event.completion_tokens
+                self._leave((pool, event.request), finished)
+            case Returned() if (returned := self._open.get((pool, event.request))) is not None:
+                self._leave((pool, event.request), returned)
+
+    def end(self) -> None:
+        """The run is over, and what is on its endpoints is no longer ours to follow."""
+        for watched in self._found.endpoints.values():
+            watched.sequences, watched.last = 0, None
+
+    def _decided(self, key: tuple[int, RequestId], decided: dict[str, object], at: float) -> None:
+        served = self._open.get(key)
+        if served is None:
+            return
+        if "endpoint" in decided:
+            served.dispatched_at = at if served.dispatched_at is None else served.dispatched_at
+            watched = self._found.endpoints.get(EndpointId(str(decided["endpoint"])))
+            if watched is not None:
+                self._on[key] = watched
+                watched.now_at(served.demand.sequences)
+        else:
+            served.ended_at, served.refused = at, Outcome(str(decided["outcome"]))
+            del self._open[key]
+
+    def _leave(self, key: tuple[int, RequestId], served: Served) -> None:
+        watched = self._on.pop(key, None)
+        if watched is not None:
+            watched.now_at(-served.demand.sequences)
