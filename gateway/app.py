@@ -104,6 +104,7 @@ class Application:
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
         self._spawn(self._flights.watch())
+        self._spawn(self._sample())
         if self._recorder is not None:
             self._recorder.start()
         for listener in self._listeners:
@@ -135,6 +136,12 @@ class Application:
             await client.aclose()
         await self._counting.close()
         _log.info("stopped")
+
+    async def _sample(self) -> None:
+        """Have the metrics note how full everything is, as often as it may have changed by a scrape."""
+        while True:
+            await asyncio.sleep(self._settings.health.interval)
+            self._metrics.sample(self._view.state())
 
     def _listen(self) -> list[Listener]:
         server = self._settings.server

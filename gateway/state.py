@@ -10,6 +10,7 @@ from gateway.config import Settings
 from gateway.ops.state import (
     CountingState,
     EndpointState,
+    EngineTotals,
     GateState,
     GatewayState,
     KvState,
@@ -74,7 +75,7 @@ class StateView:
 
 def _endpoint(endpoint: Endpoint, admitted: Admitted | None, now: float) -> EndpointState:
     status = endpoint.monitor.status
-    identity, capacity = status.identity, status.capacity
+    identity, capacity, totals = status.identity, status.capacity, status.totals
     gate = kv = None
     if admitted is not None:
         gate = GateState(open=admitted.gate_open, reason=", ".join(admitted.closed_by) or None)
@@ -97,12 +98,21 @@ def _endpoint(endpoint: Endpoint, admitted: Admitted | None, now: float) -> Endp
         kv=kv,
         in_flight=admitted.in_flight if admitted is not None else 0,
         sequences=admitted.sequences if admitted is not None else 0,
+        peak_sequences=admitted.peak_sequences if admitted is not None else 0,
         max_num_seqs=admitted.sequence_limit if admitted is not None else None,
         max_model_len=capacity.max_model_len if capacity is not None else None,
         version=identity.version if identity is not None else None,
         models=(*identity.names, *identity.loras) if identity is not None else (),
         missing_metrics=status.missing_metrics,
         scrape_age_seconds=now - status.scraped_at if status.scraped_at is not None else None,
+        model=endpoint.pool.name if endpoint.pool is not None else None,
+        engine=EngineTotals(
+            preemptions=totals.preemptions,
+            prompt_tokens=totals.prompt,
+            generated_tokens=totals.generated,
+            prefix_queried_tokens=totals.prefix_queried,
+            prefix_hit_tokens=totals.prefix_hit,
+        ),
     )
 
 

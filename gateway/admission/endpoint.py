@@ -49,6 +49,8 @@ class Endpoint:
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
+        self.peak_sequences = 0
+        """The most that were on it at once."""
         self._restart()
 
     def _restart(self) -> None:
@@ -194,6 +196,7 @@ class Endpoint:
         cached = self.cached(request)
         reservation = self.ledger.reserve(arrival, request.kind, footprint, now, prefix=prefix, cached=cached)
         reservation.expected = self.expected(request)
+        self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
         self.outlook.came(reservation, capacity.block_size)
         if capacity.shares_prefix:
             self.recent.sent(prefix, tokens=request.size)

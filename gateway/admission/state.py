@@ -27,6 +27,8 @@ class EndpointState:
     """Requests whose blocks are reserved, the aborting ones too."""
     aborting: int
     sequences: int
+    peak_sequences: int
+    """The most at once so far."""
     unconfirmed_sequences: int
     """Those without a token so far."""
     sequence_limit: int | None

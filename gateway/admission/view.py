@@ -24,6 +24,7 @@ def endpoint_state(endpoint: Endpoint, now: float) -> EndpointState:
         in_flight=len(ledger),
         aborting=ledger.aborting,
         sequences=ledger.sequences,
+        peak_sequences=endpoint.peak_sequences,
         unconfirmed_sequences=ledger.unconfirmed_sequences,
         sequence_limit=endpoint.limit.value,
         sequence_limit_learned=endpoint.limit.learned,

@@ -17,6 +17,8 @@ _WAITING_BY_REASON = "num_requests_waiting_by_reason"
 _GENERATION_TOKENS = "generation_tokens_total"
 _PROMPT_TOKENS = "prompt_tokens_total"
 _PREEMPTIONS = "num_preemptions_total"
+_PREFIX_QUERIES = "prefix_cache_queries_total"
+_PREFIX_HITS = "prefix_cache_hits_total"
 _SLEEP_STATE = "engine_sleep_state"
 _CACHE_CONFIG = "cache_config_info"
 
@@ -29,6 +31,8 @@ _NAMES = (
     _GENERATION_TOKENS,
     _PROMPT_TOKENS,
     _PREEMPTIONS,
+    _PREFIX_QUERIES,
+    _PREFIX_HITS,
     _SLEEP_STATE,
     _CACHE_CONFIG,
 )
@@ -60,6 +64,10 @@ class EngineMetrics:
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
     preemptions: float | None = None
+    prefix_queries: float | None = None
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_hits: float | None = None
+    """Those that were in it."""
     awake: bool | None = None
     """False where any rank sleeps (since 0.11.2)."""
     cache_config: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +101,8 @@ def parse(text: bytes) -> EngineMetrics:
         generation_tokens=total(_GENERATION_TOKENS),
         prompt_tokens=total(_PROMPT_TOKENS),
         preemptions=total(_PREEMPTIONS),
+        prefix_queries=total(_PREFIX_QUERIES),
+        prefix_hits=total(_PREFIX_HITS),
         awake=min(awake) > 0 if awake else None,
         cache_config=configs[0][0] if configs else {},
         ranks=max(len(ranks), 1),

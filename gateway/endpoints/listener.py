@@ -6,6 +6,7 @@ from typing import Protocol
 from gateway.admission.events import Capacity, EndpointId, Observed
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
+from gateway.endpoints.totals import Totals
 
 
 class Listener(Protocol):
@@ -44,3 +45,5 @@ class EndpointStatus:
     missing_metrics: tuple[str, ...]
     scraped_at: float | None
     """Of the last scrape, on the monitor's clock."""
+    totals: Totals
+    """What the engine has done since it is watched."""

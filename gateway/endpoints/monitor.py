@@ -28,6 +28,7 @@ from gateway.endpoints.identity import Identity, UnidentifiedError, identify
 from gateway.endpoints.listener import EndpointStatus, Listener
 from gateway.endpoints.probe import NoReply, Prober, Reply
 from gateway.endpoints.progress import Progress
+from gateway.endpoints.totals import Totals
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the names, adapters and length of an endpoint that takes traffic."""
@@ -72,6 +73,7 @@ class EndpointMonitor:
         self._identity: Identity | None = None
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
+        self._totals = Totals()
         self._scraped_at: float | None = None
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
@@ -93,6 +95,7 @@ class EndpointMonitor:
             in_flight=self._progress.in_flight,
             missing_metrics=self._missing,
             scraped_at=self._scraped_at,
+            totals=self._totals,
         )
 
     async def run(self) -> None:
@@ -179,6 +182,7 @@ class EndpointMonitor:
         if self._health.serving and self._metrics is not None and not metrics.cache_config:
             # It does not lose its cache while it runs: this is a broken answer.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
+        self._totals = self._totals.after(self._metrics or metrics, metrics)
         self._metrics, self._scraped_at = metrics, reply.answered_at
         if self._progress.scraped(metrics, reply.answered_at):
             self._moved()

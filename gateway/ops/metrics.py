@@ -7,7 +7,7 @@ usage, health) is read from one snapshot at the instant of a scrape and costs no
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admission.outcomes import Outcome
@@ -20,6 +20,10 @@ UNKNOWN = "unknown"
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
+_TOKEN_BUCKETS = tuple(size * 2**power for power in range(4, 19) for size in (1, 1.5))
+"""16 tokens to 393,216: an edge is at most half as large again as the one before, so a length is known that well."""
+_COUNT_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+_SHARE_BUCKETS = tuple(percent / 100 for percent in range(5, 101, 5))
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -33,6 +37,7 @@ class ModelMetrics:
         self._prompt = metrics.tokens.labels(model=model, kind="prompt")
         self._completion = metrics.tokens.labels(model=model, kind="completion")
         self._drift = metrics.drift.labels(model=model)
+        self._lengths = tuple(metrics.lengths.labels(model=model, kind=kind) for kind in ("prompt", "output", "total"))
 
     def ended(self, outcome: Outcome) -> None:
         """A request ended; once for each."""
@@ -42,6 +47,11 @@ class ModelMetrics:
         """Tokens an endpoint processed for a request."""
         self._prompt.inc(prompt_tokens)
         self._completion.inc(completion_tokens)
+
+    def answered(self, prompt: int, output: int) -> None:
+        """A request was answered to its end: tokens of its prompt, and of each of its sequences."""
+        for length, tokens in zip(self._lengths, (prompt, output, prompt + output), strict=True):
+            length.observe(tokens)
 
     def drifted(self, tokens: int) -> None:
         """Count it when our count of a prompt differs from the engine's `usage` by so many tokens, either way."""
@@ -97,6 +107,34 @@ class Metrics:
             buckets=_OVERHEAD_BUCKETS,
             registry=registry,
         )
+        self.lengths = Histogram(
+            "kvgate_request_tokens",
+            "Lengths of the requests that were answered: prompt, output of a sequence, and both together.",
+            ("model", "kind"),
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._sequences = Histogram(
+            "kvgate_sequences_over_time",
+            "Sequences on the endpoints of a model, sampled.",
+            ("model",),
+            buckets=_COUNT_BUCKETS,
+            registry=registry,
+        )
+        self._waiting = Histogram(
+            "kvgate_queue_depth_over_time",
+            "Requests that wait, sampled.",
+            ("model",),
+            buckets=_COUNT_BUCKETS,
+            registry=registry,
+        )
+        self._usage = Histogram(
+            "kvgate_kv_usage_over_time",
+            "Effective share of the endpoint's KV cache in use, 0 to 1, sampled.",
+            ("endpoint",),
+            buckets=_SHARE_BUCKETS,
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
         registry.register(_Build(version))
         self._unknown = ModelMetrics(self, UNKNOWN)
@@ -111,6 +149,18 @@ class Metrics:
     def model(self, name: str | None) -> ModelMetrics:
         """The counters of a model; those of `unknown` where it is none of ours."""
         return self._unknown if name is None else self._models.get(name, self._unknown)
+
+    def sample(self, state: GatewayState) -> None:
+        """Note how full everything is; to be called at even intervals."""
+        sequences = {queue.model: 0 for queue in state.queues}
+        for endpoint in state.endpoints:
+            if endpoint.model in sequences:
+                sequences[endpoint.model] += endpoint.sequences
+            if endpoint.healthy and endpoint.kv is not None and endpoint.kv.effective is not None:
+                self._usage.labels(endpoint=endpoint.id).observe(endpoint.kv.effective)
+        for queue in state.queues:
+            self._waiting.labels(model=queue.model).observe(queue.depth)
+            self._sequences.labels(model=queue.model).observe(sequences[queue.model])
 
     def watch(self, state: Callable[[], GatewayState]) -> None:
         """Read the gauges from this snapshot at every scrape."""
@@ -140,23 +190,26 @@ class _State:
     def __init__(self, state: Callable[[], GatewayState]) -> None:
         self._state = state
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._state()
         depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
         yield depth
         yield from _endpoint_gauges(state)
+        yield from _engine_counters(state)
 
 
 def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
     in_flight = _gauge("kvgate_in_flight", "Requests on the endpoint.", "endpoint")
+    peak = _gauge("kvgate_sequences_peak", "The most sequences that were on the endpoint at once.", "endpoint")
     usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
     gate = _gauge("kvgate_gate_open", "1 while the endpoint's gate lets requests through.", "endpoint")
     healthy = _gauge("kvgate_endpoint_healthy", "1 while the endpoint takes traffic.", "endpoint")
     age = _gauge("kvgate_scrape_age_seconds", "Since the last scrape of the endpoint's metrics.", "endpoint")
     for endpoint in state.endpoints:
         in_flight.add_metric([endpoint.id], endpoint.in_flight)
+        peak.add_metric([endpoint.id], endpoint.peak_sequences)
         healthy.add_metric([endpoint.id], endpoint.healthy)
         if endpoint.gate is not None:
             gate.add_metric([endpoint.id], endpoint.gate.open)
@@ -167,7 +220,34 @@ def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
                 share = getattr(endpoint.kv, source)
                 if share is not None:
                     usage.add_metric([endpoint.id, source], share)
-    return iter((in_flight, usage, gate, healthy, age))
+    return iter((in_flight, peak, usage, gate, healthy, age))
+
+
+def _engine_counters(state: GatewayState) -> Iterator[CounterMetricFamily]:
+    preemptions = _counter("kvgate_engine_preemptions_total", "Requests that the engine preempted.", "endpoint")
+    tokens = _counter("kvgate_engine_tokens_total", "Tokens the engine processed, for whomever.", "endpoint", "kind")
+    cached = _counter(
+        "kvgate_engine_prefix_cache_tokens_total",
+        "Prompt tokens that the engine looked up in its prefix cache, and found there.",
+        "endpoint",
+        "kind",
+    )
+    for endpoint in state.endpoints:
+        engine = endpoint.engine
+        for family, kind, value in (
+            (preemptions, None, engine.preemptions),
+            (tokens, "prompt", engine.prompt_tokens),
+            (tokens, "completion", engine.generated_tokens),
+            (cached, "queried", engine.prefix_queried_tokens),
+            (cached, "hit", engine.prefix_hit_tokens),
+        ):
+            if value is not None:
+                family.add_metric([endpoint.id] if kind is None else [endpoint.id, kind], value)
+    return iter((preemptions, tokens, cached))
+
+
+def _counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, meaning, labels=list(labels))
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:

@@ -35,6 +35,16 @@ class KvState(_Shown):
     block_size: int = Field(description="Tokens of a block.")
 
 
+class EngineTotals(_Shown):
+    """What an engine has done since kvgate watches it, for whomever; null where it does not count it."""
+
+    preemptions: int | None = None
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    prefix_queried_tokens: int | None = Field(None, description="Of prompts, looked up in its prefix cache.")
+    prefix_hit_tokens: int | None = Field(None, description="Those of them that were there.")
+
+
 class EndpointState(_Shown):
     """One vLLM server."""
 
@@ -48,12 +58,15 @@ class EndpointState(_Shown):
     kv: KvState | None = Field(None, description="Null until it was healthy once.")
     in_flight: int = Field(0, ge=0, description="Requests on it.")
     sequences: int = Field(0, ge=0, description="Sequences on it; a request may have several.")
+    peak_sequences: int = Field(0, ge=0, description="The most at once so far.")
     max_num_seqs: int | None = Field(None, description="Its sequence limit, configured or learned.")
     max_model_len: int | None = Field(None, description="Tokens; null until it was healthy once.")
     version: str | None = Field(None, description="Of its vLLM.")
     models: tuple[str, ...] = Field((), description="Names it serves, LoRA adapters included.")
     missing_metrics: tuple[str, ...] = Field((), description="Metrics kvgate looks for that it does not export.")
     scrape_age_seconds: float | None = Field(None, description="Age of the last scrape; null: there was none.")
+    model: str | None = Field(None, description="The model whose requests it gets; null until it was healthy once.")
+    engine: EngineTotals = Field(default_factory=EngineTotals, description="What its engine has done.")
 
 
 class QueueState(_Shown):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.admission.events import Demand
 from gateway.admission.outcomes import Outcome
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
@@ -36,6 +37,7 @@ class Exchange:
         received: when its body was complete.
         waited: seconds spent in the queue, all of its turns, and in the lobby.
         overhead: seconds from `received` until it first went to an endpoint, less what it waited.
+        demand: what it asks of the KV cache; None before it was counted.
         queued: whether its wait was one for admission, and came to an end.
         first_event: when the first event of a streamed answer was ready to leave.
         opened: whether a head with the status 200 left while the request waited: a refusal is told in the stream.
@@ -56,6 +58,7 @@ class Exchange:
     endpoint: str | None = None
     prompt_tokens: int | None = None
     counted: Source | None = None
+    demand: Demand | None = None
     usage: Usage | None = None
     waited: float = 0.0
     queued: bool = False
@@ -158,6 +161,8 @@ class Reporter:
         usage = exchange.usage
         if usage is not None:
             metrics.used(usage.prompt_tokens, usage.completion_tokens)
+            if outcome is Outcome.COMPLETED and (demand := exchange.demand) is not None:
+                metrics.answered(*_length(demand, usage))
         if self._access is None:
             return
         status = REFUSALS[outcome].status if outcome is Outcome.CLIENT_CLOSED else exchange.status
@@ -178,6 +183,12 @@ class Reporter:
             overhead_ms=None if exchange.overhead is None else _milliseconds(exchange.overhead),
             duration_ms=_milliseconds(now - exchange.started),
         )
+
+
+def _length(demand: Demand, usage: Usage) -> tuple[int, int]:
+    """Tokens of a request's prompt, and of what one of its sequences came to; of several, the longest and the mean."""
+    prompt = usage.prompt_tokens if len(demand.prompts) == 1 else demand.longest_prompt
+    return prompt, -(-usage.completion_tokens // demand.sequences)
 
 
 def _milliseconds(seconds: float) -> float:

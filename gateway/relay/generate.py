@@ -79,7 +79,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         _tolerate(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
     exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
-    asked = _demanded(plane, pool, request, count)
+    asked = exchange.demand = _demanded(plane, pool, request, count)
     return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target))
 
 

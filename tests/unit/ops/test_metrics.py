@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission.outcomes import Outcome
 from gateway.ops.metrics import Metrics
-from gateway.ops.state import EndpointState, GateState, GatewayState, KvState, QueueState
+from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState
 
 PUBLIC = {
     "kvgate_requests_total": {"model", "outcome"},
@@ -20,9 +20,21 @@ PUBLIC = {
     "kvgate_overhead_seconds_bucket": {"le"},
     "kvgate_tokens_total": {"model", "kind"},
     "kvgate_prompt_token_drift_total": {"model"},
+    "kvgate_request_tokens_bucket": {"model", "kind", "le"},
+    "kvgate_sequences_over_time_bucket": {"model", "le"},
+    "kvgate_sequences_peak": {"endpoint"},
+    "kvgate_queue_depth_over_time_bucket": {"model", "le"},
+    "kvgate_kv_usage_over_time_bucket": {"endpoint", "le"},
+    "kvgate_engine_preemptions_total": {"endpoint"},
+    "kvgate_engine_tokens_total": {"endpoint", "kind"},
+    "kvgate_engine_prefix_cache_tokens_total": {"endpoint", "kind"},
     "kvgate_would_total": {"model", "decision"},
     "kvgate_build_info": {"version"},
 }
+
+ENGINE = EngineTotals(
+    preemptions=2, prompt_tokens=1000, generated_tokens=300, prefix_queried_tokens=900, prefix_hit_tokens=90
+)
 
 
 def endpoint(**changed):
@@ -36,6 +48,10 @@ def endpoint(**changed):
         "gate": GateState(open=True),
         "kv": KvState(ledger=0.5, observed=0.25, effective=0.625, forecast=0.75, blocks=255, block_size=32),
         "in_flight": 3,
+        "sequences": 5,
+        "peak_sequences": 9,
+        "model": "smol",
+        "engine": ENGINE,
         "scrape_age_seconds": 0.5,
     }
     return EndpointState(**{**known, **changed})
@@ -60,6 +76,7 @@ def test_the_families_dashboards_rely_on_have_these_names_and_labels():
     metrics = Metrics("0.1.0", ["smol"])
     metrics.watch(lambda: gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
     metrics.model("smol").would("queued")
+    metrics.sample(gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
     shown = {sample.name: set(sample.labels) for sample in samples(metrics)}
     assert {name: shown.get(name) for name in PUBLIC} == PUBLIC
 
@@ -76,6 +93,45 @@ def test_requests_tokens_and_drift_are_counted_for_each_model():
     assert value(metrics, "kvgate_tokens_total", model="smol", kind="prompt") == 100
     assert value(metrics, "kvgate_tokens_total", model="smol", kind="completion") == 20
     assert value(metrics, "kvgate_prompt_token_drift_total", model="smol") == 4
+
+
+def test_lengths_are_counted_where_they_belong():
+    metrics = Metrics("0.1.0", ["smol"])
+    metrics.model("smol").answered(96, 20)
+    for kind, within, under in [("prompt", "96.0", "64.0"), ("output", "24.0", "16.0"), ("total", "128.0", "96.0")]:
+        labels = {"model": "smol", "kind": kind}
+        assert value(metrics, "kvgate_request_tokens_bucket", le=within, **labels) == 1
+        assert value(metrics, "kvgate_request_tokens_bucket", le=under, **labels) == 0
+    assert value(metrics, "kvgate_request_tokens_sum", model="smol", kind="total") == 116
+
+
+def test_what_is_sampled_is_summed_over_a_models_endpoints_and_left_out_where_it_is_not_known():
+    metrics = Metrics("0.1.0")
+    one, other = endpoint(), endpoint(id="127.0.0.1:8002", sequences=2, kv=None)
+    foreign = endpoint(id="127.0.0.1:8003", model="other", healthy=False, sequences=7)
+    queues = (QueueState(model="smol", depth=2), QueueState(model="other", depth=0))
+    metrics.sample(gateway(one, other, foreign, queues=queues))
+    assert value(metrics, "kvgate_sequences_over_time_sum", model="smol") == 7
+    assert value(metrics, "kvgate_sequences_over_time_sum", model="other") == 7
+    assert value(metrics, "kvgate_queue_depth_over_time_sum", model="smol") == 2
+    assert value(metrics, "kvgate_queue_depth_over_time_bucket", model="other", le="0.0") == 1
+    assert value(metrics, "kvgate_kv_usage_over_time_sum", endpoint="127.0.0.1:8001") == 0.625
+    for unknown in ("127.0.0.1:8002", "127.0.0.1:8003"):
+        assert value(metrics, "kvgate_kv_usage_over_time_count", endpoint=unknown) is None
+
+
+def test_what_an_engine_did_is_told_as_far_as_it_counts():
+    metrics = Metrics("0.1.0")
+    metrics.watch(lambda: gateway(endpoint(), endpoint(id="old:1", engine=EngineTotals(prompt_tokens=7))))
+    here = {"endpoint": "127.0.0.1:8001"}
+    assert value(metrics, "kvgate_engine_preemptions_total", **here) == 2
+    assert value(metrics, "kvgate_engine_tokens_total", kind="prompt", **here) == 1000
+    assert value(metrics, "kvgate_engine_tokens_total", kind="completion", **here) == 300
+    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", kind="queried", **here) == 900
+    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", kind="hit", **here) == 90
+    assert value(metrics, "kvgate_sequences_peak", **here) == 9
+    assert value(metrics, "kvgate_engine_preemptions_total", endpoint="old:1") is None
+    assert value(metrics, "kvgate_engine_tokens_total", endpoint="old:1", kind="prompt") == 7
 
 
 def test_every_outcome_can_be_counted():
