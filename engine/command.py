@@ -1,6 +1,6 @@
 """PURE. An engine as it is described -> the command line and environment that launch it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,16 @@ RESERVED = {
 }
 
 _KV_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
-_KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""Environment variable of vLLM on CPUs: GiB of KV cache, a whole number."""
 _MOST_KV_GIB = 8
+# engine/arg_utils.py and utils/argparse_utils.py of vLLM 0.32; those that matter here.
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-cc": "--compilation-config",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,16 @@ def argv(spec: EngineSpec) -> tuple[str, ...]:
     )
 
 
+def kv_space(spec: EngineSpec, inherited: Mapping[str, str], memory_bytes: int) -> int | None:
+    """Return the GiB of KV cache that kvgate chooses for an engine on a CPU; None where somebody says how much.
+
+    That is an eighth of the machine's memory, at least 1 and at most 8 GiB. vLLM's own default is 92 % of all memory,
+    which is seldom free.
+    """
+    said = any(_flag(arg) in _KV_FLAGS for arg in spec.args) or KV_SPACE in inherited or KV_SPACE in spec.env
+    return None if said else max(1, min(_MOST_KV_GIB, memory_bytes // (8 * GIB)))
+
+
 def environment(
     spec: EngineSpec, inherited: Mapping[str, str], *, memory_bytes: int, local_folder: bool
 ) -> dict[str, str]:
@@ -83,9 +101,7 @@ def environment(
     Args:
         spec: The engine.
         inherited: kvgate's own environment.
-        memory_bytes: The machine's memory, of which an engine on a CPU takes an eighth for its KV cache, at least 1
-            and at most 8 GiB, where nobody says how much. vLLM's own default is 92 % of all memory, which is seldom
-            free.
+        memory_bytes: The machine's memory (see `kv_space`).
         local_folder: Whether the model is a folder of this machine: then nothing needs the hub, and no start shall
             wait for one that cannot be reached.
     """
@@ -94,8 +110,8 @@ def environment(
     ours = {"PYTHONUNBUFFERED": "1"}
     if local_folder:
         ours["HF_HUB_OFFLINE"] = "1"
-    if not any(_flag(arg) in _KV_FLAGS for arg in spec.args):
-        ours[_KV_SPACE] = str(max(1, min(_MOST_KV_GIB, memory_bytes // (8 * GIB))))
+    if (chosen_space := kv_space(spec, inherited, memory_bytes)) is not None:
+        ours[KV_SPACE] = str(chosen_space)
     chosen = {**ours, **said}
     if spec.gpus and "CUDA_VISIBLE_DEVICES" not in spec.env:
         # NVML counts in PCI order; CUDA does so only when told to.
@@ -103,6 +119,24 @@ def environment(
     return chosen
 
 
+def flags_of(args: Sequence[str]) -> frozenset[str]:
+    """The flags in an argument list, as vLLM's parser reads them."""
+    return frozenset(filter(None, map(_flag, args)))
+
+
+def value_of(args: Sequence[str], flag: str) -> str | None:
+    """The value of a flag in an argument list, the last one where it is repeated; None where it has none."""
+    value = None
+    for position, argument in enumerate(args):
+        if _flag(argument) == flag:
+            _, joined, inline = argument.partition("=")
+            value = inline if joined else next(iter(args[position + 1 : position + 2]), None)
+    return value
+
+
 def _flag(arg: str) -> str:
-    """The flag as vLLM's parser reads it: `--max_model_len=8k` is `--max-model-len`."""
-    return arg.partition("=")[0].replace("_", "-") if arg.startswith("--") else ""
+    """The flag as vLLM's parser reads it: `--max_model_len=8k` is `--max-model-len`, `-tp` `--tensor-parallel-size`."""
+    name = arg.partition("=")[0].partition(".")[0]
+    if name.startswith("--"):
+        return name.replace("_", "-")
+    return "--optimization-level" if name.startswith("-O") else _SHORT.get(name, "")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, RESERVED, EngineSpec, argv, environment
+from engine.command import GIB, RESERVED, EngineSpec, argv, environment, flags_of, kv_space, value_of
 
 
 def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:
@@ -44,6 +44,41 @@ def test_a_user_who_says_how_much_kv_cache_is_obeyed() -> None:
     assert environ(spec(), {"VLLM_CPU_KVCACHE_SPACE": "40"})["VLLM_CPU_KVCACHE_SPACE"] == "40"
     for arg in ("--kv-cache-memory-bytes=2G", "--gpu_memory_utilization"):
         assert "VLLM_CPU_KVCACHE_SPACE" not in environ(spec(arg, "0.5"))
+
+
+def test_only_a_kv_cache_that_nobody_named_is_kvgates_choice() -> None:
+    assert kv_space(spec(), {}, 24 * GIB) == 3
+    assert kv_space(spec(env={"VLLM_CPU_KVCACHE_SPACE": "3"}), {}, 24 * GIB) is None
+    assert kv_space(spec(), {"VLLM_CPU_KVCACHE_SPACE": "3"}, 24 * GIB) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "flag"),
+    [
+        ("--max_num_seqs=3", "--max-num-seqs"),
+        ("-tp", "--tensor-parallel-size"),
+        ("-tp=2", "--tensor-parallel-size"),
+        ("-O3", "--optimization-level"),
+        ("-cc.mode=3", "--compilation-config"),
+        ("--compilation-config.mode", "--compilation-config"),
+    ],
+)
+def test_flags_are_read_as_vllm_reads_them(written: str, flag: str) -> None:
+    assert flags_of((written, "5")) == {flag}
+
+
+@pytest.mark.parametrize(
+    ("args", "value"),
+    [
+        (("-tp", "2"), "2"),
+        (("--tensor_parallel_size=4",), "4"),
+        (("-tp", "2", "--tensor-parallel-size", "8"), "8"),
+        (("--tensor-parallel-size",), None),
+        ((), None),
+    ],
+)
+def test_of_a_repeated_flag_the_last_value_counts(args: tuple[str, ...], value: str | None) -> None:
+    assert value_of(args, "--tensor-parallel-size") == value
 
 
 def test_the_hub_is_left_alone_only_for_local_folders() -> None:

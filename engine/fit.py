@@ -1,0 +1,185 @@
+"""PURE. What to try next when an engine's start failed for memory: one rung of a short ladder, or a verdict.
+
+The order is the one people go by who do this by hand: what the engine itself says would fit, then fewer sequences,
+then nothing for CUDA graphs. What the user gave as an argument stays, and a context is shortened only where the user
+said how short it may become.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.command import KV_SPACE
+from engine.diagnosis.sign import Diagnosis, Kind
+
+MOST_TRIES = 3
+"""Starts with less after the first one. A start of a large model takes minutes."""
+
+DEFAULT_MAX_NUM_SEQS = 256
+"""vLLM's on GPUs under 70 GiB (engine/arg_utils.py, 0.32). A larger one's is 1,024: half of 256 is then a longer step,
+and the one that fits."""
+
+_ROOM_GIB = 1
+"""What a smaller KV cache leaves free of a machine's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be changed of an engine.
+
+    Attributes:
+        given: The flags the user gave.
+        min_model_len: The shortest context that is of use (tokens); where None, it is never shortened.
+        on_gpus: Whether it runs on GPUs.
+        kv_space: GiB of KV cache on a CPU, where kvgate chose it; None where the user did, and on GPUs.
+    """
+
+    given: frozenset[str] = frozenset()
+    min_model_len: int | None = None
+    on_gpus: bool = False
+    kv_space: int | None = None
+
+    def may_set(self, *flags: str) -> bool:
+        """Whether the user gave none of these flags, nor a file that may hold them."""
+        return not {*flags, "--config"} & self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One try with less.
+
+    Attributes:
+        why: The change and its reason, in one sentence.
+        args: Arguments to add; of a repeated flag vLLM takes the last.
+        env: Environment to set.
+    """
+
+    why: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """There is nothing left to try.
+
+    Attributes:
+        verdict: What was tried and what would help; empty where there is nothing to say.
+        tried: Whether starts with less have failed: then so will the next.
+    """
+
+    verdict: str = ""
+    tried: bool = False
+
+
+def next_rung(diagnosis: Diagnosis, bounds: Bounds, tries: Sequence[Rung]) -> Rung | Stop:
+    """Return what to try after a start that failed, or why nothing is left.
+
+    Args:
+        diagnosis: Why it failed.
+        bounds: What may be changed.
+        tries: The rungs before, oldest first; what they changed stays changed.
+    """
+    if diagnosis.kind is not Kind.MEMORY:
+        return Stop()
+    if len(tries) < MOST_TRIES:
+        for step in LADDER:
+            if rung := step(diagnosis.facts, bounds, tries):
+                return rung
+    return Stop(_verdict(diagnosis.facts, bounds, tries), tried=bool(tries))
+
+
+def arguments(tries: Sequence[Rung]) -> tuple[str, ...]:
+    """What these tries add to the engine's arguments."""
+    return tuple(argument for rung in tries for argument in rung.args)
+
+
+def environment(tries: Sequence[Rung]) -> dict[str, str]:
+    """What these tries set in the engine's environment."""
+    return {name: value for rung in tries for name, value in (rung.env or {}).items()}
+
+
+def _shorter_context(facts: Mapping[str, str], bounds: Bounds, _: Sequence[Rung]) -> Rung | None:
+    fits = _number(facts, "fits")
+    if not fits or bounds.min_model_len is None or fits < bounds.min_model_len:
+        return None
+    return Rung(
+        f"the context is {fits:,} tokens long instead of {_number(facts, 'asked'):,}: the KV cache holds no longer one,"
+        f" and engine.min_model_len ({bounds.min_model_len:,}) allows it",
+        ("--max-model-len", str(fits)),
+    )
+
+
+def _fewer_sequences(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) -> Rung | None:
+    if not _is_work_space(facts, bounds) or not bounds.may_set("--max-num-seqs"):
+        return None
+    warmed_up = _number(facts, "requests")
+    # Once, unless the sequences themselves are what does not fit: a second halving frees half as much as the first.
+    if not warmed_up and _tried("--max-num-seqs", tries):
+        return None
+    before = warmed_up or DEFAULT_MAX_NUM_SEQS
+    if before < 2:  # noqa: PLR2004 - one cannot be halved
+        return None
+    return Rung(
+        f"at most {before // 2:,} sequences at once: fewer take less work space", ("--max-num-seqs", str(before // 2))
+    )
+
+
+def _no_graphs(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) -> Rung | None:
+    given = not bounds.may_set("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level")
+    if given or not _is_work_space(facts, bounds) or _tried("--enforce-eager", tries):
+        return None
+    return Rung("no CUDA graphs: their memory goes to the KV cache, and decoding is slower", ("--enforce-eager",))
+
+
+def _smaller_kv_space(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) -> Rung | None:
+    if bounds.kv_space is None or not facts.get("node"):
+        return None
+    before = int(environment(tries).get(KV_SPACE, bounds.kv_space))
+    fits = min(int(float(facts["free"])) - _ROOM_GIB, before - 1)
+    if fits < 1:
+        return None
+    return Rung(
+        f"{fits} GiB of KV cache instead of {before}: the machine has {facts['free']} GiB free",
+        env={KV_SPACE: str(fits)},
+    )
+
+
+LADDER: tuple[Callable[[Mapping[str, str], Bounds, Sequence[Rung]], Rung | None], ...] = (
+    _shorter_context,
+    _fewer_sequences,
+    _no_graphs,
+    _smaller_kv_space,
+)
+"""The rungs in their order; the first that applies is taken."""
+
+
+def _is_work_space(facts: Mapping[str, str], bounds: Bounds) -> bool:
+    """Whether less work space helps: on a GPU, whose weights fit, and that others leave free."""
+    return bounds.on_gpus and not any(facts.get(name) for name in ("loading", "device", "node"))
+
+
+def _verdict(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) -> str:
+    said = []
+    if tries:
+        said.append(f"kvgate tried with less, to no avail: {'; '.join(rung.why for rung in tries)}.")
+    if fits := _number(facts, "fits"):
+        short = bounds.min_model_len
+        said.append(
+            f"A context of {fits:,} tokens would fit: "
+            + (
+                f"allow it with engine.min_model_len: {fits}, or give --max-model-len {fits}."
+                if short is None
+                else f"engine.min_model_len asks for {short:,}."
+                if fits < short
+                else f"give --max-model-len {fits}."
+            )
+        )
+    return " ".join(said)
+
+
+def _tried(flag: str, tries: Sequence[Rung]) -> bool:
+    return any(flag in rung.args for rung in tries)
+
+
+def _number(facts: Mapping[str, str], name: str) -> int:
+    return int(facts.get(name) or 0)
