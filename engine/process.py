@@ -14,6 +14,8 @@ from typing import Self
 
 OnLine = Callable[[str], None]
 
+NEWS = "KVGATE_NEWS_FD"
+"""The variable in which a program that was promised one finds the descriptor to tell its supervisor things on."""
 _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end their lines with a carriage return
 _LONGEST_LINE = 16_384
@@ -45,11 +47,18 @@ class GuardedProcess:
         self._guard = guard
         self._reader = reader
         self._writer = writer
-        self._output: asyncio.Task[None] | None = None
+        self._readers: list[asyncio.Task[None]] = []
 
     @classmethod
     async def launch(
-        cls, argv: Sequence[str], *, env: Mapping[str, str], stdin: bytes | None = None, on_line: OnLine | None = None
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: bytes | None = None,
+        on_line: OnLine | None = None,
+        fds: Sequence[int] = (),
+        on_news: OnLine | None = None,
     ) -> Self:
         """Start `argv` with exactly the environment `env`.
 
@@ -58,22 +67,30 @@ class GuardedProcess:
             env: Its whole environment.
             stdin: What it reads on its standard input before end-of-file.
             on_line: Gets each line of its output and errors; without it, both go where this process's own go.
+            fds: Descriptors of this process that it gets too, under the same numbers.
+            on_news: Gets each line that it writes to the descriptor named in its environment by `NEWS`.
 
         Raises:
             LaunchError: There is no such program, or it may not be executed.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
+        news, tells = socket.socketpair()
+        with theirs, tells:
+            promised = {NEWS: str(tells.fileno())} if on_news else {}
             guard = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), *argv),
-                env=dict(env),
+                env={**env, **promised},
                 stdin=DEVNULL if stdin is None else PIPE,
                 stdout=PIPE if on_line else None,
                 stderr=STDOUT if on_line else None,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *fds, *([tells.fileno()] if on_news else [])),
                 process_group=0,  # not a session: see `guard`
             )
         process = cls(guard, *await asyncio.open_connection(sock=ours))
+        if on_news is not None:
+            process._follow(await _opened(news), on_news)
+        else:
+            news.close()
         try:
             await process._begin(stdin, on_line)
         except BaseException:
@@ -81,10 +98,10 @@ class GuardedProcess:
             raise
         return process
 
-    def terminate(self) -> None:
-        """Ask the program, and only it, to wind down (SIGTERM)."""
+    def send(self, number: signal.Signals) -> None:
+        """Send the program, and only it, SIGTERM, SIGINT or SIGUSR1."""
         with contextlib.suppress(ProcessLookupError):
-            self._guard.terminate()
+            self._guard.send_signal(number)
 
     def kill(self) -> None:
         """Kill the program, its children and their guard at once."""
@@ -102,7 +119,7 @@ class GuardedProcess:
 
     async def _begin(self, stdin: bytes | None, on_line: OnLine | None) -> None:
         if on_line is not None and self._guard.stdout is not None:
-            self._output = asyncio.get_running_loop().create_task(_follow(self._guard.stdout, on_line))
+            self._follow(self._guard.stdout, on_line)
         if stdin is not None and self._guard.stdin is not None:
             self._guard.stdin.write(stdin)
             self._guard.stdin.close()
@@ -114,16 +131,28 @@ class GuardedProcess:
     async def _end(self) -> None:
         self.kill()
         await self._guard.wait()
-        if self._output is not None:
-            # Only a process that left the group can still hold the pipe.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._output, _OUTPUT_GRACE)
+        if self._readers:
+            # Only a process that left the group can still hold a pipe.
+            _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
+            for reader in left:
+                reader.cancel()
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
+    def _follow(self, pipe: asyncio.StreamReader, on_line: OnLine) -> None:
+        self._readers.append(asyncio.get_running_loop().create_task(_read_lines(pipe, on_line)))
 
-async def _follow(pipe: asyncio.StreamReader, on_line: OnLine) -> None:
+
+async def _opened(news: socket.socket) -> asyncio.StreamReader:
+    """The reading end as a stream. A pipe transport closes itself at the end of its input, and with its loop."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), news)
+    return reader
+
+
+async def _read_lines(pipe: asyncio.StreamReader, on_line: OnLine) -> None:
     partial = b""
     while chunk := await pipe.read(65_536):
         *lines, partial = _LINE_END.split(partial + chunk)

@@ -31,6 +31,9 @@ class Program:
         env: Its whole environment.
         stdin: What it reads on its standard input at each start.
         ready_url: Answers 200 when it is ready; without one it is ready once it runs.
+        fds: Descriptors of kvgate that it gets too: its listening sockets.
+        tells: Whether it says itself that it is ready, and what else its supervisor should know, on the descriptor
+            that `engine.process.NEWS` names.
         follows_log: Whether its output is read for phases and causes; otherwise it goes where kvgate's own goes.
         final_codes: Exit codes with which it says that another start would fail in the same way.
         policy: When to restart and when to lose patience.
@@ -42,6 +45,8 @@ class Program:
     env: Mapping[str, str] = field(repr=False)
     stdin: bytes | None = field(default=None, repr=False)
     ready_url: str | None = None
+    fds: tuple[int, ...] = ()
+    tells: bool = False
     follows_log: bool = False
     final_codes: frozenset[int] = frozenset()
     policy: Policy = field(default_factory=Policy)

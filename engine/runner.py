@@ -1,6 +1,7 @@
 """asyncio around one program's lifecycle: events in, commands carried out, what happened told."""
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -15,6 +16,9 @@ from engine.program import Program
 Probe = Callable[[str], Awaitable[bool]]
 """Says whether a URL answers 200."""
 
+READY = "ready"
+"""What a program that tells its supervisor things says when it is."""
+
 _PROBE_INTERVAL = 0.25
 _LOG_LINES = 2_000
 _OVER = frozenset({State.STOPPED, State.FAILED})
@@ -23,8 +27,15 @@ _OVER = frozenset({State.STOPPED, State.FAILED})
 class Runner:
     """Keeps one program running until it is stopped or given up. `run` is the only writer of its lifecycle."""
 
-    def __init__(self, program: Program, on_event: Callable[[events.SupervisorEvent], None], probe: Probe) -> None:
+    def __init__(
+        self,
+        program: Program,
+        on_event: Callable[[events.SupervisorEvent], None],
+        probe: Probe,
+        on_news: Callable[[str], None] = lambda _news: None,
+    ) -> None:
         self.program = program
+        self._on_news = on_news
         self._tell = on_event
         self._probe = probe
         self._lifecycle = Lifecycle(program.policy)
@@ -32,6 +43,9 @@ class Runner:
         self._due: float | None = None
         self._process: GuardedProcess | None = None
         self._launched_at = 0.0
+        self._ready = asyncio.Event()
+        self._ending = signal.SIGTERM
+        self._hung = ""
         self._diagnosis = Diagnosis("It has not run.")
 
     @property
@@ -39,9 +53,18 @@ class Runner:
         """Where the program is in its life."""
         return self._lifecycle.state
 
-    def stop(self) -> None:
-        """Have the program end; `run` returns when it has."""
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Have the program end, told by this signal; `run` returns when it has. It may be told again by another."""
+        self._ending = by
+        if self.state is State.DRAINING and self._process is not None:
+            self._process.send(by)
         self._inbox.put_nowait(lifecycle.Stop())
+
+    def hung(self, reason: str) -> None:
+        """End a program that runs and does nothing, as if it had crashed for that reason."""
+        if self.state is State.READY and self._process is not None:
+            self._hung = reason
+            self._process.kill()
 
     async def run(self) -> State:
         """Run the program until it is `STOPPED` or `FAILED`. When cancelled, kill it with all its children."""
@@ -71,7 +94,7 @@ class Runner:
                 tasks.create_task(self._run_once(tasks))
             case lifecycle.Terminate():
                 if self._process is not None:
-                    self._process.terminate()
+                    self._process.send(self._ending)
             case lifecycle.Kill():
                 self._tell(events.Overdue(self.program.name))
                 if self._process is not None:
@@ -110,30 +133,45 @@ class Runner:
                 self._tell(events.Progressed(program.name, further))
 
         self._launched_at = _now()
+        self._ready.clear()
+        self._hung = ""
         try:
             self._process = await GuardedProcess.launch(
-                program.argv, env=program.env, stdin=program.stdin, on_line=on_line if program.follows_log else None
+                program.argv,
+                env=program.env,
+                stdin=program.stdin,
+                on_line=on_line if program.follows_log else None,
+                fds=program.fds,
+                on_news=self._hear if program.tells else None,
             )
         except LaunchError as error:
             self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
             self._inbox.put_nowait(lifecycle.Exited(permanent=True))
             return
         if self.state is State.DRAINING:  # asked to end while it was being launched
-            self._process.terminate()
+            self._process.send(self._ending)
         probing = tasks.create_task(self._report_ready(log))
         try:
             code = await self._process.wait()
         finally:
             probing.cancel()
             self._process = None
-        self._diagnosis = diagnose(log, code)
+        self._diagnosis = Diagnosis(self._hung) if self._hung else diagnose(log, code)
         permanent = self._diagnosis.permanent or code in program.final_codes
         self._inbox.put_nowait(lifecycle.Exited(permanent))
+
+    def _hear(self, news: str) -> None:
+        if news == READY:
+            self._ready.set()
+        else:
+            self._on_news(news)
 
     async def _report_ready(self, log: deque[str]) -> None:
         url = self.program.ready_url
         while url is not None and not await self._probe(url):  # noqa: ASYNC110 - nobody else would set an event
             await asyncio.sleep(_PROBE_INTERVAL)
+        if self.program.tells:
+            await self._ready.wait()
         log.clear()  # what went wrong before it ran is not why it ends later
         self._inbox.put_nowait(lifecycle.BecameReady())
 

@@ -1,30 +1,50 @@
-"""The small parent of everything: keeps a set of programs running, and ends them in the right order."""
+"""The small parent of everything: keeps a set of programs running, changes it, and ends them in the right order."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 
-from engine.events import SupervisorEvent
+from engine.diagnosis.sign import Diagnosis
+from engine.events import BecameReady, Crashed, GaveUp, Retrying, Stopped, SupervisorEvent
 from engine.lifecycle import State
 from engine.program import Program, Role
-from engine.runner import Runner
+from engine.runner import Probe, Runner
 
 _PROBE_TIMEOUT = 5.0
 _STOP_ORDER = (Role.GATEWAY, Role.ENGINE)
+
+News = Callable[[Program, str], None]
+"""Takes a line that a program told its supervisor."""
 
 
 class Supervisor:
     """Runs programs, each with a lifecycle of its own, so that one that crashes finds the others running.
 
     Args:
-        programs: What to run.
+        programs: What to run from the start.
         on_event: Told of everything that happens; `str(event)` is a line for a human.
+        on_news: Gets what programs tell beside that they are ready.
     """
 
-    def __init__(self, programs: Sequence[Program], on_event: Callable[[SupervisorEvent], None]) -> None:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        on_event: Callable[[SupervisorEvent], None],
+        on_news: News = lambda _program, _news: None,
+    ) -> None:
         self._programs = tuple(programs)
         self._on_event = on_event
+        self._on_news = on_news
+        self._running: dict[Runner, asyncio.Task[State]] = {}
+        """What shall run, also what was given up."""
+        self._leaving: dict[Runner, asyncio.Task[State]] = {}
+        self._changed = asyncio.Event()
+        self._changing = False
+        self._tasks: asyncio.TaskGroup
+        self._probe: Probe
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop` is set, or nothing useful can run any more; return the exit code: 0, or 1 for the latter.
@@ -40,34 +60,88 @@ class Supervisor:
                     return False
 
             async with asyncio.TaskGroup() as tasks:
-                runners = {
-                    tasks.create_task(runner.run()): runner
-                    for runner in (Runner(program, self._on_event, probe) for program in self._programs)
-                }
-                stopping = tasks.create_task(stop.wait())
-                useless = await _first(stopping, runners)
-                stopping.cancel()
+                self._tasks, self._probe = tasks, probe
+                for program in self._programs:
+                    self._launch(program, self._on_event)
+                useless = await self._of_no_use(stop)
                 for role in _STOP_ORDER:
-                    ending = [task for task, runner in runners.items() if runner.program.role is role]
-                    for task in ending:
-                        runners[task].stop()
+                    there = {**self._running, **self._leaving}
+                    ending = {runner: task for runner, task in there.items() if runner.program.role is role}
+                    for runner in ending:
+                        runner.stop()
                     if ending:
-                        await asyncio.wait(ending)
+                        await asyncio.wait(ending.values())
         return 1 if useless else 0
 
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Within it a role that nobody fills is one that is about to be filled, and no reason to end."""
+        self._changing = True
+        try:
+            yield
+        finally:
+            self._changing = False
+            self._changed.set()
 
-async def _first(stopping: asyncio.Task[bool], runners: dict[asyncio.Task[State], Runner]) -> bool:
-    """Wait for the first of: a stop is asked for (False), what still runs is of no use (True)."""
-    while not stopping.done():
-        running = [runner for task, runner in runners.items() if not task.done()]
-        if _of_no_use(running, list(runners.values())):
-            return True
-        pending = {task for task in runners if not task.done()}
-        await asyncio.wait({stopping, *pending}, return_when=asyncio.FIRST_COMPLETED)
-    return False
+    async def add(self, program: Program) -> Diagnosis | None:
+        """Run one more program. Returns None when it is ready, else why its first start failed: then it is gone again.
 
+        Only while `run` runs. When cancelled, the program stays.
+        """
+        outcome: asyncio.Future[Diagnosis | None] = asyncio.get_running_loop().create_future()
+        crash = Diagnosis("It was stopped before it was ready.")
 
-def _of_no_use(running: Sequence[Runner], all_of_them: Sequence[Runner]) -> bool:
-    """Whether a role that was to be filled is filled by nobody any more."""
-    filled = {runner.program.role for runner in running}
-    return any(runner.program.role not in filled for runner in all_of_them)
+        def tell(event: SupervisorEvent) -> None:
+            nonlocal crash
+            self._on_event(event)
+            match event:
+                case Crashed(diagnosis=diagnosis):
+                    crash = diagnosis
+                case BecameReady() | Retrying() | GaveUp() | Stopped() if not outcome.done():
+                    outcome.set_result(None if isinstance(event, BecameReady) else crash)
+
+        self._launch(program, tell)
+        failure = await outcome
+        if failure is not None:
+            await self.remove(program.name)
+        return failure
+
+    async def remove(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
+        """Have a program end, told by this signal, and wait for its end."""
+        runner = self._find(name)
+        self._leaving[runner] = task = self._running.pop(runner)
+        runner.stop(by)
+        await asyncio.wait([task])
+        del self._leaving[runner]
+
+    def hung(self, name: str, reason: str) -> None:
+        """Kill a program that runs and does nothing, and have it started again as one that crashed."""
+        self._find(name).hung(reason)
+
+    def _find(self, name: str) -> Runner:
+        (runner,) = (runner for runner in self._running if runner.program.name == name)
+        return runner
+
+    def _launch(self, program: Program, on_event: Callable[[SupervisorEvent], None]) -> None:
+        runner = Runner(program, on_event, self._probe, lambda news: self._on_news(program, news))
+        self._running[runner] = task = self._tasks.create_task(runner.run())
+        task.add_done_callback(lambda _: self._changed.set())
+
+    async def _of_no_use(self, stop: asyncio.Event) -> bool:
+        """Wait for the first of: a stop is asked for (False), what still runs is of no use (True)."""
+        stopping = self._tasks.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not stop.is_set():
+                if not self._changing and self._unfilled():
+                    return True
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            stopping.cancel()
+        return False
+
+    def _unfilled(self) -> bool:
+        """Whether a role that was to be filled is filled by nobody any more."""
+        filled = {runner.program.role for runner, task in self._running.items() if not task.done()}
+        return any(runner.program.role not in filled for runner in self._running)

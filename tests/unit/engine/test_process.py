@@ -43,7 +43,7 @@ async def test_the_environment_is_exactly_the_one_given() -> None:
 
 async def test_a_signal_is_a_negative_code() -> None:
     process = await GuardedProcess.launch(["sleep", "600"], env=dict(os.environ))
-    process.terminate()
+    process.send(signal.SIGTERM)
     assert await process.wait() == -signal.SIGTERM
 
 
@@ -73,3 +73,27 @@ async def test_a_program_that_is_not_there() -> None:
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))
+
+
+async def test_descriptors_are_handed_on_under_their_numbers_and_closed_when_it_ends() -> None:
+    ours, theirs = socket.socketpair()
+    code = "import os, sys; os.write(int(sys.argv[1]), b'here'); print(sorted(os.listdir('/proc/self/fd'), key=int))"
+    lines: list[str] = []
+    with ours, theirs:
+        number = theirs.fileno()
+        process = await GuardedProcess.launch(
+            python(code, str(number)), env={}, on_line=lines.append, fds=(number,), on_news=lines.append
+        )
+        theirs.close()
+        assert ours.recv(4) == b"here"
+        assert ours.recv(4) == b"", "the guard holds it open"
+        assert await process.wait() == 0
+    assert len(eval(lines[0])) == 6  # noqa: S307  # its own three, the handed one, the news, and the listing itself
+
+
+async def test_what_it_has_to_tell_arrives_line_by_line() -> None:
+    told: list[str] = []
+    code = "import os; os.write(int(os.environ['KVGATE_NEWS_FD']), b'ready\\nhung x\\n')"
+    process = await GuardedProcess.launch(python(code), env={}, on_news=told.append)
+    assert await process.wait() == 0
+    assert told == ["ready", "hung x"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TypeVar
 
 from engine import events
@@ -51,9 +52,11 @@ class Running:
 
     def __init__(self, *programs: Program) -> None:
         self.told: list[SupervisorEvent] = []
+        self.news: list[tuple[str, str]] = []
         self.stop = asyncio.Event()
         self._news = asyncio.Event()
-        self.task = asyncio.create_task(Supervisor(programs, self._hear).run(self.stop))
+        self.supervisor = Supervisor(programs, self._hear, lambda program, line: self.news.append((program.name, line)))
+        self.task = asyncio.create_task(self.supervisor.run(self.stop))
 
     def _hear(self, event: SupervisorEvent) -> None:
         self.told.append(event)
@@ -226,6 +229,94 @@ async def test_an_engine_is_ready_only_when_it_answers() -> None:
         async with running(slow, late) as at_work:
             await at_work.until(events.BecameReady, "e")
             assert not at_work.of(events.BecameReady, "late")
+
+
+async def test_a_program_is_added_beside_the_others_and_another_one_removed() -> None:
+    async with running(server("old"), server("g", Role.GATEWAY)) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        assert await at_work.supervisor.add(server("new")) is None
+        assert at_work.of(events.BecameReady, "new")
+        await at_work.supervisor.remove("old")
+        assert at_work.of(events.Stopped, "old")
+        assert not at_work.task.done()
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+        assert len(at_work.of(events.Stopped)) == 3
+
+
+async def test_what_cannot_be_added_is_gone_again_and_says_why() -> None:
+    failing = program("new", "import sys; sys.exit('ValueError: no')", url="http://127.0.0.1:1/")
+    async with running(server("old")) as at_work:
+        await at_work.until(events.BecameReady)
+        diagnosis = await at_work.supervisor.add(failing)
+        assert diagnosis is not None
+        assert "ValueError: no" in diagnosis.cause
+        assert len(at_work.of(events.Launched, "new")) == 1
+        assert not at_work.task.done()
+
+
+async def test_the_last_engine_may_be_exchanged_but_not_lost() -> None:
+    async with running(server("old"), server("g", Role.GATEWAY)) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        with at_work.supervisor.changing():
+            await at_work.supervisor.remove("old")
+            assert await at_work.supervisor.add(server("new")) is None
+        bad = program("bad", "import sys; sys.exit('x: error: unrecognized arguments: --x')")
+        assert not at_work.task.done()
+        with at_work.supervisor.changing():
+            await at_work.supervisor.remove("new")
+            await at_work.supervisor.add(bad)
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+
+
+LEAVING = """
+    import os, signal, time
+    signal.signal(signal.SIGUSR1, lambda *_: (print("handing over", flush=True), time.sleep(0.3), os._exit(0)))
+    os.write(int(os.environ["KVGATE_NEWS_FD"]), b"ready\\nhung 127.0.0.1:1\\n")
+    time.sleep(600)
+"""
+
+
+async def test_two_gateways_run_until_the_old_one_has_handed_over() -> None:
+    old, new = (replace(program(name, LEAVING, role=Role.GATEWAY), tells=True) for name in ("old", "new"))
+    async with running(server("e"), old) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        assert await at_work.supervisor.add(new) is None
+        await at_work.supervisor.remove("old", by=signal.SIGUSR1)
+        assert [line.text for line in at_work.of(events.LinePrinted, "old")] == ["handing over"]
+        assert at_work.of(events.Stopped, "old")
+        assert at_work.news == [("old", "hung 127.0.0.1:1"), ("new", "hung 127.0.0.1:1")]
+        assert not at_work.task.done()
+
+
+async def test_a_stop_reaches_a_gateway_that_hands_over() -> None:
+    slow = LEAVING.replace("time.sleep(0.3)", "time.sleep(600)")
+    async with running(server("e"), replace(program("old", slow, role=Role.GATEWAY), tells=True)) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        leaving = asyncio.create_task(at_work.supervisor.remove("old", by=signal.SIGUSR1))
+        await at_work.until(events.LinePrinted, "old")
+        at_work.stop.set()
+        assert await at_work.ended() == 0
+        assert not at_work.of(events.Overdue)
+        await leaving
+
+
+async def test_what_says_itself_when_it_is_ready_is_not_ready_before() -> None:
+    quiet = replace(
+        program("g", "import time; time.sleep(600)", policy=Policy(start_timeout=0.3, max_restarts=0)), tells=True
+    )
+    async with running(quiet) as at_work:
+        assert await at_work.ended() == 1
+        assert not at_work.of(events.BecameReady)
+
+
+async def test_what_hangs_is_killed_and_started_again_for_that_reason() -> None:
+    async with running(server("e")) as at_work:
+        await at_work.until(events.BecameReady)
+        at_work.supervisor.hung("e", "It hung: no progress for 90 s.")
+        await at_work.until(events.BecameReady, times=2)
+        assert [event.diagnosis.cause for event in at_work.of(events.Crashed)] == ["It hung: no progress for 90 s."]
 
 
 PARENT = """
