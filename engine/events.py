@@ -114,5 +114,17 @@ class Stopped:
 
 
 SupervisorEvent = (
-    Launched | Progressed | LinePrinted | BecameReady | Crashed | Retrying | GaveUp | Stopping | Overdue | Stopped
+    Launched
+    | Chosen
+    | Waiting
+    | Progressed
+    | LinePrinted
+    | BecameReady
+    | Crashed
+    | Refitted
+    | Retrying
+    | GaveUp
+    | Stopping
+    | Overdue
+    | Stopped
 )

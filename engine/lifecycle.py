@@ -40,9 +40,15 @@ class BecameReady:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """Its process ended. `permanent`: another start must fail in the same way."""
+    """Its process ended.
+
+    Attributes:
+        permanent: Another start must fail in the same way.
+        refitted: It failed to start, and what is launched next is changed so that it may not.
+    """
 
     permanent: bool = False
+    refitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,7 @@ class Trigger(Enum):
 
     START = auto()
     READY = auto()
+    REFITTED = auto()
     CRASHED = auto()
     GAVE_UP = auto()
     ENDED = auto()
@@ -107,9 +114,13 @@ class Trigger(Enum):
     STOP = auto()
 
 
+_PLAIN: dict[type, Trigger] = {Start: Trigger.START, Stop: Trigger.STOP, BecameReady: Trigger.READY}
+"""Events that always mean the same."""
+
 TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.STOPPED, Trigger.START): State.STARTING,
     (State.STARTING, Trigger.READY): State.READY,
+    (State.STARTING, Trigger.REFITTED): State.STARTING,
     (State.STARTING, Trigger.CRASHED): State.BACKOFF,
     (State.STARTING, Trigger.GAVE_UP): State.FAILED,
     (State.STARTING, Trigger.STOP): State.DRAINING,
@@ -135,7 +146,8 @@ class Lifecycle:
         self._policy = policy
         self._due: float | None = None
         self._ready_since: float | None = None
-        self._was_ready = False
+        self.was_ready = False
+        """Whether it has ever been ready."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in what happened at `now` (seconds of a monotonic clock) and return what to do."""
@@ -143,29 +155,31 @@ class Lifecycle:
         target = TRANSITIONS.get((self.state, trigger)) if trigger else None
         if trigger is None or target is None:
             return []
-        overdue = target is self.state
+        overdue = trigger is Trigger.DUE and target is self.state
         self.state = target
         return self._enter(now, overdue=overdue)
 
     def _meaning(self, event: Event, now: float) -> Trigger | None:
         match event:
-            case Start():
-                return Trigger.START
-            case Stop():
-                return Trigger.STOP
-            case BecameReady():
-                return Trigger.READY
             case Tick():
                 return Trigger.DUE if self._due is not None and now >= self._due else None
+            case Exited() if self.state is State.DRAINING:
+                return Trigger.ENDED
+            case Exited(refitted=True) if (
+                self.state is State.STARTING
+            ):  # not a failure in a row: what failed is not what is launched next
+                return Trigger.REFITTED
             case Exited(permanent):
-                return Trigger.ENDED if self.state is State.DRAINING else self._failed(now, permanent=permanent)
+                return self._failed(now, permanent=permanent)
+            case _:
+                return _PLAIN[type(event)]
 
     def _failed(self, now: float, *, permanent: bool) -> Trigger:
         if self._ready_since is not None and now - self._ready_since >= self._policy.steady_after:
             self.failures = 0
         self.failures += 1
         # What has run before may run again, whatever its last words were.
-        hopeless = permanent and not self._was_ready
+        hopeless = permanent and not self.was_ready
         return Trigger.GAVE_UP if hopeless or self.failures > self._policy.max_restarts else Trigger.CRASHED
 
     def _enter(self, now: float, *, overdue: bool) -> list[Command]:
@@ -177,7 +191,7 @@ class Lifecycle:
             case State.STARTING:
                 return [Launch(), self._wake(now + self._policy.start_timeout)]
             case State.READY:
-                self._was_ready = True
+                self.was_ready = True
                 return []
             case State.DRAINING:
                 return [Terminate(), self._wake(now + self._policy.stop_timeout)]

@@ -114,6 +114,22 @@ def test_what_has_run_before_is_tried_again_whatever_it_said() -> None:
     )
 
 
+def test_a_start_that_is_tried_with_less_follows_at_once_and_is_no_failure_in_a_row() -> None:
+    play = (
+        Play()
+        .at(0, Start(), Launch(), WakeAt(100))
+        .at(8, Exited(permanent=True, refitted=True), Launch(), WakeAt(108))
+        .then(State.STARTING)
+    )
+    assert play.lifecycle.failures == 0
+    play.at(9, Stop(), Terminate(), WakeAt(19)).at(10, Exited(refitted=True)).then(State.STOPPED)
+
+
+def test_what_became_ready_the_moment_before_it_ended_has_crashed() -> None:
+    play = Play().at(0, Start(), Launch(), WakeAt(100)).at(8, BecameReady())
+    play.at(8, Exited(permanent=True, refitted=True), WakeAt(9)).then(State.BACKOFF)
+
+
 def test_a_start_that_takes_too_long_is_killed_and_counts_as_a_failure() -> None:
     (
         Play()
@@ -168,7 +184,9 @@ def test_every_state_that_is_left_can_be_reached() -> None:
     assert {trigger for _, trigger in TRANSITIONS} == set(Trigger)
 
 
-EVENTS = st.sampled_from([Start(), Stop(), BecameReady(), Exited(), Exited(permanent=True), Tick()])
+EVENTS = st.sampled_from(
+    [Start(), Stop(), BecameReady(), Exited(), Exited(permanent=True), Exited(refitted=True), Tick()]
+)
 
 
 @given(st.lists(st.tuples(st.floats(0, 200), EVENTS), max_size=60))
