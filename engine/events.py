@@ -62,6 +62,41 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refitted:
+    """It did not fit into memory, and is started again with less."""
+
+    program: str
+    attempt: int
+    most: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: starting with less (try {self.attempt} of {self.most}): {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Something that nobody gave was chosen for it."""
+
+    program: str
+    choice: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: {self.choice}"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Its start waits for something."""
+
+    program: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: waiting: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Retrying:
     """It will be started again in so many seconds."""
 
