@@ -16,6 +16,7 @@ from rich.console import Console
 import gateway
 from engine.cache import SetupError
 from engine.supervisor import Supervisor
+from gateway.advise_command import advise_command
 from gateway.app import run
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
@@ -97,6 +98,7 @@ def check_config(
 
 
 cli.command()(simulate)
+cli.command("advise")(advise_command)
 
 
 @cli.command()

@@ -71,21 +71,28 @@ def _recorded(file: Path, model: str | None) -> Traffic:
     return lengths(str(file), requests)
 
 
+def fetch(client: httpx.Client, address: str, key: str | None) -> str:
+    """What a server answers there.
+
+    Raises:
+        TrafficError: it cannot be reached, or answers with an error.
+    """
+    try:
+        answer = client.get(address, headers={"authorization": f"Bearer {key}"} if key is not None else {})
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise TrafficError(f"{address}: cannot be reached: {str(error) or type(error).__name__}") from None
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise TrafficError(f"{address}: answered 401, it wants an admin key, and {_given(key)}")
+    if not answer.is_success:
+        raise TrafficError(f"{address}: expected a kvgate or a vLLM there, it answered {answer.status_code}")
+    return answer.text
+
+
 def _running(url: str, key: str | None) -> Traffic:
     base = url.rstrip("/").removesuffix("/metrics")
     address = f"{base}/metrics"
     with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
-        try:
-            answer = client.get(address, headers={"authorization": f"Bearer {key}"} if key is not None else {})
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TrafficError(f"{address}: cannot be reached: {str(error) or type(error).__name__}") from None
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise TrafficError(f"{address}: answered 401, it wants an admin key, and {_given(key)}")
-        if not answer.is_success:
-            raise TrafficError(
-                f"{address}: expected the metrics of a kvgate or a vLLM, it answered {answer.status_code}"
-            )
-        return from_exposition(address, answer.text, now=time.time(), longest=_longest(client, base))
+        return from_exposition(address, fetch(client, address, key), now=time.time(), longest=_longest(client, base))
 
 
 def _given(key: str | None) -> str:

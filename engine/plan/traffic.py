@@ -5,14 +5,12 @@ out of single requests are exact; those out of a Prometheus histogram lie betwee
 told as the range that surely holds them.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from engine.plan.exposition import Samples
 from engine.plan.histogram import Distribution, Histogram, Range, rank_of, summed
 
 __all__ = ["Distribution", "Range", "Seen", "Traffic", "TrafficError", "from_exposition", "from_lengths"]
@@ -129,6 +127,8 @@ class _Families:
     queried: tuple[str, Mapping[str, str]]
     hit: tuple[str, Mapping[str, str]]
     now: tuple[str, ...]
+    model: str
+    """The label that names the model."""
 
 
 _TOKENS = "kvgate_request_tokens"
@@ -142,6 +142,7 @@ _KVGATE = _Families(
     queried=(_CACHED, {"kind": "queried"}),
     hit=(_CACHED, {"kind": "hit"}),
     now=("kvgate_in_flight",),
+    model="model",
 )
 _VLLM = _Families(
     prompt=("vllm:request_prompt_tokens", {}),
@@ -152,12 +153,15 @@ _VLLM = _Families(
     queried=("vllm:prefix_cache_queries_total", {}),
     hit=("vllm:prefix_cache_hits_total", {}),
     now=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    model="model_name",
 )
 """Of `vllm/v1/metrics/loggers.py` (0.32; the same since 0.8.5). It has no histogram of whole lengths, nor of how many
 ran at once."""
 
 
-def from_exposition(source: str, text: str, *, now: float, longest: int | None = None) -> Traffic:
+def from_exposition(
+    source: str, text: str, *, now: float, longest: int | None = None, model: str | None = None
+) -> Traffic:
     """Traffic out of the metrics of a vLLM or of a kvgate, since it started.
 
     Args:
@@ -165,23 +169,32 @@ def from_exposition(source: str, text: str, *, now: float, longest: int | None =
         text: the answer to `GET /metrics`.
         now: seconds since 1970.
         longest: tokens that no request exceeds (`max_model_len`), where that is known.
+        model: only its lengths and concurrency; else those of all models together.
 
     Raises:
         TrafficError: it has no lengths of requests.
     """
-    samples = _Samples(source, text)
+    try:
+        samples = Samples(text)
+    except ValueError as error:
+        raise TrafficError(f"{source}: expected metrics in Prometheus' text format: {error}") from None
     families = next((known for known in (_KVGATE, _VLLM) if samples.has(f"{known.prompt[0]}_count")), None)
     if families is None:
         raise TrafficError(
             f"{source}: expected the metrics of a kvgate ({_TOKENS}) or of a vLLM ({_VLLM.prompt[0]}), found neither"
         )
-    prompt, output = samples.histogram(*families.prompt), samples.histogram(*families.output)
-    total = summed(prompt, output) if families.total is None else samples.histogram(*families.total).distribution()
-    together = None if families.concurrency is None else samples.histogram(*families.concurrency).distribution()
-    if together is not None and families.peak is not None:
+    only = {} if model is None else {families.model: model}
+
+    def histogram(family: tuple[str, Mapping[str, str]]) -> Histogram:
+        return samples.histogram(family[0], {**family[1], **only})
+
+    prompt, output = histogram(families.prompt), histogram(families.output)
+    total = summed(prompt, output) if families.total is None else histogram(families.total).distribution()
+    together = None if families.concurrency is None else histogram(families.concurrency).distribution()
+    if together is not None and families.peak is not None and model is None:
         together = _with_peaks(together, samples.values(families.peak))
     queried, hit = samples.total(*families.queried), samples.total(*families.hit)
-    started = samples.total("process_start_time_seconds", {})
+    started = samples.total("process_start_time_seconds")
     return Traffic(
         source,
         prompt.count,
@@ -190,7 +203,7 @@ def from_exposition(source: str, text: str, *, now: float, longest: int | None =
         output_tokens=_at_most(output.distribution(), longest),
         total_tokens=_at_most(total, longest),
         concurrency=together,
-        now=round(sum(samples.total(name, {}) or 0.0 for name in families.now)),
+        now=round(sum(samples.total(name) or 0.0 for name in families.now)),
         hit_rate=hit / queried if queried and hit is not None else None,
     )
 
@@ -208,40 +221,3 @@ def _at_most(of: Distribution | None, longest: int | None) -> Distribution | Non
         return of
     p50, p99, most = (replace(one, high=max(one.low, min(one.high, longest))) for one in (of.p50, of.p99, of.most))
     return Distribution(p50, p99, most)
-
-
-class _Samples:
-    """The samples of an exposition, by name; those of all models, engines and endpoints count together."""
-
-    def __init__(self, source: str, text: str) -> None:
-        self._found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-        try:
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if not math.isfinite(sample.value):
-                        continue
-                    self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
-        except ValueError as error:
-            raise TrafficError(f"{source}: expected metrics in Prometheus' text format: {error}") from None
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a sample."""
-        return name in self._found
-
-    def total(self, name: str, where: Mapping[str, str]) -> float | None:
-        """The sum over all that have these labels; None where there is none."""
-        values = [value for labels, value in self._found.get(name, ()) if where.items() <= labels.items()]
-        return sum(values) if values else None
-
-    def values(self, name: str) -> list[float]:
-        """Every sample of that name."""
-        return [value for _, value in self._found.get(name, ())]
-
-    def histogram(self, name: str, where: Mapping[str, str]) -> Histogram:
-        """The same of histograms. All of a family have the same edges."""
-        counts: dict[float, float] = {}
-        for labels, value in self._found.get(f"{name}_bucket", ()):
-            if where.items() <= labels.items():
-                edge = float(labels["le"])
-                counts[edge] = counts.get(edge, 0.0) + value
-        return Histogram.from_cumulative(sorted(counts.items()), self.total(f"{name}_sum", where) or 0.0)

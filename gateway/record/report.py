@@ -40,7 +40,7 @@ def show_compared(compared: Compared, changes: Sequence[str], console: Console) 
         table.add_column(name, justify="right")
     for ended, before, after in compared.outcomes():
         table.add_row(ended, str(before), str(after))
-    before_waits, after_waits = waits(compared.recorded), waits(compared.changed)
+    before_waits, after_waits = waits(compared.recorded.values()), waits(compared.changed.values())
     for share in (50, 99, 100):
         label = f"queue wait, p{share} (s)" if share < 100 else "queue wait, longest (s)"  # noqa: PLR2004
         table.add_row(label, _quantile(before_waits, share), _quantile(after_waits, share))

@@ -49,6 +49,7 @@ class Watched:
     Attributes:
         usages: shares of its KV cache in use, one for each scrape.
         preemptions: that happened while it was watched.
+        counts_preemptions: whether it says.
         peak_sequences: the most of ours that were on it at once.
     """
 
@@ -56,6 +57,7 @@ class Watched:
     capacity: Capacity
     usages: list[float] = field(default_factory=list)
     preemptions: int = 0
+    counts_preemptions: bool = False
     generated: float = 0.0
     """Tokens that it generated, for whomever."""
     sequences: int = 0
@@ -66,6 +68,7 @@ class Watched:
         """The next scrape."""
         if sample.kv_usage is not None:
             self.usages.append(sample.kv_usage)
+        self.counts_preemptions = sample.preemptions is not None
         if self.last is not None:
             self.preemptions += round(_moved(self.last.preemptions, sample.preemptions))
             self.generated += _moved(self.last.generation_tokens, sample.generation_tokens)

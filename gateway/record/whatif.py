@@ -8,7 +8,7 @@ are left out.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -107,9 +107,9 @@ class Compared:
         return [pair for pair in pairs if pair[2].ended != pair[3].ended]
 
 
-def waits(fates: dict[tuple[PoolKey, RequestId], Fate]) -> list[float]:
+def waits(fates: Iterable[Fate]) -> list[float]:
     """Seconds in the queue of those that were dispatched, the shortest first."""
-    return sorted(fate.at - fate.arrived_at for fate in fates.values() if fate.ended == DISPATCHED)
+    return sorted(fate.at - fate.arrived_at for fate in fates if fate.ended == DISPATCHED)
 
 
 def compare(file: Path, changes: Changes) -> Compared:

@@ -51,8 +51,8 @@ def test_who_was_refused_waits_where_there_is_a_queue_and_is_served_as_others_we
     assert compared.outcomes() == [(DISPATCHED, 2, 3), ("queue_full", 1, 0)]
     assert [request for _, request, *_ in compared.otherwise()] == [2]
     # The first ends when it did; the second runs for the mean of the others, ten seconds, and is gone by the third.
-    assert waits(compared.recorded) == [0, 0]
-    assert waits(compared.changed) == [0, 0, 6]
+    assert waits(compared.recorded.values()) == [0, 0]
+    assert waits(compared.changed.values()) == [0, 0, 6]
 
 
 def test_who_goes_later_than_in_the_record_ends_later_too(tmp_path):
@@ -61,7 +61,7 @@ def test_who_goes_later_than_in_the_record_ends_later_too(tmp_path):
     tape.tell(12, arrived(3)).tell(22, done(3)).tell(23, arrived(4)).tell(33, done(4)).tell(60, Tick())
     compared = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 5}})
     # Ten seconds each, one after the other: they go at 1, 11, 21 and 31.
-    assert waits(compared.changed) == [0, 6, 8, 9]
+    assert waits(compared.changed.values()) == [0, 6, 8, 9]
 
 
 def test_who_was_served_is_refused_where_there_is_no_queue(tmp_path):

@@ -1,0 +1,52 @@
+"""PURE. The samples of a Prometheus exposition, by name and labels."""
+
+import math
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.plan.histogram import Histogram
+
+NONE: Mapping[str, str] = {}
+
+
+class Samples:
+    """One answer to `GET /metrics`. What has the labels that are asked for counts together.
+
+    Raises:
+        ValueError: it is no such answer.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if math.isfinite(sample.value):
+                    self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a sample."""
+        return name in self._found
+
+    def values(self, name: str, where: Mapping[str, str] = NONE) -> list[float]:
+        """Every sample that has these labels."""
+        return [value for labels, value in self._found.get(name, ()) if where.items() <= labels.items()]
+
+    def total(self, name: str, where: Mapping[str, str] = NONE) -> float | None:
+        """The sum over them; None where there is none."""
+        values = self.values(name, where)
+        return sum(values) if values else None
+
+    def by(self, label: str, name: str, where: Mapping[str, str] = NONE) -> dict[str, float]:
+        """The sums over them for each value of a label."""
+        sums: dict[str, float] = {}
+        for labels, value in self._found.get(name, ()):
+            if label in labels and where.items() <= labels.items():
+                sums[labels[label]] = sums.get(labels[label], 0.0) + value
+        return sums
+
+    def histogram(self, name: str, where: Mapping[str, str] = NONE, *, scale: float = 1.0) -> Histogram:
+        """Histograms added up, whose edges must be the same. `scale` makes whole numbers of what it counts."""
+        counts = {float(edge): count for edge, count in self.by("le", f"{name}_bucket", where).items()}
+        scaled = [(round(edge * scale, 6), count) for edge, count in sorted(counts.items())]
+        return Histogram.from_cumulative(scaled, (self.total(f"{name}_sum", where) or 0.0) * scale)

@@ -1,0 +1,339 @@
+"""PURE. From what one model's requests were and what its endpoints did with them: what to change, and what it buys.
+
+Every rule is a row of `RULES`: it looks at one thing, says what was seen of it, and, where that asks for a change, what
+to change and what it buys, in figures. A rule that cannot judge for want of a figure is silent.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.plan.traffic import Traffic
+from gateway.admission.outcomes import Outcome
+
+ENOUGH = 100
+"""Requests that were answered, below which nothing is advised: a p99 of fewer is their longest alone."""
+RESERVE = 1.25
+"""What is kept above the most that was seen."""
+FEW = 0.01
+"""Share of requests under which a refusal or a preemption is no reason to change anything."""
+MANY_WAIT = 0.05
+"""Share of time with a queue, from which on waiting is a reason."""
+LOW_HIT_RATE = 0.3
+AROUND = 0.1
+"""Share of an engine's tokens that may be missing from our own count: of answers that were broken off."""
+FULL, HALF = 0.85, 0.5
+"""Shares of a KV cache: at the fence of `kv_high` nearly always, and never needed."""
+BETTER_WAIT = 0.8
+"""Of the p99 wait, what an alternative must come to to be worth a try."""
+GIB = 2**30
+_LOGITS = 128_256 * 4
+"""Bytes of one row in the sampler's warm-up: 4 for each token of the vocabulary (Llama 3's)."""
+_FOR_WANT_OF_ROOM = (Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPast:
+    """What one endpoint has, and what was seen of it. None: not known.
+
+    Attributes:
+        max_model_len: tokens.
+        sequence_limit: its `max_num_seqs`, configured or learned.
+        kv_tokens: of its KV cache.
+        peak_sequences: the most of ours at once.
+        usage_p99: share of its KV cache that it stayed under for 99 % of the time.
+        usage_most: the same for all of it.
+        preemptions: since it is watched.
+    """
+
+    id: str
+    max_model_len: int | None = None
+    sequence_limit: int | None = None
+    kv_tokens: int | None = None
+    peak_sequences: int = 0
+    usage_p99: float | None = None
+    usage_most: float | None = None
+    preemptions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What other settings would have done with a recorded load. `changes` is empty for those that ran.
+
+    Attributes:
+        dispatched: requests that got to an endpoint.
+        wait_p99: seconds that they waited.
+    """
+
+    changes: tuple[str, ...]
+    dispatched: int
+    wait_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The history of one model. None: not known.
+
+    Attributes:
+        traffic: of the requests that were answered.
+        outcomes: how many requests ended how.
+        busy: share of the time in which somebody waited.
+        around: share of the tokens its engines generated that did not pass through kvgate.
+        shareable: share of prompt tokens that began like an earlier prompt; a prefix cache without bounds had them.
+        alternatives: to the settings, those that ran first.
+    """
+
+    model: str
+    traffic: Traffic
+    endpoints: tuple[EndpointPast, ...] = ()
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    busy: float | None = None
+    around: float | None = None
+    shareable: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """That asked for an answer and could have had one."""
+        return self.refused(*_FOR_WANT_OF_ROOM, Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.NO_ENDPOINT) + max(
+            self.traffic.requests, self.refused(Outcome.COMPLETED)
+        )
+
+    def refused(self, *outcomes: Outcome) -> int:
+        """How many ended in one of these."""
+        return sum(self.outcomes.get(outcome, 0) for outcome in outcomes)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest that any endpoint takes."""
+        return max((e.max_model_len for e in self.endpoints if e.max_model_len is not None), default=None)
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Of the smallest KV cache."""
+        return min((e.kv_tokens for e in self.endpoints if e.kv_tokens is not None), default=None)
+
+    @property
+    def usage_most(self) -> float | None:
+        """The fullest that any KV cache was."""
+        return max((e.usage_most for e in self.endpoints if e.usage_most is not None), default=None)
+
+    @property
+    def usage_p99(self) -> float | None:
+        """The same for 99 % of the time."""
+        return max((e.usage_p99 for e in self.endpoints if e.usage_p99 is not None), default=None)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether requests waited or were turned away often enough to matter."""
+        return (self.busy or 0.0) >= MANY_WAIT or self.refused(*_FOR_WANT_OF_ROOM) >= FEW * self.requests > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found. `change` is None where there is nothing to change; `gain` goes with it."""
+
+    subject: str
+    seen: str
+    change: str | None = None
+    gain: str | None = None
+
+
+def advise(past: Past) -> tuple[Finding, ...] | None:
+    """What every rule finds, in their order; None where too little was seen to tell."""
+    if past.traffic.requests < ENOUGH:
+        return None
+    found = (_rule(past) for _rule in RULES)
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _context_length(past: Past) -> Finding | None:
+    total, limit = past.traffic.total_tokens, past.max_model_len
+    if total is None or limit is None:
+        return None
+    subject, refused = "context length", past.refused(Outcome.CONTEXT_LENGTH_EXCEEDED)
+    if refused >= FEW * past.requests:
+        return Finding(
+            subject,
+            f"{refused:,} of {past.requests:,} requests were longer than max_model_len, {limit:,} tokens",
+            "raise --max-model-len, where the model and its KV cache allow it (`kvgate plan` tells)",
+            f"serves up to {refused / past.requests:.1%} of requests that are refused now",
+        )
+    seen = f"p99 {total.p99} tokens, at most {total.most}, of max_model_len {limit:,}"
+    wanted = _up(min(limit, total.most.high) * RESERVE, 1024 if limit > 8 * 1024 else 128)
+    if wanted * 2 > limit:
+        return Finding(subject, seen)
+    gain = f"the least KV cache that the engine starts with falls from {limit:,} to {wanted:,} tokens"
+    if past.kv_tokens is not None:
+        gain += f", and its {past.kv_tokens:,} tokens are those of {past.kv_tokens // wanted:,} requests at full length"
+        gain += f" instead of {past.kv_tokens / limit:.1f}"
+    return Finding(
+        subject, seen, f"--max-model-len {wanted}", f"{gain}: a smaller share of the card, or a smaller card"
+    )
+
+
+def _sequences(past: Past) -> Finding | None:
+    if not past.endpoints:
+        return None
+    subject, fullest = "sequences", max(past.endpoints, key=lambda e: e.peak_sequences / (e.sequence_limit or 2**31))
+    peak, limit = fullest.peak_sequences, fullest.sequence_limit
+    if limit is None:
+        peak = max(e.peak_sequences for e in past.endpoints)
+        return Finding(subject, f"at most {peak:,} at once on an engine; its max_num_seqs is not known")
+    seen = f"at most {peak:,} at once on an engine, of max_num_seqs {limit:,}"
+    total, usage = past.traffic.total_tokens, past.usage_p99
+    if peak >= limit and past.pressed and past.kv_tokens and total is not None and usage is not None and usage < FULL:
+        fits = int(past.kv_tokens * FULL) // max(1, total.p50.high)
+        if fits > limit:
+            return Finding(
+                subject,
+                f"{seen}; requests waited while the KV cache was under {usage:.0%}",
+                f"--max-num-seqs {min(2 * limit, fits)}",
+                f"the KV cache holds about {fits:,} requests of the median length ({total.p50} tokens)",
+            )
+    wanted = max(8, 1 << (2 * peak - 1).bit_length()) if peak else 8
+    if wanted * 2 > limit:
+        return Finding(subject, seen)
+    return Finding(
+        subject,
+        seen,
+        f"--max-num-seqs {wanted}",
+        f"fewer CUDA graphs to capture, and {(limit - wanted) * _LOGITS / GIB:.2f} GiB less in the sampler's warm-up "
+        "for a vocabulary of 128,256",
+    )
+
+
+def _preemptions(past: Past) -> Finding | None:
+    known = [e.preemptions for e in past.endpoints if e.preemptions is not None]
+    if not known:
+        return None
+    subject, count, requests = "preemptions", sum(known), past.traffic.requests
+    seen = f"{count:,} while {requests:,} requests were answered"
+    if count < FEW * requests:
+        return Finding(subject, seen)
+    gain = f"each of the {count:,} was computed anew, while its reader waited"
+    if past.around is not None and past.around >= AROUND:
+        return Finding(
+            subject,
+            f"{seen}; {past.around:.0%} of the engines' tokens went around kvgate",
+            "send what goes around kvgate through it, and close the engine's own port",
+            gain,
+        )
+    return Finding(subject, seen, "admission.policy: both, or a lower admission.kv_high (0.85)", gain)
+
+
+def _kv_cache(past: Past) -> Finding | None:
+    most, p99, tokens = past.usage_most, past.usage_p99, past.kv_tokens
+    if most is None or p99 is None or tokens is None:
+        return None
+    subject, total = "KV cache", past.traffic.total_tokens
+    seen = f"under {most:.0%} full at its fullest, under {p99:.0%} for 99 % of the time, of {tokens:,} tokens"
+    if p99 >= FULL and past.pressed and total is not None:
+        holds = tokens // max(1, total.p50.high)
+        return Finding(
+            subject,
+            f"{seen}, while requests waited",
+            "--kv-cache-dtype fp8 if the cache is of 16 bits; else a larger --gpu-memory-utilization, smaller weights, "
+            "or another replica",
+            f"with fp8 it holds twice the tokens: {2 * holds:,} requests of the median length instead of {holds:,}",
+        )
+    needed = max(_up(tokens * most * RESERVE / FULL, 1024), past.max_model_len or 0)
+    if most > HALF or needed > tokens * RESERVE * HALF:
+        return Finding(subject, seen)
+    return Finding(
+        subject,
+        seen,
+        f"a smaller --gpu-memory-utilization, or --kv-cache-memory-bytes for {needed:,} tokens",
+        f"{1 - needed / tokens:.0%} of the KV cache's memory is free: for a second model, or a smaller card",
+    )
+
+
+def _prefix_cache(past: Past) -> Finding | None:
+    rate, prompts = past.traffic.hit_rate, past.traffic.prompt_tokens
+    if rate is None or prompts is None:
+        return None
+    subject, seen = "prefix cache", f"{rate:.0%} of prompt tokens were in it"
+    if rate >= LOW_HIT_RATE:
+        return Finding(subject, seen)
+    if past.shareable is None:
+        return Finding(
+            subject,
+            seen,
+            "see that prompts begin alike: instructions and tools first, dates, names and ids after them. Record an "
+            "--event-log to learn how much they share",
+            f"at {LOW_HIT_RATE:.0%}, so much less is computed of each prompt (median {prompts.p50} tokens)",
+        )
+    seen += f", {past.shareable:.0%} began like an earlier prompt"
+    if past.shareable < LOW_HIT_RATE:
+        return Finding(subject, f"{seen}: prompts differ from their beginning, and a larger cache would not help")
+    return Finding(
+        subject,
+        seen,
+        "more KV cache (fp8 doubles it): what prompts share is evicted before it is asked for again",
+        f"up to {past.shareable - rate:.0%} of all prompt tokens need not be computed",
+    )
+
+
+def _capacity(past: Past) -> Finding | None:
+    if not past.requests:
+        return None
+    subject, refused, absent = "capacity", past.refused(*_FOR_WANT_OF_ROOM), past.refused(Outcome.NO_ENDPOINT)
+    seen = f"{refused:,} of {past.requests:,} requests were refused for want of room"
+    if past.busy is not None:
+        seen += f"; somebody waited in {past.busy:.1%} of the time"
+    if absent >= FEW * past.requests:
+        return Finding(
+            subject,
+            f"{absent:,} of {past.requests:,} requests found no engine at all",
+            "find out why engines were away: `kvgate doctor`, `/kvgate/state`",
+            f"serves {absent / past.requests:.1%} of requests that are refused now",
+        )
+    if refused < FEW * past.requests:
+        return Finding(subject, seen)
+    served = max(1.0, past.traffic.requests * (past.busy if past.busy is not None else 1.0))
+    factor, engines = 1 + refused / served, max(1, len(past.endpoints))
+    wanted = max(engines + 1, math.ceil(engines * factor))
+    return Finding(
+        subject,
+        seen,
+        f"up to {wanted} engines instead of {engines}, or a longer admission.ttft_target for those who can wait",
+        f"serves the {refused / past.requests:.1%} that are refused: while there was a queue, at most {factor:.1f} "
+        "times came what was served",
+    )
+
+
+def _settings(past: Past) -> Finding | None:
+    if len(past.alternatives) < 2:  # noqa: PLR2004  # those that ran, and one to compare them with
+        return None
+    ran, *others = past.alternatives
+    subject = "admission settings"
+    seen = f"{ran.dispatched:,} requests dispatched, p99 wait {ran.wait_p99:.2f} s"
+    best = max(others, key=lambda other: (other.dispatched, -other.wait_p99))
+    more, sooner = best.dispatched - ran.dispatched, best.wait_p99 < BETTER_WAIT * ran.wait_p99
+    preempted = sum(e.preemptions or 0 for e in past.endpoints) >= FEW * past.traffic.requests
+    if preempted or more < 0 or not (more >= FEW * past.requests or (sooner and ran.wait_p99 >= 1)):
+        return Finding(subject, f"{seen}; none of {len(others)} alternatives would have done better")
+    return Finding(
+        subject,
+        seen,
+        ", ".join(best.changes),
+        f"would have dispatched {best.dispatched:,} with a p99 wait of {best.wait_p99:.2f} s, if the engines had been "
+        "as fast; watch kvgate_engine_preemptions_total",
+    )
+
+
+RULES: tuple[Callable[[Past], Finding | None], ...] = (
+    _context_length,
+    _sequences,
+    _preemptions,
+    _kv_cache,
+    _prefix_cache,
+    _capacity,
+    _settings,
+)
+"""What is looked at, in the order it is told."""
+
+
+def _up(value: float, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-int(value) // step) * step

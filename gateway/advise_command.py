@@ -1,0 +1,90 @@
+"""`kvgate advise`: what to change, out of what happened."""
+
+import json as json_format
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from gateway.advice import ENOUGH, Finding, Past, advise
+from gateway.history import HistoryError, recorded, running
+from gateway.settings_sources import ConfigurationError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+USAGE_ERROR = 2
+
+
+def advise_command(
+    url: Annotated[
+        str | None, typer.Option(help=f"A kvgate that runs; {DEFAULT_URL} where no event log is given either.")
+    ] = None,
+    admin_key: Annotated[str | None, typer.Option(envvar="KVGATE_AUTH__ADMIN_KEY", help="Its admin key.")] = None,
+    event_log: Annotated[
+        Path | None, typer.Option(help="An event log: what it tells, and what other settings would have done with it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Say what to change about engines and settings, and what it would buy, from what really happened."""
+    try:
+        pasts: list[Past] = []
+        if url is not None or event_log is None:
+            pasts += running(url or DEFAULT_URL, admin_key)
+        if event_log is not None:
+            pasts += recorded(event_log)
+    except (HistoryError, ConfigurationError) as error:
+        _fail(str(error))
+    if not pasts:
+        _fail("no model has been served yet: there is nothing to advise from")
+    out = Console(highlight=False, markup=False, soft_wrap=True)
+    if json:
+        out.print(json_format.dumps({"histories": [_plain(past) for past in pasts]}, indent=2))
+        return
+    for past in pasts:
+        _show(past, out)
+
+
+def _show(past: Past, out: Console) -> None:
+    traffic = past.traffic
+    span = "" if traffic.span is None else f" in {_duration(traffic.span)}"
+    out.print(f"{past.model}: {traffic.requests:,} requests answered{span} ({traffic.source})")
+    findings = advise(past)
+    if findings is None:
+        out.print(f"  Too little to tell: {traffic.requests:,} requests were answered, {ENOUGH:,} are wanted.\n")
+        return
+    changes = [finding for finding in findings if finding.change is not None]
+    for finding in changes:
+        out.print(f"  {finding.subject}: {finding.seen}")
+        out.print(f"    change  {finding.change}")
+        out.print(f"    gain    {finding.gain}")
+    if not changes:
+        out.print("  Nothing to change.")
+    for finding in findings:
+        if finding.change is None:
+            out.print(f"  {finding.subject}: {finding.seen}. Fine.")
+    out.print()
+
+
+def _plain(past: Past) -> dict[str, Any]:
+    findings: tuple[Finding, ...] | None = advise(past)
+    return {
+        "model": past.model,
+        "enough": findings is not None,
+        "wanted_requests": ENOUGH,
+        "traffic": asdict(past.traffic),
+        "findings": [asdict(finding) for finding in findings or ()],
+    }
+
+
+def _duration(seconds: float) -> str:
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"kvgate: {message}")
+    sys.exit(USAGE_ERROR)
