@@ -1,0 +1,194 @@
+"""PURE. GPUs as a plan sees them: what CUDA gives of each card, and what its generation can do.
+
+A card's memory is what CUDA's `cudaMemGetInfo` calls total, which vLLM multiplies by `--gpu-memory-utilization`
+(vLLM 0.32, v1/worker/utils.py): less than the box says, and 0.4 to 5 % less than the driver's tools say. Where vLLM was
+seen to log it on such a card, that figure is used, and `source` names where; else the driver's, less 1.5 %.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GIB = 2**30
+MIB = 2**20
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": MIB, "gi": GIB, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+_CUDA_SHARE = 0.985
+"""CUDA's part of what the driver shows: the median of the cards below that have both figures."""
+_SAME_CARD = 0.06
+"""How far CUDA's figure of a card may lie from the driver's, as a share, for them to be the same card."""
+
+
+class UnknownCardError(Exception):
+    """No card of that name. The message names those that come nearest."""
+
+
+class SizeError(ValueError):
+    """A size that cannot be read. The message says how one is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A kind of GPU.
+
+    Attributes:
+        name: as a person says it, and as `--gpu` takes it.
+        match: what the driver's name of it contains, lower case, all of these.
+        driver_mib: memory as the driver's tools show it, MiB.
+        cuda_gib: memory as CUDA shows it, GiB, where vLLM logged it; None where no log was seen.
+        capability: of CUDA, major times ten plus minor.
+        nvlink: whether cards of this kind are usually joined by NVLink; else they talk over PCIe.
+        source: where `cuda_gib` was published.
+    """
+
+    name: str
+    match: tuple[str, ...]
+    driver_mib: int
+    cuda_gib: float | None
+    capability: int
+    nvlink: bool
+    source: str = "the driver's figure, of which CUDA has 98.5 % at least; no log of vLLM was seen"
+
+    @property
+    def total_bytes(self) -> int:
+        """What `--gpu-memory-utilization` is a share of."""
+        return round(self.driver_mib * MIB * _CUDA_SHARE) if self.cuda_gib is None else round(self.cuda_gib * GIB)
+
+
+_STARTS = 'vLLM\'s own "Free memory on device" line, in many published logs'
+
+CARDS: tuple[Card, ...] = (
+    Card("v100", ("v100", "32gb"), 32768, None, 70, True),
+    Card("t4", ("tesla t4",), 15360, 14.56, 75, False, "vLLM's profiling line on Colab, in many published notebooks"),
+    Card("rtx-2080-ti", ("2080 ti",), 11264, None, 75, False),
+    Card("a100-40gb", ("a100", "40gb"), 40960, 39.49, 80, True, _STARTS),
+    Card("a100", ("a100", "80gb"), 81920, 79.25, 80, True, _STARTS),
+    Card(
+        "a10",
+        ("a10",),
+        23028,
+        22.07,
+        86,
+        False,
+        "github.com/oracle-samples/oci-data-science-ai-samples, AI Quick Actions",
+    ),
+    Card("a40", ("nvidia a40",), 46068, None, 86, False),
+    Card("rtx-3090", ("rtx 3090",), 24576, 23.58, 86, False, "github.com/vllm-project/vllm/issues/10517"),
+    Card("rtx-a5000", ("rtx a5000",), 24564, None, 86, False),
+    Card("rtx-a6000", ("rtx a6000",), 49140, None, 86, False),
+    Card("l4", ("nvidia l4",), 23034, None, 89, False),
+    Card("l40s", ("l40s",), 46068, 44.52, 89, False, "github.com/vllm-project/vllm/issues/14011"),
+    Card("rtx-4080", ("rtx 4080",), 16376, None, 89, False),
+    Card("rtx-4090", ("rtx 4090",), 24564, 23.52, 89, False, "github.com/alexostapiuk11/coldstart-recon-worker"),
+    Card("h20", ("h20",), 97871, None, 90, True),
+    Card("h100", ("h100", "80gb"), 81559, 79.19, 90, True, _STARTS),
+    Card("h100-nvl", ("h100 nvl",), 95830, None, 90, True),
+    Card("h200", ("h200",), 143771, 139.80, 90, True, _STARTS),
+    Card("b200", ("b200",), 183359, None, 100, True),
+    Card("rtx-5090", ("rtx 5090",), 32607, 31.36, 120, False, _STARTS),
+    Card("rtx-pro-6000", ("rtx pro 6000",), 97887, 95.01, 120, False, "github.com/kubesimplify/website, two GPUs"),
+)
+"""By generation. `a10` is also the A10G of clouds."""
+
+BF16 = 80
+"""Least capability with bfloat16 (vLLM 0.32, platforms/cuda.py, `supported_dtypes`)."""
+FP8_KV = 80
+"""Least capability on which an fp8 KV cache was seen to run (A100, vLLM 0.19; a row of published.py)."""
+FP8_NATIVE = 89
+"""Least capability that computes in fp8; below, weights are stored so and computed in 16 bits (Marlin)."""
+FP8_WEIGHTS = 75
+AWQ = 75
+BITSANDBYTES = 70
+"""Least capabilities of vLLM 0.32 (model_executor/layers/quantization, `get_min_capability`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that holds memory of a card. Bytes; None where the driver does not say (in containers)."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What is planned for: some equal cards, or a machine without any.
+
+    Attributes:
+        name: for a person.
+        count: how many there are.
+        total_bytes: of one, as CUDA counts; for a CPU the machine's memory.
+        free_bytes: of one, now, the least over them; None where nobody looked.
+        capability: of CUDA; None where it is not known.
+        nvlink: whether they are joined by NVLink; None where it is not known.
+        cpu: whether it is a machine without a GPU.
+        processes: who holds memory of them now.
+        measured: whether this machine's own cards were read.
+    """
+
+    name: str
+    count: int
+    total_bytes: int
+    free_bytes: int | None = None
+    capability: int | None = None
+    nvlink: bool | None = None
+    cpu: bool = False
+    processes: tuple[Process, ...] = ()
+    measured: bool = False
+
+    def can(self, least: int) -> bool:
+        """Whether its generation is at least `least`; one that is not known is taken for a recent one."""
+        return not self.cpu and (self.capability is None or self.capability >= least)
+
+
+def find(name: str) -> Card:
+    """Return the card a person means.
+
+    Raises:
+        UnknownCardError: None of that name, or several.
+    """
+    words = set(_words(name))
+    exact = [card for card in CARDS if _words(card.name) == _words(name)]
+    found = exact or [card for card in CARDS if words <= set(_words(card.name)) | set(_words(" ".join(card.match)))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownCardError(f"--gpu {name} may be any of: {', '.join(card.name for card in found)}")
+    near = difflib.get_close_matches("-".join(_words(name)), [card.name for card in CARDS], n=4, cutoff=0.3)
+    known = ", ".join(near or [card.name for card in CARDS])
+    raise UnknownCardError(f"no card named {name} is known; the nearest are {known}. Or give its memory: --vram 24GiB")
+
+
+def of_driver(name: str, driver_bytes: int) -> tuple[Card | None, int]:
+    """Return the card by the driver's name of it, None where it is not known, and what CUDA has of its memory.
+
+    NVML counts memory that CUDA never gets: a card of the table is taken at its own figure where the driver's is near
+    it (a slice of a card is not), any other at 98.5 % of the driver's.
+    """
+    lowered = name.lower()
+    card = next((card for card in CARDS if all(part in lowered for part in card.match)), None)
+    if card and abs(driver_bytes - card.total_bytes) <= _SAME_CARD * driver_bytes:
+        return card, min(card.total_bytes, driver_bytes)
+    return card, round(driver_bytes * _CUDA_SHARE)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as `24GiB`, `24GB`, `24g` or `24576MiB`, in bytes.
+
+    Raises:
+        SizeError: It is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SizeError(f"{text} is no size: write 24GiB, 24GB or 24576MiB")
+    value = round(float(match[1]) * _UNITS[match[2].lower()])
+    if value < MIB:
+        raise SizeError(f"{text} is {value} bytes: write a unit, as in 24GiB")
+    return value
+
+
+def _words(text: str) -> Sequence[str]:
+    spaced = re.sub(r"[^a-z0-9]+", " ", text.lower().replace("geforce", "").replace("nvidia", "").replace("tesla", ""))
+    return re.sub(r"\b(rtx|gtx)(\d)", r"\1 \2", spaced).split()
