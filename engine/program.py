@@ -1,13 +1,14 @@
 """What the supervisor runs: an engine, the gateway, any program."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
-from typing import Self
 
 from engine import command
+from engine.diagnosis.sign import Diagnosis
+from engine.fit import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.lifecycle import Policy
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -37,6 +38,8 @@ class Program:
         follows_log: Whether its output is read for phases and causes; otherwise it goes where kvgate's own goes.
         final_codes: Exit codes with which it says that another start would fail in the same way.
         policy: When to restart and when to lose patience.
+        choices: What kvgate chose for it, each with its reason; told before its first start.
+        refit: Says what to start instead when a start failed for memory, or that nothing is left to try.
     """
 
     name: str
@@ -50,22 +53,61 @@ class Program:
     follows_log: bool = False
     final_codes: frozenset[int] = frozenset()
     policy: Policy = field(default_factory=Policy)
+    choices: tuple[str, ...] = ()
+    refit: "Callable[[Diagnosis], Refit | Stop] | None" = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def engine(cls, spec: command.EngineSpec, policy: Policy) -> Self:
-        """Make the program that is this engine, for this machine."""
-        environment = command.environment(
-            spec, os.environ, memory_bytes=memory_bytes(), local_folder=Path(spec.model).is_dir()
-        )
+    def engine(
+        cls,
+        spec: command.EngineSpec,
+        policy: Policy,
+        *,
+        fit: Bounds | None = None,
+        choices: tuple[str, ...] = (),
+        tries: tuple[Rung, ...] = (),
+    ) -> "Program":
+        """Make the program that is this engine, for this machine.
+
+        Args:
+            spec: The engine.
+            policy: When to restart and when to lose patience.
+            fit: What may be changed where it does not fit; where None, nothing is.
+            choices: What kvgate chose of its arguments, each with its reason.
+            tries: What was changed already.
+        """
+        memory = memory_bytes()
+        if fit is not None and not tries and not fit.on_gpus:
+            fit = replace(fit, kv_space=command.kv_space(spec, os.environ, memory))
+        fitted = replace(spec, args=(*spec.args, *arguments(tries)), env={**spec.env, **environment(tries)})
+
+        def refit(diagnosis: Diagnosis) -> Refit | Stop:
+            assert fit is not None  # noqa: S101 - only then is it asked
+            rung = next_rung(diagnosis, fit, tries)
+            if isinstance(rung, Stop):
+                return rung
+            further = (*tries, rung)
+            return Refit(cls.engine(spec, policy, fit=fit, choices=choices, tries=further), rung.why, len(further))
+
         return cls(
             name=spec.name,
             role=Role.ENGINE,
-            argv=command.argv(spec),
-            env=environment,
+            argv=command.argv(fitted),
+            env=command.environment(fitted, os.environ, memory_bytes=memory, local_folder=Path(spec.model).is_dir()),
             ready_url=f"{spec.url}/health",
             follows_log=True,
             policy=policy,
+            choices=choices,
+            refit=refit if fit is not None else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A program to start in the place of one that did not fit: the `attempt`-th, and why it may fit."""
+
+    program: Program
+    why: str
+    attempt: int
 
 
 def memory_bytes() -> int:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from engine import events, lifecycle
 from engine.diagnosis.log import diagnose
 from engine.diagnosis.sign import Diagnosis
+from engine.fit import MOST_TRIES
+from engine.judgement import judge
 from engine.lifecycle import Lifecycle, State
 from engine.phases import StartProgress
 from engine.process import GuardedProcess, LaunchError
@@ -46,7 +48,8 @@ class Runner:
         self._ready = asyncio.Event()
         self._ending = signal.SIGTERM
         self._hung = ""
-        self._diagnosis = Diagnosis("It has not run.")
+        self._killed = False
+        self._diagnosis: Diagnosis | None = None
 
     @property
     def state(self) -> State:
@@ -68,6 +71,8 @@ class Runner:
 
     async def run(self) -> State:
         """Run the program until it is `STOPPED` or `FAILED`. When cancelled, kill it with all its children."""
+        for choice in self.program.choices:
+            self._tell(events.Chosen(self.program.name, choice))
         self._inbox.put_nowait(lifecycle.Start())
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -97,6 +102,7 @@ class Runner:
                     self._process.send(self._ending)
             case lifecycle.Kill():
                 self._tell(events.Overdue(self.program.name))
+                self._killed = True
                 if self._process is not None:
                     self._process.kill()
             case lifecycle.WakeAt(at):
@@ -106,8 +112,9 @@ class Runner:
         name, now = self.program.name, self.state
         if now is before:
             return
+        why = self._diagnosis or Diagnosis("It has not run.")
         if now in {State.BACKOFF, State.FAILED}:
-            self._tell(events.Crashed(name, self._diagnosis))
+            self._tell(events.Crashed(name, why))
         match now:
             case State.STARTING:
                 self._tell(events.Launched(name, self._lifecycle.failures + 1))
@@ -116,7 +123,7 @@ class Runner:
             case State.BACKOFF:
                 self._tell(events.Retrying(name, self._lifecycle.delay()))
             case State.FAILED:
-                self._tell(events.GaveUp(name, self._diagnosis))
+                self._tell(events.GaveUp(name, why))
             case State.DRAINING:
                 self._tell(events.Stopping(name))
             case State.STOPPED:
@@ -135,6 +142,7 @@ class Runner:
         self._launched_at = _now()
         self._ready.clear()
         self._hung = ""
+        self._killed = False
         try:
             self._process = await GuardedProcess.launch(
                 program.argv,
@@ -148,7 +156,10 @@ class Runner:
             self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
             self._inbox.put_nowait(lifecycle.Exited(permanent=True))
             return
-        if self.state is State.DRAINING:  # asked to end while it was being launched
+        # Asked to end, or out of time, while it was being launched.
+        if self._killed:
+            self._process.kill()
+        elif self.state is State.DRAINING:
             self._process.send(self._ending)
         probing = tasks.create_task(self._report_ready(log))
         try:
@@ -156,9 +167,30 @@ class Runner:
         finally:
             probing.cancel()
             self._process = None
-        self._diagnosis = Diagnosis(self._hung) if self._hung else diagnose(log, code)
-        permanent = self._diagnosis.permanent or code in program.final_codes
-        self._inbox.put_nowait(lifecycle.Exited(permanent))
+        self._conclude(self._why(log, code, progress), code)
+
+    def _why(self, log: deque[str], code: int, progress: StartProgress) -> Diagnosis:
+        if self._hung:
+            return Diagnosis(self._hung)
+        if self._killed and self.state is State.STARTING:
+            return Diagnosis(
+                f"It was not ready {self.program.policy.start_timeout:g} s after its launch, and was killed while "
+                f"{progress.current}.",
+                "Give it longer with engine.start_timeout, or see in its log what it waited for.",
+            )
+        return diagnose(log, code)
+
+    def _conclude(self, diagnosis: Diagnosis, code: int) -> None:
+        """Take in why the process ended, and what that means for the next start."""
+        starting = self.state is State.STARTING and not self._lifecycle.was_ready
+        judgement = judge(self.program, diagnosis, code, self._diagnosis, starting=starting)
+        self._diagnosis = judgement.diagnosis
+        if (refit := judgement.refit) is not None:
+            name = self.program.name
+            self._tell(events.Crashed(name, judgement.diagnosis))
+            self._tell(events.Refitted(name, refit.attempt, MOST_TRIES, refit.why))
+            self.program = refit.program
+        self._inbox.put_nowait(lifecycle.Exited(judgement.permanent, refitted=refit is not None))
 
     def _hear(self, news: str) -> None:
         if news == READY:

@@ -1,12 +1,19 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from engine import events
+import pytest
+
+from engine import events, runner
+from engine.diagnosis.sign import Diagnosis
+from engine.fit import Stop
 from engine.lifecycle import Policy, State
 from engine.phases import Phase
-from engine.program import Program, Role
+from engine.process import GuardedProcess
+from engine.program import Program, Refit, Role
 from engine.runner import Runner
 
 URL = "http://127.0.0.1:9/health"
@@ -18,9 +25,24 @@ import time; time.sleep(600)
 """
 
 
-def program(code: str, policy: Policy | None = None) -> Program:
-    argv = (sys.executable, "-S", "-c", code)
-    return Program("e", Role.ENGINE, argv, dict(os.environ), None, URL, follows_log=True, policy=policy or Policy())
+def program(
+    code: str,
+    policy: Policy | None = None,
+    *,
+    choices: tuple[str, ...] = (),
+    refit: Callable[[Diagnosis], Refit | Stop] | None = None,
+) -> Program:
+    return Program(
+        "e",
+        Role.ENGINE,
+        (sys.executable, "-S", "-c", code),
+        dict(os.environ),
+        ready_url=URL,
+        follows_log=True,
+        policy=policy or Policy(),
+        choices=choices,
+        refit=refit,
+    )
 
 
 async def run(made: Program, *, says_ready: bool = True) -> tuple[State, list[events.SupervisorEvent]]:
@@ -33,14 +55,14 @@ async def run(made: Program, *, says_ready: bool = True) -> tuple[State, list[ev
         if isinstance(event, events.LinePrinted) and event.text == "ready":
             printed.set()
         if isinstance(event, events.BecameReady) or (printed.is_set() and not says_ready):
-            runner.stop()
+            at_work.stop()
 
     async def probe(url: str) -> bool:
         assert url == URL
         return says_ready and printed.is_set()
 
-    runner = Runner(made, hear, probe)
-    return await asyncio.wait_for(runner.run(), 15), told
+    at_work = Runner(made, hear, probe)
+    return await asyncio.wait_for(at_work.run(), 15), told
 
 
 async def test_phases_are_told_while_it_starts() -> None:
@@ -75,7 +97,76 @@ sys.exit(5)
     async def probe(_: str) -> bool:
         return any(isinstance(e, events.LinePrinted) and e.text == "ready" for e in told)
 
-    runner = Runner(program(code, Policy(max_restarts=0)), hear, probe)
-    assert await asyncio.wait_for(runner.run(), 15) is State.FAILED
+    at_work = Runner(program(code, Policy(max_restarts=0)), hear, probe)
+    assert await asyncio.wait_for(at_work.run(), 15) is State.FAILED
     (crashed,) = (e for e in told if isinstance(e, events.Crashed))
     assert crashed.diagnosis.cause == "It ended with exit code 5."
+
+
+TOO_SMALL = "import sys; sys.exit('ValueError: No available memory for the cache blocks. Try increasing')"
+
+
+async def test_a_start_that_does_not_fit_is_followed_at_once_by_the_one_with_less() -> None:
+    asked: list[Diagnosis] = []
+
+    def refit(diagnosis: Diagnosis) -> Refit:
+        asked.append(diagnosis)
+        return Refit(program(START), "less of it", 1)
+
+    state, told = await run(program(TOO_SMALL, choices=("--x 1: so",), refit=refit))
+    assert state is State.STOPPED
+    kinds = [type(e) for e in told if not isinstance(e, events.Progressed | events.LinePrinted)]
+    assert kinds == [
+        *(events.Chosen, events.Launched, events.Crashed, events.Refitted, events.BecameReady),
+        *(events.Stopping, events.Stopped),
+    ]
+    assert [diagnosis.cause for diagnosis in asked] == [
+        event.diagnosis.cause for event in told if isinstance(event, events.Crashed)
+    ]
+
+
+async def test_where_nothing_is_left_to_try_the_last_words_say_what_would_help() -> None:
+    state, told = await run(program(TOO_SMALL, refit=lambda _: Stop("384 tokens would fit.")))
+    assert state is State.FAILED
+    (gave_up,) = (e for e in told if isinstance(e, events.GaveUp))
+    assert gave_up.diagnosis.remedy.endswith("384 tokens would fit.")
+
+
+async def test_what_fails_twice_for_one_reason_before_it_ever_ran_is_given_up() -> None:
+    code = "import os, sys; sys.exit(f'OSError: process {os.getpid()} found no network')"
+    state, told = await run(program(code, Policy(backoff=0.01)))
+    assert state is State.FAILED
+    assert len([e for e in told if isinstance(e, events.Launched)]) == 2
+
+
+async def test_a_start_that_takes_too_long_says_how_far_it_came() -> None:
+    code = START.replace("print('ready', flush=True)", "")
+    state, told = await run(program(code, Policy(start_timeout=1, max_restarts=0)))
+    assert state is State.FAILED
+    (gave_up,) = (e for e in told if isinstance(e, events.GaveUp))
+    assert "not ready 1 s after its launch, and was killed while sizing the KV cache: 8,192" in gave_up.diagnosis.cause
+
+
+async def test_time_that_runs_out_during_the_launch_itself_ends_the_process_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(GuardedProcess):
+        @classmethod
+        async def launch(cls, *args: Any, **more: Any) -> "Slow":
+            launched = await super().launch(*args, **more)
+            await overdue.wait()
+            return launched
+
+    overdue, told = asyncio.Event(), list[events.SupervisorEvent]()
+
+    def hear(event: events.SupervisorEvent) -> None:
+        told.append(event)
+        if isinstance(event, events.Overdue):
+            overdue.set()
+
+    async def probe(_: str) -> bool:
+        return False
+
+    monkeypatch.setattr(runner, "GuardedProcess", Slow)
+    late = Runner(program("import time; time.sleep(600)", Policy(start_timeout=0.1, max_restarts=0)), hear, probe)
+    assert await asyncio.wait_for(late.run(), 15) is State.FAILED
