@@ -249,23 +249,21 @@ def _kv_cache(past: Past) -> Finding | None:
 
 
 def _prefix_cache(past: Past) -> Finding | None:
-    rate, prompts = past.traffic.hit_rate, past.traffic.prompt_tokens
-    if rate is None or prompts is None:
+    rate = past.traffic.hit_rate
+    if rate is None:
         return None
     subject, seen = "prefix cache", f"{rate:.0%} of prompt tokens were in it"
     if rate >= LOW_HIT_RATE:
         return Finding(subject, seen)
     if past.shareable is None:
-        return Finding(
-            subject,
-            seen,
-            "see that prompts begin alike: instructions and tools first, dates, names and ids after them. Record an "
-            "--event-log to learn how much they share",
-            f"at {LOW_HIT_RATE:.0%}, so much less is computed of each prompt (median {prompts.p50} tokens)",
-        )
+        return Finding(subject, f"{seen}, which is low; an --event-log tells whether prompts could share more")
     seen += f", {past.shareable:.0%} began like an earlier prompt"
     if past.shareable < LOW_HIT_RATE:
-        return Finding(subject, f"{seen}: prompts differ from their beginning, and a larger cache would not help")
+        return Finding(
+            subject,
+            f"{seen}: prompts differ from their beginning on, so a larger cache would not help. Where they do have "
+            "text in common, put it first, before dates, names and ids",
+        )
     return Finding(
         subject,
         seen,
