@@ -1,10 +1,11 @@
 """The composition root of the gateway: the one place that knows every part and puts them together."""
 
 import asyncio
+import contextlib
 import secrets
-import signal
+import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from gateway.admission.events import EndpointId
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
+from gateway.endpoints.listener import EndpointStatus
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.endpoints.tls import ssl_context
 from gateway.ops.admin import Part, admin_app
@@ -34,7 +36,7 @@ from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
-from gateway.server import Listener
+from gateway.server import Listener, bind_all
 from gateway.settings_sources import ConfigurationError, read_secret
 from gateway.state import StateView
 from gateway.tokens.count import CountUnavailableError
@@ -44,19 +46,27 @@ from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 
+_POLL = 0.1
+"""Seconds between two looks at what is still open."""
 _log = structlog.get_logger("kvgate.app")
 
 
 class Application:
-    """One gateway process: built from settings, started, drained, stopped.
+    """One gateway process: built from settings, started, drained or handed over, stopped.
+
+    Args:
+        settings: all of them.
+        listening: sockets for clients and, where it has a port of its own, for the admin routes; bound here where not
+            given.
 
     Raises:
         ConfigurationError: a key's file, a TLS file or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, listening: Sequence[socket.socket] = ()) -> None:
         self._settings = settings
+        self._sockets = list(listening) or bind_all(settings.server)
         self._clock: Callable[[], float] = time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -99,14 +109,25 @@ class Application:
         """The port clients use."""
         return self._listeners[0].port
 
-    async def start(self) -> None:
-        """Watch the endpoints and take requests."""
+    @property
+    def endpoints(self) -> list[EndpointStatus]:
+        """What is known of each endpoint now."""
+        return [endpoint.monitor.status for endpoint in self._directory.endpoints.values()]
+
+    async def start(self, settle: float = 0.0) -> None:
+        """Watch the endpoints and take requests.
+
+        `settle` is how long, in seconds, it may first look for endpoints and load tokenizers.
+        """
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
         if self._recorder is not None:
             self._recorder.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settle):
+                await self._settled()
         for listener in self._listeners:
             listener.start()
         _log.info("listening", port=self.port, endpoints=[*self._directory.endpoints], version=gateway.__version__)
@@ -118,6 +139,21 @@ class Application:
         self._plane.lobby.drain()
         _log.info("draining", active=self._gateway.active)
         if not await self._gateway.wait_idle(timeout):
+            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+
+    async def hand_over(self, timeout: float) -> None:
+        """Leave new connections to another process, serve those that are open to their ends, at most `timeout` seconds.
+
+        Nothing is refused, and nothing that waits is sent away.
+        """
+        for listener in self._listeners:
+            listener.retire()
+        _log.info("handing over", connections=self._connections())
+        try:
+            async with asyncio.timeout(timeout):
+                while self._connections():  # noqa: ASYNC110  # uvicorn tells nobody
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
 
     async def stop(self) -> None:
@@ -151,10 +187,21 @@ class Application:
         authenticates = self._plane.clients.authenticates
         admin.openapi = with_data_plane(admin.openapi, authenticates=authenticates)  # type: ignore[method-assign]
         self._gateway = Gateway(self._plane, reporter, admin)
-        listeners = [Listener(self._gateway, server.host, server.port, server)]
-        if server.admin_port is not None:
-            listeners.append(Listener(self._admin(Part.HEALTH | Part.ADMIN), server.host, server.admin_port, server))
-        return listeners
+        applications: list[Any] = [self._gateway]
+        if apart:
+            applications.append(self._admin(Part.HEALTH | Part.ADMIN))
+        pairs = zip(applications, self._sockets, strict=True)
+        return [Listener(application, listening, server) for application, listening in pairs]
+
+    def _connections(self) -> int:
+        return sum(listener.connections for listener in self._listeners)
+
+    async def _settled(self) -> None:
+        """Wait until each endpoint was probed once, and what those that are there count with is loaded."""
+        for endpoint in self._directory.endpoints.values():
+            await endpoint.monitor.probed.wait()
+        if self._loading:
+            await asyncio.wait(self._loading.values())
 
     def _admin(self, parts: Part) -> FastAPI:
         auth = self._settings.auth
@@ -233,33 +280,6 @@ class Application:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def run(settings: Settings, started: Callable[[Application], None] | None = None) -> int:
-    """Run a gateway until SIGTERM or SIGINT; returns the process's exit code.
-
-    A first signal drains; a second one stops at once.
-    """
-    application = Application(settings)
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await application.start()
-    if started is not None:
-        started(application)
-    await stop.wait()
-    draining = asyncio.create_task(application.drain(settings.server.shutdown_timeout))
-    hurried = asyncio.create_task(hurry.wait())
-    await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
-    draining.cancel()
-    hurried.cancel()
-    await application.stop()
-    return 0
 
 
 def _base_url(settings: EndpointSettings) -> str:

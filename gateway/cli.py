@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,11 +17,11 @@ import gateway
 from engine.cache import SetupError
 from engine.supervisor import Supervisor
 from gateway.advise_command import advise_command
-from gateway.app import run
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
 from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
+from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared
@@ -129,9 +129,11 @@ def version() -> None:
 
 
 @cli.command(hidden=True, name="gateway")
-def gateway_process() -> None:
+def gateway_process(
+    listen: Annotated[list[int] | None, typer.Option(help="Descriptor of a socket to accept connections from.")] = None,
+) -> None:
     """Run the gateway alone, with resolved settings read from stdin: what the supervisor starts."""
-    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin))))
+    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or []))
 
 
 def main() -> None:
@@ -218,11 +220,11 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         return KILLED
 
 
-def _gateway(settings: Settings) -> int:
+def _gateway(settings: Settings, listening: Sequence[int] = ()) -> int:
     configure(settings.log)
 
     try:
-        code: int = uvloop.run(run(settings))
+        code: int = uvloop.run(run(settings, listening=listening))
     except (ConfigurationError, PortTakenError, ValueError) as error:
         _fail(str(error))
     return code

@@ -2,8 +2,9 @@
 
 import json
 import os
+import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,15 @@ USAGE_ERROR = 2
 """Exit code when kvgate cannot run as it was told to, and trying again will not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a gateway that listens on all addresses is found."""
 
 
-def programs(settings: Settings, python: Path | None = None) -> list[Program]:
+def programs(settings: Settings, python: Path | None = None, listening: Sequence[socket.socket] = ()) -> list[Program]:
     """Everything that has to run, the gateway last.
 
     Args:
         settings: with at least one engine.
         python: interpreter with vllm for engines that name none; set up now where None.
+        listening: sockets that the gateway accepts connections from, as `gateway.server.bind_all` makes them.
 
     Raises:
         ConfigurationError: an engine cannot be placed or described.
@@ -53,7 +53,7 @@ def programs(settings: Settings, python: Path | None = None) -> list[Program]:
         running += [Program.engine(spec, _policy(model.engine)) for spec in specs]
         fronting.append(_fronting(model, model.engine, specs))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    return [*running, _gateway(resolved)]
+    return [*running, _gateway(resolved, listening)]
 
 
 def _specs(
@@ -113,21 +113,18 @@ def _policy(engine: EngineSettings) -> Policy:
     return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts)
 
 
-def _gateway(settings: Settings) -> Program:
-    if settings.server.port == 0:  # a restarted gateway must be found where the first one was
-        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": free_port()})})
+def _gateway(settings: Settings, listening: Sequence[socket.socket]) -> Program:
     values: Mapping[str, Any] = revealed(settings)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
-    host = _LOOPBACK.get(settings.server.host, settings.server.host)
-    if ":" in host:
-        host = f"[{host}]"
+    fds = tuple(opened.fileno() for opened in listening)
     return Program(
         name="gateway",
         role=Role.GATEWAY,
-        argv=(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
+        argv=(*(sys.executable, "-P", "-m", "gateway.cli", "gateway"), *(f"--listen={number}" for number in fds)),
         env=environment,
         stdin=json.dumps(values).encode(),
-        ready_url=f"http://{host}:{settings.server.port}/livez",
+        fds=fds,
+        tells=True,
         final_codes=frozenset({USAGE_ERROR}),
         policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
     )

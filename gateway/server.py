@@ -9,13 +9,16 @@ from typing import Any
 import uvicorn
 
 from gateway.config import ServerSettings
-from gateway.relay.http_protocol import limited_protocol
+from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
 
 KEEP_ALIVE = 75
 """Seconds an idle client connection is kept: longer than nginx keeps its own towards us (60 s), so that it is never
 us who close a connection that nginx is just about to use."""
+IDLE_GRACE = 6.0
+"""Seconds an idle connection is kept once others take the new ones. httpx, which is under the OpenAI and Anthropic
+SDKs, and Node's fetch use none that has idled for 5 s, so that hardly a request can cross our closing it."""
 _CLOSING_TIMEOUT = 2
-_BACKLOG = 4096
+BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
 
@@ -31,19 +34,21 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """One listening port with an ASGI application behind it."""
+    """One listening port with an ASGI application behind it.
 
-    def __init__(self, app: Any, host: str, port: int, settings: ServerSettings) -> None:
-        """Bind at once, so that a port that is taken is known before anything is started.
+    Args:
+        app: the application.
+        listening: a socket that is bound; other processes may accept connections from it too.
+        settings: what a client may send.
+    """
 
-        Raises:
-            PortTakenError: it is.
-        """
-        self._socket = _bind(host, port)
+    def __init__(self, app: Any, listening: socket.socket, settings: ServerSettings) -> None:
+        self._socket = listening
+        self._protocol = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=limited_protocol(settings.max_header_bytes, settings.body_timeout),
+                http=self._protocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -52,7 +57,7 @@ class Listener:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=_CLOSING_TIMEOUT,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -62,10 +67,28 @@ class Listener:
         """The port it listens on."""
         return int(self._socket.getsockname()[1])
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
     def start(self) -> None:
         """Accept connections from now on."""
-        self._socket.listen(_BACKLOG)
+        self._socket.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    def retire(self) -> None:
+        """Accept no more connections, which wait for another process, and let those that are open come to their ends.
+
+        A request that comes on one is served, and its answer says that it is the last. An idle one is closed after
+        `IDLE_GRACE`.
+        """
+        for server in self._server.servers:
+            server.close()
+        self._protocol.idle_grace = IDLE_GRACE
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, LimitedProtocol)  # noqa: S101  # what was configured
+            connection.retire()
 
     async def stop(self) -> None:
         """Close the port and what is left of its connections."""
@@ -74,7 +97,30 @@ class Listener:
             await self._task
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind_all(settings: ServerSettings) -> list[socket.socket]:
+    """The sockets of a gateway: for clients and, where it has a port of its own, for the admin routes.
+
+    Raises:
+        PortTakenError: a port is not free.
+    """
+    ports = (settings.port,) if settings.admin_port is None else (settings.port, settings.admin_port)
+    bound: list[socket.socket] = []
+    try:
+        for port in ports:
+            bound.append(bind(settings.host, port))  # noqa: PERF401  # those before one that fails are closed
+    except PortTakenError:
+        for listening in bound:
+            listening.close()
+        raise
+    return bound
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for a `Listener`, of a port that is free; 0 takes any.
+
+    Raises:
+        PortTakenError: it is not.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

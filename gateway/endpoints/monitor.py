@@ -70,6 +70,8 @@ class EndpointMonitor:
         self._health = Health(clock(), health.failures)
         self._progress = Progress(health.hung_after)
         self._hurry = asyncio.Event()
+        self.probed = asyncio.Event()
+        """Set after the first probe, whatever it found."""
         self._identity: Identity | None = None
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
@@ -107,6 +109,7 @@ class EndpointMonitor:
                 await self.probe()
             except Exception:  # noqa: BLE001  # an endpoint that nobody watches any more would stay as it is for ever
                 _log.exception("probe failed", endpoint=self._id)
+            self.probed.set()
             now = self._clock()
             due += self._interval * max(1, -((due - now) // self._interval))
             try:

@@ -1,6 +1,9 @@
 """uvicorn's HTTP protocol with what it lacks: limits on the size and time of a head, and a direct way to the body."""
 
 import asyncio
+import fcntl
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +23,7 @@ _PHRASES = {
 
 
 _LINGER = 2.0
-"""Seconds for which a client may go on sending a head that was refused."""
+"""Seconds for which a client may go on sending what is not taken any more."""
 
 
 class _HeadTooLargeError(Exception):
@@ -32,6 +35,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     max_header_bytes: int
     head_timeout: float
+    idle_grace: float | None = None
+    """Seconds an idle connection is kept where each answer is to be the last of its connection; None where not."""
 
     _head_bytes = 0
     """Of the names and values that were parsed."""
@@ -79,6 +84,30 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         extensions: dict[str, Any] = {BODY_EXTENSION: _body_writer(self.cycle)}
         self.scope["extensions"] = extensions
+        if self.idle_grace is not None:
+            self.cycle.keep_alive = False
+
+    def retire(self) -> None:
+        """Make the next answer the last one. An answer that has begun said that the connection stays, and it does."""
+        assert self.idle_grace is not None  # noqa: S101  # set for all connections before
+        self.timeout_keep_alive = self.idle_grace  # type: ignore[assignment]  # uvicorn has whole seconds
+        if self.cycle is None or self.cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(self.idle_grace, self.timeout_keep_alive_handler)
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.idle_grace is None or self.transport.is_closing():
+            super().timeout_keep_alive_handler()
+        elif not (self._in_head or self._unread()):
+            # A client that is just about to send sees an end rather than a reset, and asks again elsewhere.
+            self._end_by_half()
+
+    def _unread(self) -> int:
+        """Bytes that have arrived and were not given to us yet."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's signature
         if self._head_bytes > self.max_header_bytes:
@@ -120,6 +149,12 @@ class LimitedProtocol(HttpToolsProtocol):
             % (status, _PHRASES[status], len(body), body)
         )
         # Closing on bytes that were not read would reset the connection, and the answer would be lost.
+        self._end_by_half()
+
+    def _end_by_half(self) -> None:
+        """Say that nothing more comes, and close a little later; what the client still sends is dropped."""
+        self._refused = True
+        self._stop_timer()
         self.transport.write_eof()
         self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
 

@@ -1,4 +1,5 @@
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -74,11 +75,13 @@ def test_secrets_go_through_the_pipe_and_nowhere_else(monkeypatch):
     assert "hidden" not in repr(engine) + repr(gateway)
 
 
-def test_a_gateway_that_is_restarted_is_found_where_it_was():
-    _, gateway = launched({}, server={"port": 0, "host": "0.0.0.0"})
-    port = handed_over(gateway).server.port
-    assert port
-    assert gateway.ready_url == f"http://127.0.0.1:{port}/livez"
+def test_a_gateway_is_handed_the_sockets_it_listens_on():
+    with socket.socket() as clients, socket.socket() as admin:
+        settings = Settings.model_validate({"models": [{"engine": {"model": "m"}}]})
+        gateway = programs(settings, PYTHON, [clients, admin])[-1]
+        assert gateway.fds == (clients.fileno(), admin.fileno())
+        assert gateway.argv[-2:] == (f"--listen={clients.fileno()}", f"--listen={admin.fileno()}")
+    assert gateway.tells
 
 
 def test_the_gateway_has_longer_to_stop_than_its_streams():
@@ -101,14 +104,6 @@ def test_engines_of_different_models_share_no_gpu(monkeypatch):
     models = [{"engine": {"model": "a"}}, {"engine": {"model": "b", "gpus": [[0]]}}, {"engine": {"model": "c"}}]
     *engines, _ = programs(Settings.model_validate({"models": models}), PYTHON)
     assert [engine.env["CUDA_VISIBLE_DEVICES"] for engine in engines] == ["1", "0", "2"]
-
-
-@pytest.mark.parametrize(
-    ("host", "found"), [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")]
-)
-def test_the_gateway_is_asked_where_it_listens(host, found):
-    _, gateway = launched({}, server={"host": host, "port": 81})
-    assert gateway.ready_url == f"http://{found}:81/livez"
 
 
 def test_a_folder_is_served_by_its_name(tmp_path):

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from gateway.config import ServerSettings
-from gateway.server import Listener, PortTakenError
+from gateway.server import Listener, PortTakenError, bind
 
 
 async def app(scope, receive, send):
@@ -16,7 +16,7 @@ async def app(scope, receive, send):
 
 
 def listener(port=0, host="127.0.0.1", **settings):
-    return Listener(app, host, port, ServerSettings(**settings))
+    return Listener(app, bind(host, port), ServerSettings(**settings))
 
 
 async def test_a_started_listener_answers_at_once_and_a_stopped_one_refuses():
@@ -62,4 +62,87 @@ async def test_ipv6_is_an_address_like_any_other():
     listening.start()
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"http://[::1]:{listening.port}/")).text == "ok"
+    await listening.stop()
+
+
+async def asked(reader, writer, path="/"):
+    """One request on an open connection; the head and the body of its answer."""
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head.lower(), await reader.readexactly(2)
+
+
+async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_one_retires(monkeypatch):
+    monkeypatch.setattr("gateway.server.IDLE_GRACE", 0.1)
+    shared = bind("127.0.0.1", 0)
+    old, new = (Listener(app, shared.dup(), ServerSettings()) for _ in range(2))
+    old.start()
+    port = old.port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    idle, idles = await asyncio.open_connection("127.0.0.1", port)
+    assert b"connection: close" not in (await asked(reader, writer))[0]
+    assert old.connections == 2
+    old.retire()
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+        waiting = asyncio.create_task(client.get(f"http://127.0.0.1:{port}/"))  # nobody accepts it yet
+        assert b"connection: close" in (await asked(reader, writer))[0]
+        assert await reader.read() == b"", "it was the last one"
+        assert not waiting.done()
+        new.start()
+        assert (await waiting).text == "ok"
+        assert (new.connections, old.connections) == (1, 1)
+    assert await asyncio.wait_for(idle.read(), 5) == b"", "an idle connection comes to its end too"
+    idles.close()
+    writer.close()
+    while old.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await old.stop()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok", "the port is open as long as one listens"
+    await new.stop()
+    shared.close()
+
+
+async def test_an_answer_that_has_begun_does_not_end_its_connection_but_the_next_one_does():
+    go = asyncio.Event()
+
+    async def streaming(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if not go.is_set():
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"k"})
+        else:
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    begun = await reader.readuntil(b"\r\n\r\no")
+    listening.retire()
+    go.set()
+    assert await reader.readexactly(1) == b"k"
+    assert b"connection: close" not in begun
+    head, body = await asked(reader, writer)
+    assert b"connection: close" in head
+    assert body == b"ok"
+    writer.close()
+    await listening.stop()
+
+
+async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(monkeypatch):
+    monkeypatch.setattr("gateway.server.IDLE_GRACE", 0.05)
+    listening = listener()
+    listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(b"GET / HTTP/1.1\r\nho")
+    while not listening.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # its first half is read, or will be: both must do
+    listening.retire()
+    await asyncio.sleep(0.15)
+    writer.write(b"st: x\r\n\r\n")
+    assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
+    writer.close()
     await listening.stop()
