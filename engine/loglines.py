@@ -4,8 +4,11 @@ import re
 from dataclasses import dataclass
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_PROCESS = re.compile(r"^\([A-Za-z][\w-]*(?: [^)]*)?\) ?")
-_HEADER = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
+_PROCESS = re.compile(r"^(?:\((?P<process>[A-Za-z][\w-]*(?: [^)]*)?)\)|\[(?P<rank>rank\d+)\]:) ?")
+# Until 0.8: `ERROR 03-19 10:48:40 worker.py:467] text`, since then `ERROR 03-19 10:48:40 [worker.py:467] text`.
+_HEADER = re.compile(
+    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[\w./]+:\d+\]) ?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,14 +16,22 @@ class LogLine:
     """One line without `(EngineCore pid=7)` and `ERROR 11-20 18:04:19 [core.py:133]` in front of it.
 
     `level` is None where the line came from something else than vLLM's logger: a traceback, a progress bar.
+    `process` is `EngineCore pid=7`, empty where the line does not say.
     """
 
     level: str | None
     text: str
+    process: str = ""
 
 
 def parse(line: str) -> LogLine:
     """Take a raw line apart."""
-    text = _PROCESS.sub("", _COLOUR.sub("", line).rstrip())
+    text = _COLOUR.sub("", line).rstrip()
+    process = ""
+    if prefix := _PROCESS.match(text):
+        process = prefix["process"] or prefix["rank"]
+        text = text[prefix.end() :]
     header = _HEADER.match(text)
-    return LogLine(header["level"], text[header.end() :]) if header else LogLine(None, text)
+    if header is None:
+        return LogLine(None, text, process)
+    return LogLine(header["level"], text[header.end() :], process)

@@ -1,197 +1,82 @@
-"""PURE. Why an engine failed: its log and exit code -> cause -> remedy.
+"""PURE. Why an engine failed, read from its log.
 
 vLLM ends every failed start with the same two lines, "Engine core initialization failed. See root cause above." and
-a traceback of the process that waited. The cause is the first real error, many lines earlier.
+a traceback of the process that waited. The cause is the first real error, many lines earlier. Which of several counts:
+
+1. A sign that names a cause. Of several, the first in the log: what fails later fails because of it.
+2. That the program was killed from outside (SIGKILL): no older error did that.
+3. The first error that is left: a sign of an effect (`Weight.EFFECT`) or one nobody knows. Where the effect was raised
+   from an unknown error, the effect is the cause told, and that error the evidence shown.
+4. The last words that every failed run has (`Weight.TAIL`).
 """
 
 import re
 import signal
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Reversible, Sequence
+from dataclasses import dataclass, field, replace
 
-from engine.diagnosis.sign import Diagnosis, Kind, Sign
-from engine.loglines import parse
+from engine.diagnosis.death import SIGNALS
+from engine.diagnosis.sign import Diagnosis, Sign, Weight
+from engine.diagnosis.table import SIGNS
+from engine.loglines import LogLine, parse
 
-_MORE_KV = (
-    "Lower --max-model-len, or give the KV cache more memory: a higher --gpu-memory-utilization, on a CPU a higher "
-    "VLLM_CPU_KVCACHE_SPACE (GiB)."
-)
-
-# The more telling sign first: one failure often shows several of them.
-SIGNS: tuple[Sign, ...] = (
-    Sign(
-        r"error: unrecognized arguments: (?P<flags>.+)",
-        "This vLLM does not know the argument {flags}.",
-        "See `python -m vllm.entrypoints.openai.api_server --help` of this version.",
-    ),
-    Sign(
-        r"error: argument (?P<flag>\S+?): (?P<why>.+)",
-        "The argument {flag} has a value that vLLM does not take: {why}.",
-        "Correct it in the engine's arguments.",
-    ),
-    Sign(r"error: ambiguous option: (?P<why>.+)", "An argument is ambiguous: {why}.", "Write its full name."),
-    Sign(
-        r"\[Errno 98\] .*[Aa]ddress already in use",
-        "The engine's port is taken by another process.",
-        "Free the port (`ss -ltnp` shows who listens); without a fixed one, kvgate takes a free port.",
-    ),
-    Sign(
-        r"You are trying to access a gated repo|Cannot access gated repo for url (?P<url>\S+)",
-        "The model is gated on the hub, and no token that may read it was given.",
-        "Accept its licence on the hub, and set HF_TOKEN.",
-    ),
-    Sign(
-        r"401 Client Error|Invalid credentials",
-        "The hub refused the token.",
-        "Set HF_TOKEN to a valid one.",
-    ),
-    Sign(
-        r"Invalid repository ID or local directory specified: '(?P<model>[^']*)'",
-        "There is no model in {model}: no config.json or params.json.",
-        "Name a folder that holds a model, or a hub id.",
-    ),
-    Sign(
-        r"HFValidationError: Repo id must .*?: '(?P<model>[^']*)'",
-        "The model folder {model} does not exist.",
-        "Correct the path.",
-    ),
-    Sign(
-        r"Repository Not Found for url: (?P<url>\S+)|(?P<model>\S+) is not a local folder and is not a valid model",
-        "The hub has no such model, or it is private.",
-        "Check its name; for a private one set HF_TOKEN.",
-    ),
-    Sign(
-        r"We couldn't connect to '(?P<hub>[^']*)'",
-        "The model is not on this machine, and {hub} cannot be reached.",
-        "Give a local folder, connect the machine, or set HF_ENDPOINT to a mirror.",
-        permanent=False,
-    ),
-    Sign(
-        r"LocalEntryNotFoundError: .*outgoing traffic has been disabled",
-        "The model is not in the local hub cache, and HF_HUB_OFFLINE forbids to download it.",
-        "Unset HF_HUB_OFFLINE, or give a local folder.",
-    ),
-    Sign(
-        r"Cannot find any model weights with (?P<model>\S+)",
-        "The model folder holds no weights.",
-        "Complete the download of the model (*.safetensors).",
-    ),
-    Sign(
-        r"Model architectures (?P<names>\[.*?\]) are not supported",
-        "This vLLM cannot run the architecture {names}.",
-        "Use a newer vLLM, or another model.",
-    ),
-    Sign(
-        r"Failed to load the tokenizer\.",
-        "The model's tokenizer cannot be loaded.",
-        "Check that its tokenizer files are there, or give --tokenizer.",
-    ),
-    Sign(
-        r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
-        r"\((?:max_position_embeddings|[\w.]+)=(?P<own>\d+)",
-        "--max-model-len {asked} is more than the {own} positions the model has.",
-        "Ask for at most {own}.",
-    ),
-    Sign(
-        r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) GiB KV cache is needed.*?"
-        r"available KV cache memory \((?P<there>[\d.]+) GiB\)(?:.*?estimated maximum model length is (?P<fits>\d+))?",
-        "One request of {asked} tokens does not fit: it needs {needed} GiB of KV cache, and {there} GiB are there.",
-        _MORE_KV,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"No available memory for the cache blocks",
-        "Nothing is left for the KV cache after the weights and the work space.",
-        _MORE_KV,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"Free memory on device (?P<device>\S* ?)\(.*?less than desired GPU memory utilization",
-        "The GPU has less free memory than vLLM was told to use: another process holds the rest.",
-        "Stop what else runs on the GPU, or lower --gpu-memory-utilization.",
-        permanent=False,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"Available memory on node (?P<node>\d+) \((?P<free>[\d.]+)/.*?less than (?:desired|requested)",
-        "The machine has less free memory than the KV cache was told to take.",
-        "Lower VLLM_CPU_KVCACHE_SPACE (GiB), or stop what else uses memory.",
-        permanent=False,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy",
-        "The GPU ran out of memory while warming up with many sequences.",
-        "Lower --max-num-seqs or --gpu-memory-utilization.",
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"(?P<loading>Failed to load model) - not enough GPU memory",
-        "The GPU's memory cannot hold the weights.",
-        "Use a smaller or a quantized model, more GPUs (--tensor-parallel-size), or stop what else runs on it.",
-        permanent=False,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"OutOfMemoryError: CUDA out of memory",
-        "The GPU's memory does not suffice.",
-        "Lower --gpu-memory-utilization or --max-num-seqs, or use a smaller model or more GPUs.",
-        permanent=False,
-        kind=Kind.MEMORY,
-    ),
-    Sign(
-        r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater than or equal to max_num_seqs \((?P<seqs>\d+)\)",
-        "--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}.",
-        "Raise the first or lower the second.",
-    ),
-    Sign(
-        r"attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<size>\d+)\)",
-        "The model's {heads} attention heads cannot be split over {size} GPUs.",
-        "Choose a --tensor-parallel-size that divides {heads}.",
-    ),
-    Sign(
-        r"World size \((?P<asked>\d+)\) is larger than the number of available GPUs \((?P<there>\d+)\)",
-        "{asked} GPUs were asked for, and the engine sees {there}.",
-        "Lower --tensor-parallel-size, or give the engine more GPUs.",
-    ),
-    Sign(
-        r"InvalidCxxCompiler|No working C\+\+ compiler found",
-        "vLLM compiles the model here, and there is no C++ compiler.",
-        "Install one (apt-get install g++), or give --enforce-eager.",
-    ),
-    Sign(
-        r"No module named '?vllm\b",
-        "The interpreter has no vLLM.",
-        "Name one that has it, or let kvgate set up its own.",
-    ),
-)
-
-# Only where nothing in the log says more.
-LAST_SIGNS: tuple[Sign, ...] = (
-    Sign(
-        r"EngineDeadError|died unexpectedly|exited unexpectedly",
-        "One of the engine's own processes died without a word.",
-        "Most often the machine ran out of memory: `dmesg` names what was killed.",
-        permanent=False,
-    ),
-)
-
+_QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
 _ERROR = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b(?:: |$)|^Value error, |^\S+: error: |^Fatal "
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b(?:: |$)|^Exception: |^Value error, |^\S+: error: |"
+    r"^Fatal "
 )
 _GENERIC = re.compile(
     r"\d+ validation errors? for |See root cause above|EngineCore failed to start|WorkerProc failed to start"
     r"|WorkerProc initialization failed|EngineCore encountered |EngineDeadError|died unexpectedly|exited unexpectedly"
+    r"|Worker failed with error|died with exit code"
 )
-_SIGNALS = {
-    signal.SIGKILL: Diagnosis(
-        "It was killed (SIGKILL).", "Most often the machine ran out of memory: `dmesg` names what was killed."
-    ),
-    signal.SIGILL: Diagnosis(
-        "The processor does not know an instruction this build uses (SIGILL).",
-        "vLLM's build for x86-64 needs AVX2.",
-        permanent=True,
-    ),
-}
+_TRACEBACK = "Traceback (most recent call last)"
+_RAISED_FROM = re.compile(
+    r"^(?:The above exception was the direct cause of the following|During handling of the above) "
+)
+_LONGEST = 600
+"""Characters of a line that are looked at and shown: vLLM lists every architecture it knows in one."""
+_DEEPEST = 400
+"""Lines of a stack that are kept."""
+_SOURCE = re.compile(r"^ {4}")
+_START = re.compile(r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v")
+_NAMED = re.compile(r"\(\?P<\w+>")
+_ANY_SIGN = re.compile("|".join(f"(?:{_NAMED.sub('(?:', sign.pattern)})" for sign in SIGNS))
+"""Whether it is worth asking each sign."""
+_HEAVY = tuple(sign for sign in SIGNS if sign.weight is not Weight.HINT)
+_HINTS = tuple(sign for sign in SIGNS if sign.weight is Weight.HINT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    weight: Weight
+    position: int
+    diagnosis: Diagnosis
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What one process has printed of exceptions that were raised from each other."""
+
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=_DEEPEST))
+    first_error: tuple[int, str] | None = None
+    ended: bool = False
+    goes_on: bool = False
+
+    def next(self, text: str, *, is_error: bool) -> "_Chain":
+        """The chain that a line belongs to: this one, or a new one where another exception begins."""
+        if _RAISED_FROM.match(text):
+            self.goes_on = True
+        begins = is_error or text.startswith(_TRACEBACK)
+        chain = _Chain() if begins and self.ended and not self.goes_on else self
+        chain.frames.append(text)
+        return chain
+
+    def error(self, position: int, text: str) -> None:
+        """Take in that an exception of the chain ends here."""
+        self.ended, self.goes_on = True, False
+        self.first_error = self.first_error or (position, text)
 
 
 def diagnose(log: Sequence[str], code: int) -> Diagnosis:
@@ -201,27 +86,116 @@ def diagnose(log: Sequence[str], code: int) -> Diagnosis:
         log: What it printed, oldest line first.
         code: Its exit code; negative for the signal that killed it.
     """
-    lines = [_plain(line.text) for line in map(parse, log) if line.level not in {"DEBUG", "INFO", "WARNING"}]
-    if found := _match(SIGNS, lines):
+    lines = [parse(line) for line in log]
+    said = f"It ended with exit code {code}"
+    if found := _worst(lines, f"{said}: ", killed=-code == signal.SIGKILL):
         return found
     if code < 0:
         number = signal.Signals(-code)
-        return _SIGNALS.get(number, Diagnosis(f"It was ended by {number.name}."))
+        return SIGNALS.get(number, Diagnosis(f"It was ended by {number.name}."))
+    last = next((text for line in reversed(lines) if line.level not in _QUIET and (text := _plain(line.text))), "")
+    return Diagnosis(f"{said}.", evidence=last)
+
+
+def read_log(log: Iterable[str]) -> list[Diagnosis]:
+    """Say all that a log file tells: what ended the last run of each engine in it, if anything did, and hints.
+
+    Lines may begin with `NAME | `, as kvgate and `docker compose` write them, and with a time.
+    """
+    by_engine: dict[str, list[LogLine]] = defaultdict(list)
+    for raw in log:
+        engine, line = _collected(raw)
+        if _START.search(line.text):
+            by_engine[engine].clear()
+        by_engine[engine].append(line)
+    told: list[Diagnosis] = []
+    for engine, lines in by_engine.items():
+        failure = _worst(lines, "The first error of the log: ", killed=False)
+        hints = [hint for hint in _hints(lines) if failure is None or hint.sign != failure.sign]
+        told += [_of(engine, found) for found in ([failure] if failure else []) + hints]
+    return told
+
+
+def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool) -> Diagnosis | None:
+    found = list(_failures(lines, unknown))
+    causes = [one for one in found if one.weight is Weight.CAUSE]
+    if causes:
+        return causes[0].diagnosis
+    if killed:
+        return None
+    effects = [one for one in found if one.weight is Weight.EFFECT]
+    if effects:
+        return min(effects, key=lambda one: one.position).diagnosis
+    return next((one.diagnosis for one in found), None)
+
+
+def _failures(lines: Sequence[LogLine], unknown: str) -> Iterable[_Found]:
+    """All signs of a failure, in the order of the log; an error nobody knows is an effect, of what is not known."""
+    chains: dict[str, _Chain] = defaultdict(_Chain)
+    for position, line in enumerate(lines):
+        if line.level in _QUIET:
+            continue
+        chain = chains[line.process]
+        if _SOURCE.match(line.text):  # of a traceback: its strings are not what was said
+            chain.frames.append(line.text.strip())
+            continue
+        text = _plain(line.text)
+        if text == "AssertionError":
+            text = _asserted(chain.frames)
+        is_error = bool(_ERROR.search(text))
+        chain = chains[line.process] = chain.next(text, is_error=is_error)
+        if (found := _first(_HEAVY, text, chain.frames)) is not None:
+            sign, diagnosis = found
+            at = position
+            if sign.weight is Weight.EFFECT and chain.first_error is not None:
+                at, evidence = chain.first_error
+                diagnosis = replace(diagnosis, evidence=evidence)
+                at -= 1  # before that error itself
+            yield _Found(sign.weight, at, diagnosis)
+        elif is_error and not _GENERIC.search(text) and _first(_HINTS, text, chain.frames) is None:
+            yield _Found(Weight.EFFECT, position, Diagnosis(f"{unknown}{text}", evidence=text))
+        if is_error:
+            chain.error(position, text)
+
+
+def _asserted(frames: Reversible[str]) -> str:
+    """What a bare AssertionError is about."""
+    return next(
+        (f"AssertionError: {frame}" for frame in reversed(frames) if frame.startswith("assert ")), "AssertionError"
+    )
+
+
+def _first(signs: Sequence[Sign], text: str, frames: Collection[str]) -> tuple[Sign, Diagnosis] | None:
+    if not _ANY_SIGN.search(text):
+        return None
+    stack = "\n".join(frames)
+    return next(((sign, read) for sign in signs if (read := sign.read(text, stack)) is not None), None)
+
+
+def _hints(lines: Sequence[LogLine]) -> Iterable[Diagnosis]:
+    """Each hint once, with its first line."""
+    seen: set[str] = set()
     for line in lines:
-        if _ERROR.search(line) and not _GENERIC.search(line):
-            return Diagnosis(f"It ended with exit code {code}: {line}")
-    last = next((line for line in reversed(lines) if line), "")
-    return _match(LAST_SIGNS, lines) or Diagnosis(f"It ended with exit code {code}.", evidence=last)
+        if (found := _first(_HINTS, _plain(line.text), ())) is not None and found[0].name not in seen:
+            seen.add(found[0].name)
+            yield found[1]
 
 
-def _match(signs: Sequence[Sign], lines: Sequence[str]) -> Diagnosis | None:
-    for sign in signs:
-        for line in lines:
-            if match := re.search(sign.pattern, line):
-                return sign.read(match.groupdict(""), line)
-    return None
+_COLLECTED = re.compile(r"^(?P<engine>[\w./@ -]{1,80}?)\s*\| ")
+_TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) F )?")
+
+
+def _collected(raw: str) -> tuple[str, LogLine]:
+    """Whose line it is, and the line, without what a collector of logs puts in front."""
+    text = _TIMESTAMP.sub("", raw.rstrip("\n"))
+    prefix = _COLLECTED.match(text)
+    return (prefix["engine"], parse(_TIMESTAMP.sub("", text[prefix.end() :]))) if prefix else ("", parse(text))
+
+
+def _of(engine: str, found: Diagnosis) -> Diagnosis:
+    return replace(found, cause=f"{engine}: {found.cause}") if engine else found
 
 
 def _plain(text: str) -> str:
-    """The text without what pydantic adds to it: the values of half the configuration."""
-    return text.partition(" [type=")[0].strip()
+    """The text without what pydantic adds to it, the values of half the configuration, and of a length to be read."""
+    return text.partition(" [type=")[0].strip()[:_LONGEST]

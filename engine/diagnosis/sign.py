@@ -1,8 +1,9 @@
 """PURE. What is known of one failure, and what a log says of it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum, auto
 
 
 class Kind(Enum):
@@ -13,23 +14,38 @@ class Kind(Enum):
     MODEL = "model files and hub"
     TOKENIZER = "tokenizer"
     PARALLEL = "GPUs and communication"
-    DEATH = "death at work"
     NETWORK = "network"
+    DEATH = "death"
+    SERVICE = "service"
+    """It runs, and not as it could."""
     UNKNOWN = "not known"
+
+
+class Weight(IntEnum):
+    """How much a sign tells. Of several signs in one log the heaviest counts, then the first."""
+
+    HINT = auto()
+    """It ends nothing: something works, but not as it could. Only `doctor` tells of it."""
+    TAIL = auto()
+    """The last words of every failed run: somebody else failed before."""
+    EFFECT = auto()
+    """Something failed, and a line before it may say why: that one is shown."""
+    CAUSE = auto()
+    """This is why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a program ended.
+    """Why a program ended, or what is wrong with it.
 
     Attributes:
         cause: What happened, in one sentence.
         remedy: What to do about it.
-        evidence: The line of the log that says so.
+        evidence: The line of the log that says so, or what was measured.
         permanent: Whether the next start must fail in the same way.
         kind: What it is about.
-        facts: What the evidence gives by name: the named groups of its pattern. `engine.fit` reads `asked` and `fits`
-            (tokens), `requests` (sequences of the warm-up), `node` and `free` (GiB), and `loading`.
+        facts: What the evidence gives by name: the named groups of its pattern, and what follows from them.
+        sign: Name of the sign that was found; empty where no sign was.
     """
 
     cause: str
@@ -38,24 +54,60 @@ class Diagnosis:
     permanent: bool = False
     kind: Kind = Kind.UNKNOWN
     facts: Mapping[str, str] = field(default_factory=dict)
+    sign: str = ""
 
     def __str__(self) -> str:
         evidence = self.evidence if self.evidence not in self.cause else ""
         return "\n".join(part for part in (self.cause, self.remedy, evidence and f"vLLM said: {evidence}") if part)
 
 
+Facts = Mapping[str, str]
+
+
+def nothing_more(_: Facts) -> Facts:
+    """What follows from the facts of most signs."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A text in the log and what it means. `cause` and `remedy` take the pattern's named groups."""
+    """A text in the log and what it means.
 
+    Attributes:
+        name: What the documentation and the tests call it.
+        pattern: Found in one line of the log.
+        cause: What happened; takes the facts.
+        remedy: What to do; takes the facts.
+        kind: What it is about.
+        weight: How much it tells.
+        permanent: Whether the next start must fail in the same way.
+        within: Found in the stack above the line, where the line alone does not say enough.
+        derive: What follows from the named groups: numbers for the remedy.
+    """
+
+    name: str
     pattern: str
     cause: str
     remedy: str
+    kind: Kind
+    weight: Weight = Weight.CAUSE
     permanent: bool = True
-    kind: Kind = Kind.UNKNOWN
+    within: str = ""
+    derive: Callable[[Facts], Facts] = nothing_more
 
-    def read(self, facts: Mapping[str, str], line: str) -> Diagnosis:
-        """The diagnosis of a line that the pattern was found in."""
+    def read(self, line: str, stack: str = "") -> Diagnosis | None:
+        """The diagnosis of a line, or None where it does not show this sign."""
+        match = re.search(self.pattern, line)
+        if match is None or (self.within and not re.search(self.within, stack)):
+            return None
+        facts = match.groupdict("")
+        facts |= self.derive(facts)
         return Diagnosis(
-            self.cause.format(**facts), self.remedy.format(**facts), line, self.permanent, self.kind, facts
+            self.cause.format(**facts),
+            self.remedy.format(**facts),
+            line,
+            self.permanent,
+            self.kind,
+            facts,
+            self.name,
         )

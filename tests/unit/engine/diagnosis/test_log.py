@@ -2,65 +2,98 @@ import signal
 
 import pytest
 
-from engine.diagnosis.log import LAST_SIGNS, SIGNS, diagnose
-from engine.diagnosis.sign import Sign
+from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.sign import Kind
 
-# One line for each sign, as vLLM 0.32 prints it, or the version that does.
-EXAMPLES = """\
-api_server.py: error: unrecognized arguments: --no-such-flag
-api_server.py: error: argument --max-model-len: invalid human_readable_int_or_auto value: 'many'
-api_server.py: error: ambiguous option: --max could match --max-model-len, --max-num-seqs
-OSError: [Errno 98] Address already in use
-OSError: You are trying to access a gated repo.
-httpx.HTTPStatusError: 401 Client Error. (Request ID: x)
-  Value error, Invalid repository ID or local directory specified: '/models/empty'.
-huggingface_hub.errors.HFValidationError: Repo id must be in the form 'name' or 'space/name': '/models/missing'. Use
-OSError: nobody/nothing is not a local folder and is not a valid model identifier listed on the hub
-OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them
-huggingface_hub.errors.LocalEntryNotFoundError: Cannot find [...] and outgoing traffic has been disabled. To enable
-(Worker pid=1) ERROR 11-20 18:11:38 [x.py:953] RuntimeError: Cannot find any model weights with `/models/half`
-ValueError: Model architectures ['StrangeForCausalLM'] are not supported for now.
-RuntimeError: Failed to load the tokenizer. If the tokenizer is a custom tokenizer
-  Value error, User-specified max_model_len (100000) is greater than the derived max_model_len (max_position_embeddings\
-=8192.0 or model_max_length=None in model's config.json). [type=value_error, input_value=ArgsKwargs(())]
-ValueError: To serve at least one request with the model's max seq len (2048), (0.13 GiB KV cache is needed, which is \
-larger than the available KV cache memory (0.02 GiB). Based on the available memory, the estimated maximum
-ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`
-ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization (0.92,
-ValueError: Available memory on node 0 (13.0/14.5 GiB) on kv cache allocation is less than requested memory for kv (500
-RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.
-(Worker pid=1) ERROR 11-20 18:11:38 [x.py:95] Failed to load model - not enough GPU memory. Try lowering
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
-ValueError: max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024).
-  Value error, Total number of attention heads (2) must be divisible by tensor parallel size (3).
-ValueError: World size (8) is larger than the number of available GPUs (4) in this node.
-torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in (None, 'g++')
-ModuleNotFoundError: No module named 'vllm'
-""".splitlines()
 TAIL = [
     "(EngineCore pid=2) ERROR 11-20 18:11:05 [core.py:1510] EngineCore failed to start.",
     "Traceback (most recent call last):",
+    "Exception: WorkerProc initialization failed due to an exception in a background process.",
     "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
 ]
+BANNER = "(APIServer pid=1) INFO 11-20 18:10:00 [api_utils.py:1] vLLM API server version 0.32.0"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests."
+NCCL = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
+MOON = "ValueError: the moon is in the wrong house"
+PORT = "OSError: [Errno 98] Address already in use"
+HEADS = "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3)."
+FROM = "The above exception was the direct cause of the following exception:"
+TRACE = "Traceback (most recent call last):"
+DEAD = "ERROR 11-20 18:15:59 [x.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
 
 
-@pytest.mark.parametrize(("sign", "example"), list(zip(SIGNS, EXAMPLES, strict=True)), ids=range(len(SIGNS)))
-def test_each_sign_is_found_above_the_generic_tail(sign: Sign, example: str) -> None:
-    found = diagnose(["INFO: something before", example, *TAIL], 1)
-    assert found.permanent is sign.permanent
-    assert found.cause.startswith(sign.cause.partition("{")[0])
-    assert "{" not in found.cause + found.remedy
-    assert found.evidence
-    assert found.evidence in example
-    assert found.remedy
+def by(process: str, *lines: str) -> list[str]:
+    return [f"({process} pid=7) ERROR 11-20 18:11:05 [x.py:63] {line}" for line in lines]
+
+
+SEVERAL = {
+    "of two causes the first": ([HEADS, PORT], "heads not divisible"),
+    "and the other way round": ([PORT, HEADS], "port taken"),
+    "a cause before an effect": ([OOM, HEADS], "heads not divisible"),
+    "an error that says more than the one it was raised from": (
+        [TRACE, OOM, "", FROM, "", TRACE, SAMPLER],
+        "out of memory warming up",
+    ),
+    "of two effects the first": ([NCCL, OOM], "NCCL failed"),
+    "and the other way round ": ([OOM, NCCL], "GPU out of memory"),
+    "an effect before the tail": ([DEAD, OOM], "GPU out of memory"),
+    "one rank's out-of-memory before the other ranks' NCCL": (
+        by("Worker_TP0", TRACE, OOM) + by("Worker_TP1", TRACE, NCCL),
+        "GPU out of memory",
+    ),
+    "ranks that speak at once": (
+        [
+            *by("Worker_TP0", TRACE),
+            *by("Worker_TP1", TRACE),
+            *by("Worker_TP0", '  File "w.py", line 1, in load_model'),
+            *by("Worker_TP1", '  File "w.py", line 1, in execute_model'),
+            *by("Worker_TP0", OOM),
+            *by("Worker_TP1", OOM),
+        ],
+        "out of memory loading",
+    ),
+    "an error nobody knows before an effect": ([MOON, NCCL], ""),
+    "a hint is no reason to die": (
+        ["INFO 11-20 18:15:59 [cuda.py:234] Cannot use FlashAttention-2 backend for Volta and Turing GPUs.", MOON],
+        "",
+    ),
+    "a refused request is no reason to die": (
+        ["ERROR 11-20 18:11:38 [c.py:1] ValueError: This model's maximum context length is 1024 tokens.", DEAD],
+        "died without a word",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_of_several_errors_the_telling_one_counts_then_the_first(case: str) -> None:
+    lines, sign = SEVERAL[case]
+    found = diagnose([*lines, *TAIL], 1)
+    assert found.sign == sign
+    if not sign:
+        assert found.cause == f"It ended with exit code 1: {MOON}"
+
+
+def test_an_effect_shows_the_error_it_was_raised_from() -> None:
+    effect = "RuntimeError: Failed to load the tokenizer. If the tokenizer is a custom tokenizer"
+    found = diagnose([TRACE, MOON, "", FROM, "", TRACE, effect, *TAIL], 1)
+    assert found.kind is Kind.TOKENIZER
+    assert found.evidence == MOON
+    unrelated = diagnose([TRACE, MOON, "INFO: in between", TRACE, effect, *TAIL], 1)
+    assert unrelated.cause.endswith(MOON)
 
 
 def test_the_words_of_the_log_are_in_the_sentence() -> None:
-    found = diagnose([EXAMPLES[14]], 1)
+    said = (
+        "  Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
+        "(max_position_embeddings=8192.0 or model_max_length=None in model's config.json). [type=value_error, x=1]"
+    )
+    found = diagnose([said], 1)
     assert str(found).splitlines()[:2] == [
         "--max-model-len 100000 is more than the 8192 positions the model has.",
         "Ask for at most 8192.",
     ]
+    assert found.facts == {"asked": "100000", "own": "8192"}
     assert "type=value_error" not in str(found)
 
 
@@ -69,11 +102,21 @@ def test_an_unknown_failure_shows_the_first_real_error() -> None:
         "(APIServer pid=1) WARNING 11-20 18:09:16 [x.py:255] This can cause errors like `OSError: [Errno 24] Too many",
         "(Worker pid=3) ERROR 11-20 18:11:05 [x.py:63] Traceback (most recent call last):",
         "(Worker pid=3) ERROR 11-20 18:11:05 [x.py:63]     raise ValueError(",
-        "(Worker pid=3) ERROR 11-20 18:11:05 [x.py:63] ValueError: the moon is in the wrong house",
+        f"(Worker pid=3) ERROR 11-20 18:11:05 [x.py:63] {MOON}",
         "(EngineCore pid=2) ERROR 11-20 18:11:06 [x.py:9] RuntimeError: Worker failed with error 'the moon'",
         *TAIL,
     ]
-    assert diagnose(log, 1).cause == "It ended with exit code 1: ValueError: the moon is in the wrong house"
+    assert diagnose(log, 1).cause == f"It ended with exit code 1: {MOON}"
+
+
+def test_a_bare_assertion_is_shown_by_what_it_asserts() -> None:
+    log = [TRACE, '  File "x.py", line 1, in y', "    assert self.moon == self.house", "AssertionError", *TAIL]
+    assert diagnose(log, 1).cause == "It ended with exit code 1: AssertionError: assert self.moon == self.house"
+
+
+def test_source_code_in_a_traceback_is_not_what_was_said() -> None:
+    log = [TRACE, "    raise ValueError('No available memory for the cache blocks')", MOON]
+    assert diagnose(log, 1).cause == f"It ended with exit code 1: {MOON}"
 
 
 def test_a_validation_error_is_shown_by_its_sentence() -> None:
@@ -88,16 +131,52 @@ def test_a_validation_error_is_shown_by_its_sentence() -> None:
 def test_a_kill_is_not_blamed_on_an_old_error() -> None:
     found = diagnose(["ValueError: of some request, long ago"], -signal.SIGKILL)
     assert "SIGKILL" in found.cause
+    assert found.kind is Kind.DEATH
     assert not found.permanent
+
+
+def test_a_crash_after_an_error_is_blamed_on_the_error() -> None:
+    assert diagnose([NCCL], -signal.SIGABRT).sign == "NCCL failed"
+    assert diagnose([], -signal.SIGBUS).sign == "bus error"
+    assert "SIGABRT" in diagnose([], -signal.SIGABRT).cause
 
 
 def test_an_engine_process_that_died_without_a_word() -> None:
     # What the API server of 0.32 prints after a kill -9 of its EngineCore; it then exits with 0.
-    log = [
-        "ERROR 11-20 18:15:59 [x.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
-    ]
-    assert diagnose(log, 0).cause == LAST_SIGNS[0].cause
+    assert diagnose([DEAD], 0).sign == "died without a word"
+    killed = "ERROR 11-20 18:15:59 [x.py:316] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting"
+    assert diagnose([killed], 0).cause == "The worker VllmWorker-1 was killed (SIGKILL)."
 
 
 def test_a_program_that_says_nothing() -> None:
     assert str(diagnose([], 3)) == "It ended with exit code 3."
+
+
+def test_a_file_of_several_starts_tells_of_the_last_one() -> None:
+    (found,) = read_log([BANNER, PORT, *TAIL, BANNER, HEADS, *TAIL])
+    assert found.sign == "heads not divisible"
+    assert read_log([BANNER, PORT, *TAIL, BANNER, "INFO:     Application startup complete."]) == []
+
+
+def test_a_file_of_several_engines_tells_of_each() -> None:
+    one, other = read_log(
+        [
+            f"engine a/0 | {BANNER}",
+            f"engine a/1 | {BANNER}",
+            f"engine a/1 | 2026-01-02T03:04:05.678Z {PORT}",
+            f"engine a/0 | {HEADS}",
+        ]
+    )
+    assert one.cause.startswith("engine a/0: The model's 4 attention heads")
+    assert other.cause.startswith("engine a/1: The engine's port is taken")
+
+
+def test_a_file_tells_hints_beside_the_failure_each_once() -> None:
+    hint = "INFO 11-20 18:15:59 [cuda.py:234] Cannot use FlashAttention-2 backend for Volta and Turing GPUs."
+    told = read_log([hint, hint, MOON])
+    assert [found.sign for found in told] == ["", "FlashAttention ruled out"]
+    assert told[0].cause == f"The first error of the log: {MOON}"
+
+
+def test_a_file_that_says_nothing_bad_tells_nothing() -> None:
+    assert read_log([BANNER, "INFO 11-20 18:15:59 [x.py:1] fine", ""]) == []
