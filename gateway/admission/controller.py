@@ -207,7 +207,7 @@ class AdmissionController:
             return
         del self._requests[event.request]
         endpoint, reservation, held = self._flights.pop(event.request)
-        self._headroom.left(request.arrival.flow, held)
+        self._headroom.left(request.arrival.flow, held, now)
         tokens = event.completion_tokens
         generated = reservation.seen if tokens is None else tokens
         if event.verdict is Verdict.DONE and generated:
@@ -226,7 +226,7 @@ class AdmissionController:
         if request is None or not request.take(Trigger.RETURNED):
             return
         endpoint, reservation, held = self._flights.pop(event.request)
-        self._headroom.left(request.arrival.flow, held)
+        self._headroom.left(request.arrival.flow, held, now)
         endpoint.release(reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         if event.busy:
@@ -348,7 +348,7 @@ class AdmissionController:
         self._queue.offer(accept)
 
     def _set_spare(self, request: Request, now: float) -> None:
-        spare = self._headroom.spare(request.arrival.flow, now)
+        spare = self._headroom.spare(request.arrival.flow, self._queue.waiting, now)
         request.spare = spare / len(self._roster.live) if spare and self._roster.live else 0.0
 
     def _observe_only(self, now: float) -> Callable[[Request], Answer]:

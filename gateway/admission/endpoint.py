@@ -18,7 +18,7 @@ from gateway.admission.sequence_limit import SequenceLimit
 GAUGE_LAG = 0.25
 """Seconds by which a gauge may trail the engine: it is set at the end of a step."""
 UNBOUNDED = 2**63
-MOST_SPARED = 0.25
+MOST_SPARED = 0.3
 """Share of a cache that is kept free for flows within their share, at the most."""
 
 

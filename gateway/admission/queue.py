@@ -97,6 +97,11 @@ class Queue:
         """How many flows wait, each counted in each of its bands."""
         return sum(len(band.fairness.active) for band in self._order)
 
+    def waiting(self, flow: str) -> int:
+        """How many of a flow wait, in all bands."""
+        flows = [band.fairness.active.get(flow) for band in self._order]
+        return sum(known.waiting for known in flows if known is not None)
+
     def depth_of(self, band: int) -> int:
         """How many wait in a band."""
         return self._bands[band].depth if band in self._bands else 0

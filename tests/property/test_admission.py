@@ -464,7 +464,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def what_flows_hold_is_what_is_in_flight(self):
         flights = self.controller._flights.values()
-        assert self.controller._headroom._held == sum(flight.tokens for flight in flights)
+        assert self.controller._headroom._all.now == sum(flight.tokens for flight in flights)
 
     @invariant()
     def nobody_is_passed_more_often_than_may_be(self):

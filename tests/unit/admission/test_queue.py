@@ -217,6 +217,7 @@ def test_lower_bands_first(row):
     row.join(3, band=5)
     assert row.queue.bands == (-1, 5)
     assert [row.queue.depth_of(band) for band in (-1, 0, 5)] == [1, 0, 2]
+    assert [row.queue.waiting(flow) for flow in ("", "nobody")] == [3, 0]
     assert row.drain() == [2, 1, 3]
 
 
