@@ -38,6 +38,7 @@ class Program:
         follows_log: Whether its output is read for phases and causes; otherwise it goes where kvgate's own goes.
         final_codes: Exit codes with which it says that another start would fail in the same way.
         policy: When to restart and when to lose patience.
+        described: A digest of how its user described it: one with the same can stand in its place.
         choices: What kvgate chose for it, each with its reason; told before its first start.
         refit: Says what to start instead when a start failed for memory, or that nothing is left to try.
     """
@@ -53,6 +54,7 @@ class Program:
     follows_log: bool = False
     final_codes: frozenset[int] = frozenset()
     policy: Policy = field(default_factory=Policy)
+    described: str = ""
     choices: tuple[str, ...] = ()
     refit: "Callable[[Diagnosis], Refit | Stop] | None" = field(default=None, repr=False, compare=False)
 

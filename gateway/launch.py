@@ -1,10 +1,13 @@
 """From settings to what the supervisor runs: the engines, and the gateway that fronts them."""
 
+import hashlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from engine.command import EngineSpec
 from engine.environment import engine_python
 from engine.gpu import gpus
 from engine.lifecycle import Policy
-from engine.placement import PlacementError, place
+from engine.placement import PlacementError, Wish, place
 from engine.process import free_port
 from engine.program import Program, Role
 from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
@@ -22,60 +25,92 @@ USAGE_ERROR = 2
 """Exit code when kvgate cannot run as it was told to, and trying again will not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
+_OF_SUPERVISION = frozenset({"replicas", "gpus", "start_timeout", "stop_timeout", "max_restarts"})
+"""Settings of an engine that its process knows nothing of; `gpus` counts as what they come to for each replica."""
 
 
-def programs(settings: Settings, python: Path | None = None, listening: Sequence[socket.socket] = ()) -> list[Program]:
+def programs(
+    settings: Settings,
+    python: Path | None = None,
+    listening: Sequence[socket.socket] = (),
+    running: Sequence[Program] = (),
+) -> list[Program]:
     """Everything that has to run, the gateway last.
 
     Args:
-        settings: with at least one engine.
+        settings: of kvgate.
         python: interpreter with vllm for engines that name none; set up now where None.
         listening: sockets that the gateway accepts connections from, as `gateway.server.bind_all` makes them.
+        running: what runs already. An engine that is described as one of these is that one; others get other names.
 
     Raises:
         ConfigurationError: an engine cannot be placed or described.
         SetupError: the engine's environment could not be made.
     """
     launched = [(model, model.engine) for model in settings.models if model.engine is not None]
-    wanted = [group for _, engine in launched for group in engine.gpus or (None,) * engine.replicas]
+    wanted = [Wish(group) for _, engine in launched for group in engine.gpus or (None,) * engine.replicas]
     try:
         devices = iter(place(wanted, [gpu.index for gpu in gpus()], os.environ))
     except PlacementError as error:
         raise ConfigurationError(f"engines: {error}") from None
-    running: list[Program] = []
+    taken = {program.name for program in running}
+    left = list(running)
+    engines: list[Program] = []
     fronting: list[ModelSettings] = []
     for model in settings.models:
         if model.engine is None:
             fronting.append(model)
             continue
         interpreter = model.engine.python or python or engine_python()
-        specs = _specs(model, model.engine, interpreter, devices)
-        running += [Program.engine(spec, _policy(model.engine)) for spec in specs]
-        fronting.append(_fronting(model, model.engine, specs))
+        of_model: list[Program] = []
+        for number in range(model.engine.replicas):
+            group = next(devices)
+            described = _description(model, model.engine, interpreter, group)
+            program = next((program for program in left if program.described == described), None)
+            if program is not None:
+                left.remove(program)
+            else:
+                name = _unused(_name(model, model.engine, number), taken)
+                spec = _spec(model, model.engine, interpreter, group, name)
+                program = replace(Program.engine(spec, _policy(model.engine)), described=described)
+            of_model.append(program)
+        engines += of_model
+        fronting.append(_fronting(model, model.engine, of_model))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    return [*running, _gateway(resolved, listening)]
+    return [*engines, _gateway(resolved, listening, _unused("gateway", taken))]
 
 
-def _specs(
-    model: ModelSettings, engine: EngineSettings, python: Path, devices: Iterator[tuple[str, ...]]
-) -> list[EngineSpec]:
-    name = served_name(model)
+def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
     try:
-        return [
-            EngineSpec(
-                name=f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}",
-                model=engine.model,
-                served_name=name,
-                port=free_port(),
-                python=python,
-                gpus=next(devices),
-                args=engine.args,
-                env={key: value.get_secret_value() for key, value in engine.env.items()},
-            )
-            for number in range(engine.replicas)
-        ]
+        return EngineSpec(
+            name=name,
+            model=engine.model,
+            served_name=served_name(model),
+            port=free_port(),
+            python=python,
+            gpus=gpus,
+            args=engine.args,
+            env={key: value.get_secret_value() for key, value in engine.env.items()},
+        )
     except ValueError as error:
-        raise ConfigurationError(f"model {name}: {error}") from None
+        raise ConfigurationError(f"model {served_name(model)}: {error}") from None
+
+
+def _name(model: ModelSettings, engine: EngineSettings, number: int) -> str:
+    name = served_name(model)
+    return f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}"
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """The name, with a number where one that runs has it, as it does while the one replaces the other."""
+    return next(name for name in chain([name], (f"{name} #{n}" for n in count(2))) if name not in taken)
+
+
+def _description(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...]) -> str:
+    """What an engine that runs would have to be started anew for, as a digest: there may be secrets in it."""
+    described = {name: value for name, value in revealed(engine).items() if name not in _OF_SUPERVISION}
+    whole = json.dumps([served_name(model), str(python), gpus, described], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def served_name(model: ModelSettings) -> str:
@@ -85,10 +120,11 @@ def served_name(model: ModelSettings) -> str:
     return model.name or (folder.resolve().name if folder.is_dir() else model.engine.model)
 
 
-def _fronting(model: ModelSettings, engine: EngineSettings, specs: list[EngineSpec]) -> ModelSettings:
+def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Program]) -> ModelSettings:
     """The model as the gateway sees it: every engine is an endpoint."""
     limit = _argument(engine.args, "--max-num-seqs")
-    launched = [EndpointSettings.model_validate({"url": spec.url, "max_num_seqs": limit}) for spec in specs]
+    urls = [(program.ready_url or "").removesuffix("/health") for program in engines]
+    launched = [EndpointSettings.model_validate({"url": url, "max_num_seqs": limit}) for url in urls]
     return model.model_copy(
         update={
             "name": served_name(model),
@@ -113,12 +149,12 @@ def _policy(engine: EngineSettings) -> Policy:
     return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts)
 
 
-def _gateway(settings: Settings, listening: Sequence[socket.socket]) -> Program:
+def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str) -> Program:
     values: Mapping[str, Any] = revealed(settings)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     fds = tuple(opened.fileno() for opened in listening)
     return Program(
-        name="gateway",
+        name=name,
         role=Role.GATEWAY,
         argv=(*(sys.executable, "-P", "-m", "gateway.cli", "gateway"), *(f"--listen={number}" for number in fds)),
         env=environment,

@@ -81,8 +81,8 @@ def redacted(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json")
 
 
-def revealed(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values with the secrets in them: for a child process's pipe, nowhere else."""
+def revealed(settings: BaseModel) -> dict[str, Any]:
+    """Settings, or a section of them, as plain values with the secrets in them: never for a log or a disk."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, SecretStr):

@@ -19,10 +19,10 @@ def no_gpus(monkeypatch):
     monkeypatch.setattr("gateway.launch.gpus", tuple)
 
 
-def launched(engine, *, python=PYTHON, **more):
+def launched(engine, *, python=PYTHON, running=(), **more):
     model = {"engine": {"model": "org/chat", **engine}, **more.pop("model", {})}
     settings = Settings.model_validate({"models": [model], **more})
-    return programs(settings, python)
+    return programs(settings, python, running=running)
 
 
 def handed_over(program):
@@ -38,6 +38,20 @@ def test_the_gateway_fronts_the_engine_that_is_launched():
     assert f"{model.endpoints[0].url}".rstrip("/") == engine.ready_url.removesuffix("/health")
     assert (model.name, model.tokenizer, model.engine) == ("org/chat", "org/chat", None)
     assert gateway.argv[0] == sys.executable
+
+
+def test_an_engine_described_as_one_that_runs_is_that_one_and_another_has_another_name():
+    first = launched({"replicas": 2, "args": ["--a"], "env": {"A": "hidden"}})
+    same = launched({"replicas": 2, "args": ["--a"], "env": {"A": "hidden"}, "stop_timeout": 3}, running=first)
+    assert same[:2] == first[:2]
+    assert handed_over(same[2]).models == handed_over(first[2]).models
+    assert same[2].name == "gateway #2"
+    other, *_ = launched({"replicas": 1, "args": ["--b"], "env": {"A": "hidden"}}, running=same)
+    assert other.name == "engine org/chat"
+    again = launched({"replicas": 2, "args": ["--a"], "env": {"A": "other"}}, running=same)
+    assert [program.name for program in again] == ["engine org/chat 0 #2", "engine org/chat 1 #2", "gateway"]
+    assert not {program.ready_url for program in again[:2]} & {program.ready_url for program in first}
+    assert "hidden" not in first[0].described
 
 
 def test_replicas_have_names_and_ports_of_their_own():
@@ -94,7 +108,7 @@ def test_each_replica_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr("gateway.launch.gpus", lambda: cards)
     first, second, _ = launched({"replicas": 2})
     assert first.env["CUDA_VISIBLE_DEVICES"] != second.env["CUDA_VISIBLE_DEVICES"]
-    with pytest.raises(ConfigurationError, match="engines: 3 engines need a GPU each"):
+    with pytest.raises(ConfigurationError, match="engines: they need 3 GPUs"):
         launched({"replicas": 3})
 
 
