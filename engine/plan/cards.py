@@ -77,7 +77,7 @@ CARDS: tuple[Card, ...] = (
     Card("a40", ("nvidia a40",), 46068, None, 86, False),
     Card("rtx-3090", ("rtx 3090",), 24576, 23.58, 86, False, "github.com/vllm-project/vllm/issues/10517"),
     Card("rtx-a5000", ("rtx a5000",), 24564, None, 86, False),
-    Card("rtx-a6000", ("rtx a6000",), 49140, None, 86, False),
+    Card("rtx-a6000", ("rtx a6000",), 49140, 47.4, 86, False, _STARTS),
     Card("l4", ("nvidia l4",), 23034, None, 89, False),
     Card("l40s", ("l40s",), 46068, 44.52, 89, False, "github.com/vllm-project/vllm/issues/14011"),
     Card("rtx-4080", ("rtx 4080",), 16376, None, 89, False),

@@ -1,0 +1,289 @@
+"""PURE. Where one rank's memory goes under given settings: weights, KV cache and the rest, and what the cache holds.
+
+The budget is vLLM's own (0.32, v1/worker/gpu_worker.py): the card's memory times `--gpu-memory-utilization`, less the
+weights, less what a dummy run takes, is the KV cache; a start fails where one request of `max_model_len` does not fit.
+What cannot be known without the card is a range, and a plan has to hold at its worse end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from engine.plan.arguments import Arguments
+from engine.plan.cards import GIB, Hardware
+from engine.plan.kv import Device, KvLayout, TokenRange
+from engine.plan.overhead import Overhead, Run, Span, cpu_overhead, overhead
+from engine.plan.shape import ModelShape
+from engine.plan.traffic import Traffic
+from engine.plan.weights import Weights
+
+UTILIZATION = 0.92
+"""vLLM's default of `--gpu-memory-utilization` since 0.20 (config/cache.py)."""
+
+_LARGE, _HUGE = 70 * GIB, 160 * GIB
+_BATCHES = {"huge": (16384, 1024), "large": (8192, 1024), "small": (2048, 256), "cpu": (2048, 128)}
+"""`max_num_batched_tokens` and `max_num_seqs` that a server takes by the card's memory (engine/arg_utils.py,
+`get_batch_defaults`); an A100 counts as small."""
+
+CPU_KV_SHARE, CPU_KV_MOST = 8, 8 * GIB
+"""kvgate gives an engine on a CPU an eighth of the memory for its KV cache, 1 to 8 GiB (engine/command.py)."""
+
+
+class RefusedError(Exception):
+    """vLLM would refuse these arguments whatever the memory. The message says which, and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a plan is asked for.
+
+    Attributes:
+        model: as a person named it.
+        shape: of the model.
+        weights: of its checkpoint.
+        hardware: what it shall run on.
+        arguments: what was given for vLLM; a plan never changes it.
+        traffic: what requests really are; None where nobody knows.
+        all_cards: whether all cards shall serve one engine, as `--gpus` says.
+        host_bytes: free memory of the host, for what is moved there; None where it is not known.
+        environ: what decides on a CPU: `VLLM_CPU_KVCACHE_SPACE`.
+    """
+
+    model: str
+    shape: ModelShape
+    weights: Weights
+    hardware: Hardware
+    arguments: Arguments
+    traffic: Traffic | None = None
+    all_cards: bool = False
+    host_bytes: int | None = None
+    environ: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How vLLM would run, each as its flag; `quantized` is one of the schemes of weights, offloads are bytes a rank."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str = "auto"
+    quantized: str | None = None
+    eager: bool = False
+    block_size: int | None = None
+    dtype: str = "auto"
+    kv_bytes: int | None = None
+    cpu_offload_bytes: int = 0
+
+    @property
+    def world(self) -> int:
+        """Cards that one engine uses."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where one rank's memory goes, in bytes, and what that holds. Of several ranks, the fullest.
+
+    Attributes:
+        total: of the card.
+        requested: what vLLM may take of it.
+        weights: once loaded.
+        overhead: the rest beside the KV cache.
+        kv: what is left for the KV cache; below zero where nothing is.
+        bytes_per_token: of KV cache, for each further token of a request.
+        tokens: of KV cache, as vLLM would log it.
+        needed: KV cache that one request of `max_model_len` takes.
+        longest: the longest `max_model_len` that surely starts.
+        at_full: requests of `max_model_len` at once, at least and at most.
+        at_p99: requests of the traffic's p99 length at once; None without traffic.
+        short: bytes missing; 0 where it fits.
+    """
+
+    total: int
+    requested: int
+    weights: int
+    overhead: Overhead
+    kv: Span
+    bytes_per_token: float
+    tokens: TokenRange
+    needed: int
+    longest: int
+    at_full: tuple[float, float]
+    at_p99: tuple[float, float] | None
+    short: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether vLLM surely starts."""
+        return self.short <= 0
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether it starts if the rest of the card takes as little as it can."""
+        return self.kv.high >= self.needed
+
+
+def defaults(request: Request) -> Settings:
+    """What vLLM would take, with what was given.
+
+    Raises:
+        RefusedError: vLLM would refuse it.
+        engine.plan.arguments.ArgumentError: A value cannot be read.
+    """
+    given, shape, hardware = request.arguments, request.shape, request.hardware
+    batched, seqs = _BATCHES[_size_of(hardware)]
+    tensor = given.integer("--tensor-parallel-size")
+    pipeline = given.integer("--pipeline-parallel-size") or 1
+    if tensor is None:
+        tensor = widest(shape, hardware.count // pipeline) if request.all_cards and not hardware.cpu else 1
+    _check_parallel(request, tensor, pipeline)
+    length = given.integer("--max-model-len")
+    if length is not None and length > shape.max_positions and not given.given("--hf-overrides"):
+        raise RefusedError(
+            f"--max-model-len {length:,} is more than the model was made for ({shape.max_positions:,} tokens)"
+        )
+    settings = Settings(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        utilization=given.number("--gpu-memory-utilization") or UTILIZATION,
+        max_model_len=length if length is not None and length > 0 else shape.default_length,
+        max_num_seqs=given.integer("--max-num-seqs") or seqs,
+        max_num_batched_tokens=given.integer("--max-num-batched-tokens") or batched,
+        kv_cache_dtype=given.text("--kv-cache-dtype") or "auto",
+        quantized={"fp8": "fp8", "bitsandbytes": "bitsandbytes"}.get(given.text("--quantization") or ""),
+        eager=given.given("--enforce-eager"),
+        block_size=given.integer("--block-size"),
+        dtype=given.text("--dtype") or "auto",
+        kv_bytes=given.integer("--kv-cache-memory-bytes"),
+        cpu_offload_bytes=round((given.number("--cpu-offload-gb") or 0) * GIB),
+    )
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise RefusedError(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{settings.max_num_seqs}: each sequence needs a token of every step"
+        )
+    if hardware.cpu and settings.kv_bytes is None:
+        space = (request.environ or {}).get("VLLM_CPU_KVCACHE_SPACE", "")
+        ours = max(GIB, min(CPU_KV_MOST, hardware.total_bytes // (CPU_KV_SHARE * GIB) * GIB))
+        settings = replace(settings, kv_bytes=int(space) * GIB if space.isdigit() and int(space) else ours)
+    return settings
+
+
+def measure(request: Request, settings: Settings) -> Budget:
+    """Say where the memory goes, run with these settings."""
+    shape, hardware = request.shape, request.hardware
+    weights = request.weights.quantized(settings.quantized) if settings.quantized else request.weights
+    per_rank = weights.per_rank(
+        shape,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        dtype=settings.dtype,
+    )
+    held = max(0, max(per_rank) - settings.cpu_offload_bytes)
+    layout = KvLayout.of(
+        shape,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        dtype=settings.dtype,
+        block_size=settings.block_size,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefix_caching=not request.arguments.given("--no-enable-prefix-caching"),
+        device=Device.CPU if hardware.cpu else Device.CUDA,
+    )
+    if hardware.cpu:
+        rest = cpu_overhead(shape, settings.max_num_batched_tokens, settings.max_num_seqs)
+        requested = hardware.total_bytes if hardware.free_bytes is None else hardware.free_bytes
+    else:
+        run = Run(
+            settings.tensor_parallel,
+            settings.world,
+            settings.max_num_batched_tokens,
+            settings.max_num_seqs,
+            settings.eager,
+            hardware.capability,
+        )
+        rest = overhead(shape, run)
+        requested = round(hardware.total_bytes * settings.utilization)
+    left = Span(requested - held - rest.total.high, requested - held - rest.total.low)
+    kv = left if settings.kv_bytes is None else Span(settings.kv_bytes, settings.kv_bytes)
+    needed = layout.bytes_for(settings.max_model_len) + layout.bytes_per_block
+    short = max(needed - kv.low, kv.low - left.low if settings.kv_bytes is not None else 0)
+    if not hardware.cpu and hardware.free_bytes is not None and settings.kv_bytes is None:
+        short = max(short, requested - hardware.free_bytes + CONTEXT_BYTES)
+    return Budget(
+        hardware.total_bytes,
+        requested,
+        held,
+        rest,
+        kv,
+        layout.bytes_per_token,
+        _tokens(layout, kv, settings.max_model_len),
+        needed,
+        layout.longest(max(0, kv.low), settings.max_model_len),
+        _requests(layout, kv, settings.max_model_len),
+        _requests(layout, kv, length) if (length := p99_length(request.traffic)) else None,
+        max(0, short),
+    )
+
+
+CONTEXT_BYTES = 600 * 2**20
+"""What a CUDA context takes of the free memory before vLLM looks: 0.45 GiB (A100, H100) to 0.9 GiB (RTX 4090) were
+logged as missing from idle cards."""
+
+
+def p99_length(traffic: Traffic | None) -> int | None:
+    """Tokens of prompt and output together that 99 of 100 requests stay under; None where traffic does not tell."""
+    return traffic.total_tokens.p99.high if traffic and traffic.total_tokens else None
+
+
+def widest(shape: ModelShape, cards: int) -> int:
+    """The most cards, of so many, that tensor parallelism can use: the heads must divide."""
+    return max((ranks for ranks in range(1, max(1, cards) + 1) if divides(shape, ranks)), default=1)
+
+
+def divides(shape: ModelShape, ranks: int) -> bool:
+    """Whether vLLM can spread the model's layers over so many ranks.
+
+    Attention heads must divide, and KV heads one way or the other (0.32, config/model.py,
+    `verify_with_parallel_config`; layers/linear.py).
+    """
+    heads, kv_heads = shape.attention_heads or ranks, shape.kv_heads or ranks
+    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def _check_parallel(request: Request, tensor: int, pipeline: int) -> None:
+    shape, hardware = request.shape, request.hardware
+    if not divides(shape, tensor):
+        able = [str(ranks) for ranks in range(1, max(8, hardware.count) + 1) if divides(shape, ranks)]
+        raise RefusedError(
+            f"--tensor-parallel-size {tensor} does not divide the model's {shape.attention_heads} attention heads "
+            f"({shape.kv_heads} KV heads): vLLM refuses it; {', '.join(able)} would do"
+        )
+    if not hardware.cpu and tensor * pipeline > hardware.count:
+        raise RefusedError(
+            f"--tensor-parallel-size {tensor} times --pipeline-parallel-size {pipeline} needs {tensor * pipeline} "
+            f"cards, and there {'is 1' if hardware.count == 1 else f'are {hardware.count}'}: say --gpus "
+            f"{tensor * pipeline} to plan for as many"
+        )
+    if pipeline > shape.layers:
+        raise RefusedError(f"--pipeline-parallel-size {pipeline} is more than the model's {shape.layers} layers")
+
+
+def _size_of(hardware: Hardware) -> str:
+    if hardware.cpu:
+        return "cpu"
+    if hardware.total_bytes >= _HUGE:
+        return "huge"
+    return "large" if hardware.total_bytes >= _LARGE and "a100" not in hardware.name.lower() else "small"
+
+
+def _tokens(layout: KvLayout, kv: Span, length: int) -> TokenRange:
+    return TokenRange(layout.tokens(max(0, kv.low), length).low, layout.tokens(max(0, kv.high), length).high)
+
+
+def _requests(layout: KvLayout, kv: Span, length: int) -> tuple[float, float]:
+    return layout.requests(max(0, kv.low), length), layout.requests(max(0, kv.high), length)

@@ -1,0 +1,268 @@
+"""PURE. What fits, what to change where it does not, and the nearest thing that does.
+
+`plan` measures what was asked for. Where it does not fit, it walks the table of remedies: trims first, one on top of
+another; then each change of the model or the machine, with the trims it still needs; then two such changes at once. A
+plan that fits only by the better end of what is not known does not count as fitting.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from engine.plan.arguments import Arguments
+from engine.plan.budget import Budget, Request, Settings, defaults, measure
+from engine.plan.cards import CARDS, GIB, Card, Hardware
+from engine.plan.remedies import REMEDIES, Hint, Remedy, Situation, Stage, hints
+from engine.plan.weights import SCHEMES
+
+_PASSES = 2
+_COUNTS = (1, 2, 4, 8)
+
+
+class Verdict(StrEnum):
+    """What came of it."""
+
+    FITS = "fits"
+    CHANGES = "fits with changes"
+    NOT = "does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One remedy that was taken.
+
+    Attributes:
+        remedy: its name in the table.
+        words: for vLLM's command line; empty where it is another checkpoint or the environment.
+        reason: with its figures.
+        environ: variables that it sets.
+        checkpoint: the kind of checkpoint it needs instead, by its scheme; "" for the one that was named.
+        kv_bytes: of KV cache that it brought on each rank, at the worse end.
+        tokens: of KV cache that it brought, likewise.
+    """
+
+    remedy: str
+    words: tuple[str, ...]
+    reason: str
+    environ: tuple[tuple[str, str], ...]
+    checkpoint: str
+    kv_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What the weights take on one rank by another scheme, in bytes; `kind` is what to look for."""
+
+    scheme: str
+    bytes: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        model: as it was named.
+        verdict: in a word.
+        asked: where the memory goes as it was asked for.
+        asked_settings: the settings of that.
+        changes: that make it fit, in order; where nothing does, none.
+        budget: where it goes with them.
+        settings: with them.
+        sizes: of the weights by other schemes.
+        hints: of the environment, each with its condition.
+        nearest: what would fit, where this does not.
+        notes: what a person should know of the figures.
+    """
+
+    model: str
+    verdict: Verdict
+    asked: Budget
+    asked_settings: Settings
+    changes: tuple[Change, ...]
+    budget: Budget
+    settings: Settings
+    sizes: tuple[Size, ...]
+    hints: tuple[Hint, ...]
+    nearest: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What the changes add to vLLM's command line."""
+        return tuple(word for change in self.changes for word in change.words)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables that the changes set."""
+        return dict(pair for change in self.changes for pair in change.environ)
+
+
+def plan(request: Request) -> Plan:
+    """Plan a request.
+
+    Raises:
+        engine.plan.budget.RefusedError: vLLM would refuse the arguments, whatever the memory.
+        engine.plan.arguments.ArgumentError: A value cannot be read.
+        engine.plan.kv.UnpackableError: vLLM would refuse the model: its layers have no common block size.
+    """
+    settings = defaults(request)
+    asked = Situation(request, settings, measure(request, settings))
+    changes, after = _solved(asked)
+    verdict = Verdict.NOT if not after.budget.fits else Verdict.CHANGES if changes else Verdict.FITS
+    if verdict is Verdict.NOT:
+        changes, after = (), asked
+    return Plan(
+        request.model,
+        verdict,
+        asked.budget,
+        settings,
+        changes,
+        after.budget,
+        after.settings,
+        _sizes(asked),
+        hints(after),
+        _nearest(request) if verdict is Verdict.NOT else (),
+        _notes(asked),
+    )
+
+
+def _solved(asked: Situation) -> tuple[tuple[Change, ...], Situation]:
+    changes, after = _trimmed(asked)
+    if after.budget.fits:
+        return changes, after
+    for reshaped in _reshaped(asked):
+        before, situation = reshaped
+        more, result = _trimmed(situation)
+        if result.budget.fits:
+            return (*before, *more), result
+    return changes, after
+
+
+def _reshaped(asked: Situation) -> Iterator[tuple[tuple[Change, ...], Situation]]:
+    """Each change of model or machine alone, in the table's order, then two of different kinds at once."""
+    remedies = [remedy for remedy in REMEDIES if remedy.stage is Stage.RESHAPE]
+    alone = [(remedy, taken) for remedy in remedies if (taken := _take(remedy, asked))]
+    yield from (((change,), after) for _, (change, after) in alone)
+    for first, (change, after) in alone:
+        for second in remedies[remedies.index(first) + 1 :]:
+            if taken := _take(second, after):
+                yield (change, taken[0]), taken[1]
+
+
+def _trimmed(start: Situation) -> tuple[tuple[Change, ...], Situation]:
+    """Take what trims are needed, or always asked; a second round takes those that an earlier one made possible."""
+    changes: dict[str, Change] = {}
+    now = start
+    for _ in range(_PASSES):
+        for remedy in REMEDIES:
+            if remedy.stage is not Stage.TRIM or (now.budget.fits and not remedy.always):
+                continue
+            if remedy.name not in changes and (taken := _take(remedy, now)):
+                changes[remedy.name], now = taken
+    return tuple(changes.values()), now
+
+
+def _take(remedy: Remedy, now: Situation) -> tuple[Change, Situation] | None:
+    if now.request.arguments.given(*remedy.flags):
+        return None
+    proposal = remedy.propose(now)
+    if proposal is None:
+        return None
+    after = now.then(proposal.settings)
+    change = Change(
+        remedy.name,
+        proposal.words,
+        proposal.reason,
+        proposal.environ,
+        proposal.checkpoint,
+        after.budget.kv.low - now.budget.kv.low,
+        after.budget.tokens.low - now.budget.tokens.low,
+    )
+    return change, after
+
+
+_KINDS = {
+    "fp8": "--quantization fp8 of this checkpoint, or one named -FP8",
+    "awq": "a checkpoint named -AWQ",
+    "gptq": "a checkpoint named -GPTQ-Int4",
+    "bitsandbytes": "--quantization bitsandbytes of this checkpoint, or one named -bnb-4bit",
+}
+
+
+def _sizes(now: Situation) -> tuple[Size, ...]:
+    if now.request.shape.quantization is not None or now.settings.quantized:
+        return ()
+    return tuple(
+        Size(scheme, measure(now.request, replace(now.settings, quantized=scheme)).weights, kind)
+        for scheme, kind in _KINDS.items()
+        if scheme in SCHEMES
+    )
+
+
+def _nearest(request: Request) -> tuple[str, ...]:
+    """The fewest of these cards, and the smallest single card, that do with what is given and the same weights."""
+    found = []
+    hardware = request.hardware
+    if not hardware.cpu:
+        for count in _COUNTS:
+            if count > hardware.count and (after := _with(request, replace(hardware, count=count, free_bytes=None))):
+                found.append(f"{count} x {hardware.name}, {_told(after)}")
+                break
+    for card in _by_size(CARDS):
+        if card.total_bytes > hardware.total_bytes or hardware.cpu:
+            one = Hardware(card.name, 1, card.total_bytes, capability=card.capability, nvlink=card.nvlink)
+            if after := _with(request, one):
+                found.append(f"1 x {card.name}, {_told(after)}")
+                break
+    return tuple(found)
+
+
+def _by_size(cards: Sequence[Card]) -> list[Card]:
+    def size(card: Card) -> int:
+        return card.total_bytes
+
+    return sorted(cards, key=size)
+
+
+def _with(request: Request, hardware: Hardware) -> Situation | None:
+    free = {
+        flag: words
+        for flag, words in request.arguments.words.items()
+        if flag not in {"--tensor-parallel-size", "--pipeline-parallel-size"}
+    }
+    other = replace(request, hardware=hardware, all_cards=True, arguments=Arguments(free))
+    settings = defaults(other)
+    _, after = _trimmed(Situation(other, settings, measure(other, settings)))
+    return after if after.budget.fits else None
+
+
+def _told(after: Situation) -> str:
+    ranks = f"--tensor-parallel-size {after.settings.tensor_parallel}, " if after.settings.tensor_parallel > 1 else ""
+    return f"{ranks}up to {after.settings.max_model_len:,} tokens of context"
+
+
+def _notes(asked: Situation) -> tuple[str, ...]:
+    request, notes = asked.request, []
+    shape = request.shape
+    if not request.weights.exact:
+        notes.append("The weights are estimated from the config: the checkpoint's files were not read.")
+    if shape.assumed:
+        notes.append(f"The model type {shape.model_type} is not known: it was planned as an ordinary decoder.")
+    if shape.multimodal:
+        notes.append("What images or audio take while profiling is a wide guess; --limit-mm-per-prompt bounds it.")
+    if asked.budget.may_fit and not asked.budget.fits:
+        notes.append(
+            "As asked it may start or may not: it depends on what this card keeps for activations and graphs "
+            f"({asked.budget.overhead.total.low / GIB:.1f} to {asked.budget.overhead.total.high / GIB:.1f} GiB)."
+        )
+    hardware = request.hardware
+    if hardware.capability is not None and hardware.capability < 80 and shape.dtype == "bfloat16":  # noqa: PLR2004
+        notes.append(f"{hardware.name} has no bfloat16: vLLM takes float16 instead, and says so.")
+    if hardware.count > asked.settings.world and not hardware.cpu:
+        notes.append(
+            f"{asked.settings.world} of {hardware.count} cards are used as asked; --gpus {hardware.count} uses all."
+        )
+    return tuple(notes)

@@ -1,0 +1,374 @@
+"""PURE. What to change so that a model fits, in the order practitioners take: the table `REMEDIES`, and what it needs.
+
+A remedy proposes other settings or nothing. It is left out where one of its flags was given: what a person said stays.
+Those of `Stage.TRIM` cost little and are taken one on top of another; those of `Stage.RESHAPE` change the model or the
+machine, and are tried one after another, each with what trimming it still needs.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from engine.plan.budget import CONTEXT_BYTES, Budget, Request, Settings, measure, p99_length, widest
+from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS, GIB
+from engine.plan.shape import Kind
+
+_MOST_UTILIZATION = 0.95
+"""Never 1.0: kernels compiled later, fragmentation and the graphs' own error need room."""
+_OTHERS_GROW = 512 * 2**20
+"""Left to others who hold memory of the card: a desktop, another engine."""
+_STEP = 0.01
+_SHORTEST = 4096
+"""Tokens of context below which nobody calls a chat model served, where neither traffic nor a flag says."""
+_ROUND = 256
+_SEQS = (256, 128, 64, 32, 16, 8)
+_SPARE = 1.25
+"""Sequences planned for each that was seen at once, by the 99th percentile."""
+_MOST_OFFLOAD = 0.5
+"""Of the weights: every step reads what is offloaded over PCIe, so that beyond a half a smaller model is faster."""
+_WORTH_HIT_RATE = 0.3
+_GIB_STEP = GIB
+
+
+class Stage(StrEnum):
+    """How deep a remedy cuts."""
+
+    TRIM = "trim"
+    RESHAPE = "reshape"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a remedy looks at."""
+
+    request: Request
+    settings: Settings
+    budget: Budget
+
+    def then(self, settings: Settings) -> "Situation":
+        """The same request with other settings."""
+        return Situation(self.request, settings, measure(self.request, settings))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Other settings, the words for vLLM's command line, and the reason with its figures."""
+
+    settings: Settings
+    words: tuple[str, ...]
+    reason: str
+    environ: tuple[tuple[str, str], ...] = ()
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One line of the table.
+
+    Attributes:
+        name: for a person.
+        stage: how deep it cuts.
+        flags: any of these given, and it is left out.
+        propose: other settings, or None where its condition does not hold.
+        always: whether it is asked even where everything fits.
+    """
+
+    name: str
+    stage: Stage
+    flags: tuple[str, ...]
+    propose: Callable[[Situation], Proposal | None]
+    always: bool = False
+
+
+def _free_memory(now: Situation) -> Proposal | None:
+    """Condition: the cards were read, and others hold so much that the wanted share is not free."""
+    hardware, settings = now.request.hardware, now.settings
+    if hardware.cpu or hardware.free_bytes is None or settings.kv_bytes is not None:
+        return None
+    room = hardware.free_bytes - CONTEXT_BYTES - (_OTHERS_GROW if hardware.processes else 0)
+    able = math.floor(room / hardware.total_bytes / _STEP) * _STEP
+    if able >= settings.utilization or able <= 0:
+        return None
+    held = (hardware.total_bytes - hardware.free_bytes) / GIB
+    reason = (
+        f"{hardware.free_bytes / GIB:.1f} of {hardware.total_bytes / GIB:.1f} GiB are free now, {held:.1f} are held by "
+        f"others; vLLM refuses to start where {settings.utilization:.2f} of the card is not free"
+    )
+    return Proposal(replace(settings, utilization=round(able, 2)), ("--gpu-memory-utilization", f"{able:.2f}"), reason)
+
+
+def _utilization(now: Situation) -> Proposal | None:
+    """Condition: it does not fit, and the card is nobody else's: one that was read, or of a kind without a display."""
+    hardware, settings = now.request.hardware, now.settings
+    if hardware.cpu or settings.kv_bytes is not None or settings.utilization >= _MOST_UTILIZATION:
+        return None
+    if not hardware.measured and "rtx" in hardware.name.lower():
+        return None
+    room = _MOST_UTILIZATION * hardware.total_bytes + CONTEXT_BYTES
+    if hardware.processes or (hardware.free_bytes is not None and hardware.free_bytes < room):
+        return None
+    gained = (_MOST_UTILIZATION - settings.utilization) * hardware.total_bytes / GIB
+    reason = (
+        f"{gained:.1f} GiB more of a card that serves nothing else; not 1.0, which leaves no room for fragmentation"
+    )
+    return Proposal(
+        replace(settings, utilization=_MOST_UTILIZATION), ("--gpu-memory-utilization", f"{_MOST_UTILIZATION}"), reason
+    )
+
+
+def _cpu_space(now: Situation) -> Proposal | None:
+    """Condition: a CPU, where the KV cache is too small for one request, or does not fit beside the weights."""
+    if not now.request.hardware.cpu:
+        return None
+    room = now.budget.requested - now.budget.weights - now.budget.overhead.total.high
+    wanted = -(-now.budget.needed // GIB) if now.budget.needed > now.budget.kv.low else room // GIB
+    if wanted < 1 or wanted * GIB > room or wanted * GIB == now.settings.kv_bytes:
+        return None
+    reason = f"{wanted} GiB of KV cache hold one request of {now.settings.max_model_len:,} tokens"
+    environ = (("VLLM_CPU_KVCACHE_SPACE", str(wanted)),)
+    return Proposal(replace(now.settings, kv_bytes=wanted * GIB), (), reason, environ)
+
+
+def _context(now: Situation) -> Proposal | None:
+    """Condition: the length does not fit, and a shorter one does that the traffic, or a chat, can live with."""
+    settings, budget, traffic = now.settings, now.budget, now.request.traffic
+    seen = p99_length(traffic)
+    longest = min(budget.longest, settings.max_model_len)
+    most = traffic.total_tokens.most.high if traffic and traffic.total_tokens else None
+    if seen is not None and most is not None:
+        enough = most if most <= longest else seen
+        wanted = min(longest, -(-enough // _ROUND) * _ROUND)
+        if wanted < seen or wanted >= settings.max_model_len:
+            return None
+        what = (
+            f"the longest request seen had {most:,}" if enough == most else f"99 of 100 requests had at most {seen:,}"
+        )
+        reason = f"{what} tokens ({traffic.source if traffic else ''}), and the model's {settings.max_model_len:,} do not fit"
+    else:
+        wanted = longest // _ROUND * _ROUND
+        if wanted < min(_SHORTEST, settings.max_model_len) or wanted >= settings.max_model_len:
+            return None
+        reason = (
+            f"one request of {settings.max_model_len:,} tokens needs {budget.needed / GIB:.1f} GiB of KV cache, and "
+            f"{max(0, budget.kv.low) / GIB:.1f} are sure; longer ones would be refused. --traffic says what is needed"
+        )
+    return Proposal(replace(settings, max_model_len=wanted), ("--max-model-len", str(wanted)), reason)
+
+
+def _sequences(now: Situation) -> Proposal | None:
+    """Condition: more sequences are set aside for than are ever at once, or than the card has room for."""
+    settings, traffic = now.settings, now.request.traffic
+    if traffic and traffic.concurrency:
+        high = traffic.concurrency.p99.high
+        wanted = max(8, -(-math.ceil(high * _SPARE) // 8) * 8)
+        if wanted >= settings.max_num_seqs:
+            return None
+        reason = f"99 % of the time at most {high} were at once ({traffic.source})"
+    else:
+        if now.budget.fits:
+            return None
+        least = min(_SHORTEST, settings.max_model_len)
+        fewer = [count for count in _SEQS if count < settings.max_num_seqs]
+        tries = [now.then(replace(settings, max_num_seqs=count)) for count in fewer]
+        found = next((after for after in tries if after.budget.fits), None)
+        found = found or next((after for after in tries if after.budget.longest >= least), None)
+        found = found or (tries[-1] if tries else None)
+        if found is None:
+            return None
+        wanted = found.settings.max_num_seqs
+        reason = f"sampling and graphs for {settings.max_num_seqs} at once take what the KV cache needs"
+    after = now.then(replace(settings, max_num_seqs=wanted))
+    gained = (after.budget.kv.low - now.budget.kv.low) / GIB
+    return Proposal(
+        after.settings,
+        ("--max-num-seqs", str(wanted)),
+        f"{reason}; leaves up to {gained:.1f} GiB more for the KV cache",
+    )
+
+
+def _fp8_cache(now: Situation) -> Proposal | None:
+    """Condition: a card that has an attention kernel for it, a cache of 16 bits, and room that it would make enough."""
+    shape, settings = now.request.shape, now.settings
+    if not now.request.hardware.can(FP8_KV) or settings.kv_cache_dtype != "auto" or now.budget.kv.low <= 0:
+        return None
+    if not any(cache.kind is not Kind.STATE and cache.kv_heads for cache in shape.caches):
+        return None
+    after = now.then(replace(settings, kv_cache_dtype="fp8"))
+    if after.budget.bytes_per_token >= now.budget.bytes_per_token:
+        return None
+    kib = now.budget.bytes_per_token / 1024
+    reason = f"{kib:.0f} KiB of KV cache per token become {after.budget.bytes_per_token / 1024:.0f}; check the answers"
+    return Proposal(after.settings, ("--kv-cache-dtype", "fp8"), reason)
+
+
+def _quantized(scheme: str, least: int, how: str, *, by_flag: bool) -> Callable[[Situation], Proposal | None]:
+    """Condition: weights of 16 bits on a card that has kernels for it."""
+
+    def propose(now: Situation) -> Proposal | None:
+        request, settings = now.request, now.settings
+        if request.shape.quantization is not None or settings.quantized or not request.hardware.can(least):
+            return None
+        after = now.then(replace(settings, quantized=scheme))
+        native = "" if scheme != "fp8" or request.hardware.can(FP8_NATIVE) else "; computed in 16 bits on this card"
+        became = f"{now.budget.weights / GIB:.1f} GiB a card become {after.budget.weights / GIB:.1f}"
+        reason = f"weights of {became}{native}: {how}"
+        words = ("--quantization", scheme) if by_flag else ()
+        return Proposal(after.settings, words, reason, checkpoint="" if by_flag else scheme)
+
+    return propose
+
+
+def _parallel(now: Situation) -> Proposal | None:
+    """Condition: more cards than are used; heads decide how many share layers, the rest are stages."""
+    request, settings = now.request, now.settings
+    count = request.hardware.count
+    if request.hardware.cpu or settings.world >= count:
+        return None
+    tensor = settings.tensor_parallel
+    if not request.arguments.given("--tensor-parallel-size"):
+        tensor = widest(request.shape, count)
+    pipeline = 1 if request.hardware.nvlink is not False else settings.pipeline_parallel
+    pipeline = max(pipeline, min(count // tensor, request.shape.layers))
+    if tensor * pipeline <= settings.world:
+        return None
+    words: tuple[str, ...] = ()
+    if tensor != settings.tensor_parallel:
+        words = ("--tensor-parallel-size", str(tensor))
+    if pipeline > 1:
+        words += ("--pipeline-parallel-size", str(pipeline))
+    heads = f"{request.shape.attention_heads} heads divide by {tensor}"
+    link = "" if request.hardware.nvlink is not False else "; without NVLink each layer waits for PCIe"
+    reason = f"{tensor * pipeline} of {count} cards share the weights and the KV cache ({heads}){link}"
+    return Proposal(replace(settings, tensor_parallel=tensor, pipeline_parallel=pipeline), words, reason)
+
+
+def _weights_to_host(now: Situation) -> Proposal | None:
+    """Condition: less than half of the weights is too much, and the host has room for it."""
+    request, settings, budget = now.request, now.settings, now.budget
+    if request.hardware.cpu:
+        return None
+    short = budget.short - max(0, budget.needed - min(budget.needed, _least_need(now)))
+    moved = -(-max(short, GIB) // _GIB_STEP) * _GIB_STEP
+    host = moved * settings.world
+    if moved > _MOST_OFFLOAD * budget.weights or (request.host_bytes is not None and host > request.host_bytes):
+        return None
+    gib = moved // GIB
+    reason = (
+        f"{gib} GiB of weights a card lie in host memory ({host // GIB} GiB of it) and cross PCIe in every step: slow, a "
+        "last resort"
+    )
+    return Proposal(replace(settings, cpu_offload_bytes=moved), ("--cpu-offload-gb", str(gib)), reason)
+
+
+def _least_need(now: Situation) -> int:
+    """KV bytes of the shortest context that is worth serving."""
+    least = p99_length(now.request.traffic) or _SHORTEST
+    shorter = now.then(replace(now.settings, max_model_len=min(least, now.settings.max_model_len)))
+    return now.budget.needed if now.request.arguments.given("--max-model-len") else shorter.budget.needed
+
+
+def _cache_to_host(now: Situation) -> Proposal | None:
+    """Condition: prompts share much (a hit rate from 30 %), and the cache holds less than what is at once."""
+    request, budget = now.request, now.budget
+    traffic = request.traffic
+    if not budget.fits or request.hardware.cpu or traffic is None or (traffic.hit_rate or 0) < _WORTH_HIT_RATE:
+        return None
+    if not traffic.concurrency or not traffic.total_tokens:
+        return None
+    wanted = traffic.concurrency.p99.high * traffic.total_tokens.p99.high
+    if wanted <= budget.tokens.low:
+        return None
+    size = math.ceil((wanted - budget.tokens.low) * budget.bytes_per_token * now.settings.world / GIB)
+    if request.host_bytes is not None and size * GIB > request.host_bytes:
+        return None
+    reason = (
+        f"{traffic.hit_rate or 0:.0%} of prompt tokens came from the prefix cache, which holds less than is at once: "
+        f"{size} GiB of host memory keep what it drops"
+    )
+    return Proposal(now.settings, ("--kv-offloading-size", str(size)), reason)
+
+
+_AWQ = "look for a checkpoint with `quant_method: awq` (the model's name with -AWQ); vLLM cannot make one while loading"
+_GPTQ = "look for a checkpoint with `quant_method: gptq` (-GPTQ-Int4)"
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        "measured free memory",
+        Stage.TRIM,
+        ("--gpu-memory-utilization", "--kv-cache-memory-bytes"),
+        _free_memory,
+        always=True,
+    ),
+    Remedy("KV cache of a CPU", Stage.TRIM, ("--kv-cache-memory-bytes",), _cpu_space),
+    Remedy("utilization", Stage.TRIM, ("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _utilization),
+    Remedy("context", Stage.TRIM, ("--max-model-len",), _context),
+    Remedy("sequences", Stage.TRIM, ("--max-num-seqs",), _sequences, always=True),
+    Remedy("fp8 KV cache", Stage.TRIM, ("--kv-cache-dtype",), _fp8_cache),
+    Remedy(
+        "fp8 weights",
+        Stage.RESHAPE,
+        ("--quantization",),
+        _quantized("fp8", FP8_WEIGHTS, "of this checkpoint, while loading", by_flag=True),
+    ),
+    Remedy("AWQ weights", Stage.RESHAPE, ("--quantization",), _quantized("awq", AWQ, _AWQ, by_flag=False)),
+    Remedy("GPTQ weights", Stage.RESHAPE, ("--quantization",), _quantized("gptq", AWQ, _GPTQ, by_flag=False)),
+    Remedy(
+        "bitsandbytes weights",
+        Stage.RESHAPE,
+        ("--quantization",),
+        _quantized("bitsandbytes", BITSANDBYTES, "of this checkpoint, while loading; slower than AWQ", by_flag=True),
+    ),
+    Remedy("tensor and pipeline parallelism", Stage.RESHAPE, ("--pipeline-parallel-size",), _parallel),
+    Remedy("weights in host memory", Stage.RESHAPE, ("--cpu-offload-gb",), _weights_to_host),
+    Remedy(
+        "KV cache in host memory",
+        Stage.TRIM,
+        ("--kv-offloading-size", "--kv-transfer-config"),
+        _cache_to_host,
+        always=True,
+    ),
+)
+"""In the order they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Something of the environment that helps in one case: shown, never set."""
+
+    setting: str
+    condition: str
+
+
+def hints(now: Situation) -> tuple[Hint, ...]:
+    """Return what may be worth knowing here."""
+    found = []
+    if now.request.hardware.cpu:
+        return ()
+    if now.budget.kv.low < GIB or not now.budget.fits:
+        found.append(
+            Hint(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                'when an out-of-memory error says that much is "reserved by PyTorch but unallocated": fragmentation. '
+                "Not with a KV connector: vLLM 0.32 refuses the two together",
+            )
+        )
+    if now.settings.world > 1:
+        found.append(
+            Hint(
+                "NCCL_CUMEM_ENABLE=0",
+                "when the cards differ from the plan by some hundred MiB each after NCCL's start, or graphs fail to "
+                "capture with NCCL: its buffers then come from plain cudaMalloc",
+            )
+        )
+        if now.request.hardware.nvlink is False:
+            found.append(
+                Hint(
+                    "NCCL_P2P_DISABLE=1", "when the start hangs after 'world_size=': cards behind a bridge without P2P"
+                )
+            )
+    if not now.settings.eager and not now.budget.fits:
+        found.append(
+            Hint("--enforce-eager", "to do without CUDA graphs: the memory above for graphs, for slower small batches")
+        )
+    return tuple(found)

@@ -1,0 +1,217 @@
+"""A plan for a person, in 80 columns, and for a program, as JSON."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from engine.plan.arguments import Arguments
+from engine.plan.budget import Budget, Request, Settings
+from engine.plan.cards import GIB, Hardware
+from engine.plan.overhead import Span
+from engine.plan.planner import Plan, Verdict
+from engine.plan.published import STARTS, compare
+
+WIDTH = 80
+_BAR = 60
+_SEGMENTS = (("weights", "█", "blue"), ("rest", "▓", "yellow"), ("either", "▒", "magenta"), ("KV cache", "░", "green"))
+_COLOURS = {Verdict.FITS: "green", Verdict.CHANGES: "yellow", Verdict.NOT: "red"}
+
+
+def command(plan: Plan, request: Request) -> tuple[str, ...]:
+    """The `vllm serve` command line that follows: what was given, then what the changes add."""
+    model = plan.model
+    kinds = [change.checkpoint for change in plan.changes if change.checkpoint]
+    if kinds:
+        model = f"{plan.model}-{kinds[0].upper()}"
+    return ("vllm", "serve", model, *_given(request.arguments), *plan.words)
+
+
+def configuration(plan: Plan, request: Request) -> str:
+    """The same as an entry of kvgate's own config file."""
+    words = command(plan, request)
+    lines = ["models:", "  - engine:", f"      model: {words[2]}"]
+    if words[3:]:
+        lines.append(f"      args: [{', '.join(_quoted(word) for word in words[3:])}]")
+    if plan.environ:
+        lines.append(f"      env: {{{', '.join(f'{name}: {_quoted(value)}' for name, value in plan.environ.items())}}}")
+    return "\n".join(lines)
+
+
+def as_json(plan: Plan, request: Request) -> bytes:
+    """Everything, with the command; sizes are bytes, lengths tokens, an unbounded number of requests null."""
+    told: dict[str, Any] = msgspec.to_builtins(plan)
+    told["hardware"] = msgspec.to_builtins(request.hardware)
+    told["traffic"] = msgspec.to_builtins(request.traffic)
+    told["command"] = command(plan, request)
+    told["environ"] = plan.environ
+    told["budget"]["rest"] = msgspec.to_builtins(plan.budget.overhead.total)
+    told["exact_weights"] = request.weights.exact
+    return msgspec.json.format(msgspec.json.encode(told))
+
+
+def show(plan: Plan, request: Request, out: Console) -> None:
+    """Print a plan."""
+    out.print(Group(*_parts(plan, request)), soft_wrap=False)
+
+
+def show_published(out: Console) -> None:
+    """Print what the plan says of published starts of vLLM on real GPUs, beside what they logged."""
+    grid = _grid("start", "ranks", "vLLM", "KV GiB logged", "planned", "tokens logged", "planned")
+    inside = 0
+    apart = []
+    for number, start in enumerate(STARTS, 1):
+        found = compare(start)
+        inside += found.inside
+        mark = "" if found.inside else f" [{len(apart) + 1}]"
+        if not found.inside:
+            apart.append(f"[{len(apart) + 1}] {start.model} on {start.card}: {start.differs}.")
+        low, high = found.available.low / GIB, found.available.high / GIB
+        tokens = "-" if start.tokens is None else f"{start.tokens:,}"
+        planned = "-" if start.tokens is None else f"{found.tokens.low:,}"
+        grid.add_row(
+            f"{number}. {start.model}, {start.card}",
+            str(start.tensor_parallel),
+            start.version,
+            f"{start.available:.2f}",
+            f"{low:.2f} to {high:.2f}{mark}",
+            tokens,
+            planned,
+        )
+    out.print(grid)
+    out.print(
+        f"{inside} of {len(STARTS)} within the range. Tokens are planned from the logged bytes. Published at:",
+        highlight=False,
+    )
+    urls = dict.fromkeys(start.url for start in STARTS)
+    for url in urls:
+        numbers = ", ".join(str(number) for number, start in enumerate(STARTS, 1) if start.url == url)
+        out.print(f"  {numbers}: {url}", soft_wrap=True, markup=False, highlight=False)
+    for reason in apart:
+        out.print(reason, markup=False, highlight=False)
+
+
+def _parts(plan: Plan, request: Request) -> Iterator[RenderableType]:
+    settings, budget = plan.settings, plan.budget
+    where = _hardware(request.hardware, settings)
+    yield Text.assemble((f"{plan.model} ", "bold"), f"on {where}: ", (plan.verdict.value, _COLOURS[plan.verdict]))
+    yield Text("")
+    yield from _bar(budget, request.hardware)
+    yield Text("")
+    yield _figures(plan, request)
+    if plan.changes:
+        yield _changes(plan)
+    if plan.verdict is Verdict.NOT:
+        yield Text(f"Missing on each card, at the worse end: {budget.short / GIB:.1f} GiB.")
+        for near in plan.nearest or ("nothing among the cards known here, with these weights",):
+            yield Text(f"The nearest that fits: {near}.")
+    if plan.sizes and plan.verdict is not Verdict.FITS:
+        sizes = ", ".join(f"{size.scheme} {size.bytes / GIB:.1f}" for size in plan.sizes)
+        yield Text(f"\nWeights a card in GiB, by scheme: {sizes}.")
+        for size in plan.sizes:
+            yield Padding(Text(f"{size.scheme}: {size.kind}"), (0, 0, 0, 2))
+    for note in plan.notes:
+        yield Text(f"\nNote: {note}")
+    if plan.hints:
+        yield Text("\nOnly if it happens:")
+        for hint in plan.hints:
+            yield Padding(Text(f"{hint.setting}: {hint.condition}"), (0, 0, 0, 2))
+    if plan.verdict is not Verdict.NOT:
+        environ = " ".join(f"{name}={value}" for name, value in plan.environ.items())
+        yield Text("\nThe command, then the same for kvgate:")
+        yield Text(f"{environ} {shlex.join(command(plan, request))}".strip(), style="bold")
+        yield Text(configuration(plan, request))
+
+
+def _hardware(hardware: Hardware, settings: Settings) -> str:
+    if hardware.cpu:
+        return f"a CPU ({hardware.total_bytes / GIB:.1f} GiB)"
+    cards = f"{settings.world} of {hardware.count}" if settings.world < hardware.count else f"{hardware.count}"
+    return f"{cards} x {hardware.name} ({hardware.total_bytes / GIB:.2f} GiB)"
+
+
+def _bar(budget: Budget, hardware: Hardware) -> Iterator[RenderableType]:
+    rest = budget.overhead.total
+    sure = max(0, budget.kv.low)
+    either = max(0, budget.kv.high) - sure
+    values = (budget.weights, rest.low, either, sure)
+    whole = max(budget.total, sum(values))
+    picture = Text("|")
+    used = 0
+    for (_, char, colour), value in zip(_SEGMENTS, values, strict=True):
+        columns = round((used + value) / whole * _BAR) - round(used / whole * _BAR)
+        picture.append(char * columns, colour)
+        used += value
+    picture.append(" " * max(0, _BAR - len(picture) + 1)).append("|")
+    yield picture
+    left = budget.total - used
+    legend = [f"{char} {name} {value / GIB:.1f}" for (name, char, _), value in zip(_SEGMENTS, values, strict=True)]
+    legend.append(f"free {left / GIB:.1f}" if left >= 0 else f"over by {-left / GIB:.1f}")
+    what = "machine" if hardware.cpu else "card"
+    yield Text(f"GiB a {what}: " + "  ".join(legend))
+    if either:
+        yield Text("either: the KV cache's, unless activations, graphs and buffers take it", style="dim")
+
+
+def _figures(plan: Plan, request: Request) -> Table:
+    budget, settings, rest = plan.budget, plan.settings, plan.budget.overhead
+    grid = _grid("", "", header=False)
+    grid.add_row("weights", f"{budget.weights / GIB:.2f} GiB a rank{'' if request.weights.exact else ' (estimated)'}")
+    grid.add_row("activations", f"{_gib(rest.activation)} ({settings.max_num_batched_tokens:,} tokens a step, "
+                 f"{settings.max_num_seqs} sequences)")  # fmt: skip
+    if not request.hardware.cpu:
+        grid.add_row("CUDA graphs", _gib(rest.graphs))
+    grid.add_row("outside of torch", _gib(rest.outside))
+    grid.add_row("KV cache", f"{_gib(budget.kv)}, {budget.bytes_per_token / 1024:.1f} KiB a token")
+    grid.add_row("KV tokens", _numbers(budget.tokens.low, budget.tokens.high))
+    grid.add_row(f"requests of {settings.max_model_len:,} tokens", _requests(budget.at_full))
+    if budget.at_p99 is not None and request.traffic and request.traffic.total_tokens:
+        length = request.traffic.total_tokens.p99.high
+        grid.add_row(f"requests of {length:,} tokens (p99)", _requests(budget.at_p99))
+    return grid
+
+
+def _changes(plan: Plan) -> Group:
+    grid = _grid("change", "reason")
+    grid.columns[0].no_wrap = False
+    for change in plan.changes:
+        words = " ".join(change.words) or " ".join(f"{name}={value}" for name, value in change.environ)
+        grid.add_row(words or f"{change.checkpoint.upper()} checkpoint", change.reason)
+    return Group(Text("\nWhat to change, in this order", style="bold"), grid)
+
+
+def _grid(*names: str, header: bool = True) -> Table:
+    grid = Table(box=SIMPLE_HEAD if header else None, padding=(0, 2, 0, 0), show_header=header, pad_edge=False)
+    for name in names:
+        grid.add_column(name)
+    return grid
+
+
+def _gib(span: Span) -> str:
+    return _range(f"{span.low / GIB:.2f}", f"{span.high / GIB:.2f}") + " GiB"
+
+
+def _numbers(low: int, high: int) -> str:
+    return _range(f"{low:,}", f"{high:,}")
+
+
+def _requests(span: tuple[float, float]) -> str:
+    return _range(f"{span[0]:.1f}", f"{span[1]:.1f}") + " at once"
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _given(arguments: Arguments) -> tuple[str, ...]:
+    return tuple(word for flag, words in arguments.words.items() for word in (flag, *words))
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
