@@ -28,12 +28,14 @@ class Group:
         kind: how a request's blocks grow with its tokens.
         tokens: that a block holds, of attention.
         window: tokens of a window or a chunk.
+        checkpoints: further states that prefix caching keeps of a request.
         pages: of its layers.
     """
 
     kind: Kind
     tokens: int
     window: int
+    checkpoints: int
     pages: tuple[Page, ...]
 
     def bytes_of(self, layers: range) -> int:
@@ -62,7 +64,7 @@ def grouped(pages: Sequence[Page], *, packed: bool) -> tuple[Group, ...]:
 
 def _group(pages: Sequence[Page]) -> Group:
     first = pages[0]
-    return Group(first.kind, first.tokens, first.window, tuple(pages))
+    return Group(first.kind, first.tokens, first.window, first.checkpoints, tuple(pages))
 
 
 def _one_type(pages: Sequence[Page]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.plan.groups import Group, UnpackableError, grouped
-from engine.plan.pages import Device, Paging, pages, promoted, resolved_dtype, resolved_kv_dtype
+from engine.plan.pages import Device, Paging, pages, resolved_dtype, resolved_kv_dtype
 from engine.plan.shape import Kind, LayerCache, ModelShape
 
 _KERNEL_BLOCKS = {Device.CUDA: (16,), Device.CPU: (32,)}
@@ -52,12 +52,13 @@ class KvLayout:
     Attributes:
         arrangements: the ways vLLM may lay it out, the usual one first; empty for a model that keeps nothing.
         in_flight: tokens that may be scheduled and not yet settled; windows keep blocks for them.
-        state_blocks: a request takes of a group of recurrent layers.
+        states_cached: whether prefix caching keeps states: a request then takes two blocks of a group of recurrent
+            layers, and one more where a prefill leaves a checkpoint.
     """
 
     arrangements: tuple[Arrangement, ...]
     in_flight: int
-    state_blocks: int
+    states_cached: bool
 
     @classmethod
     def of(
@@ -121,7 +122,7 @@ class KvLayout:
         attends = any(cache.kind is not Kind.STATE for cache in caches)
         batches = pipeline_parallel if device is Device.CPU else pipeline_parallel + 1
         # A model of states alone caches no prefixes (config/model.py, `is_prefix_caching_supported`).
-        return cls(tuple(arrangements), batches * max_num_batched_tokens, 2 if prefix_caching and attends else 1)
+        return cls(tuple(arrangements), batches * max_num_batched_tokens, prefix_caching and attends)
 
     @property
     def keeps_nothing(self) -> bool:
@@ -190,7 +191,7 @@ class KvLayout:
 
     def _blocks_of(self, group: Group, tokens: int) -> int:
         if group.kind is Kind.STATE:
-            return self.state_blocks
+            return 2 + group.checkpoints if self.states_cached else 1
         if group.kind is Kind.SLIDING:  # one more, as a window need not begin with a block
             return -(-min(group.window - 1 + self.in_flight, tokens) // group.tokens) + 1
         if group.kind is Kind.CHUNKED:
@@ -214,9 +215,6 @@ def _arranged(
     found = pages(shape, caches, paging)
     if not found:
         return None
-    kinds = {page.kind for page in found}
-    if Kind.CHUNKED in kinds and Kind.FULL in kinds:
-        found = promoted(found)  # by default chunks do not get groups of their own (config/vllm.py)
     groups = grouped(found, packed=packed)
     per_block = max(group.bytes_of(stage) for stage in stages for group in groups)
     attention = [page.tokens for page in found if page.kind is not Kind.STATE]

@@ -5,7 +5,7 @@ attention backends (packed dtypes).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.plan.shape import Kind, LayerCache, ModelShape, StateTensor
@@ -39,6 +39,7 @@ class Page:
         content: bytes without the padding.
         window: tokens of a window or a chunk.
         cells: what makes two layers alike apart from their sizes: KV heads and head sizes.
+        checkpoints: further states that prefix caching keeps of a request.
     """
 
     layer: int
@@ -48,6 +49,7 @@ class Page:
     content: int
     window: int
     cells: tuple[int, ...]
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def pages(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging) -> li
             continue
         if cache.kind is Kind.STATE:
             content = state_bytes(cache.state, paging)
-            found.append(Page(cache.layer, cache.kind, block, max(padded, content), content, 0, ()))
+            found.append(Page(cache.layer, cache.kind, block, max(padded, content), content, 0, (), cache.checkpoints))
             continue
         tokens = block
         if cache.kind is Kind.SLIDING:  # windows choose their own, whole kernel blocks that fit
@@ -161,10 +163,3 @@ def _block_size(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging,
     state = max(state_bytes(cache.state, paging) for cache in caches if cache.kind is Kind.STATE)
     needed = unit * -(-state // (unit * _main_token_bytes(shape, caches, paging, sparse=sparse)))
     return max(block, paging.kernel_block * -(-needed // paging.kernel_block))
-
-
-def promoted(found: list[Page]) -> list[Page]:
-    """Treat windows and chunks as full attention, as vLLM does where it cannot tell groups apart."""
-    return [
-        replace(page, kind=Kind.FULL, window=0) if page.kind in {Kind.SLIDING, Kind.CHUNKED} else page for page in found
-    ]
