@@ -21,6 +21,7 @@ from gateway.config import Settings
 from gateway.demo import DemoError, demo
 from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
+from gateway.plan_command import plan_command
 from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
@@ -99,6 +100,9 @@ def check_config(
 
 cli.command()(simulate)
 cli.command("advise")(advise_command)
+
+
+cli.command("plan")(plan_command)
 
 
 @cli.command()

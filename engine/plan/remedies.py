@@ -141,10 +141,9 @@ def _context(now: Situation) -> Proposal | None:
         wanted = min(longest, -(-enough // _ROUND) * _ROUND)
         if wanted < seen or wanted >= settings.max_model_len:
             return None
-        what = (
-            f"the longest request seen had {most:,}" if enough == most else f"99 of 100 requests had at most {seen:,}"
-        )
-        reason = f"{what} tokens ({traffic.source if traffic else ''}), and the model's {settings.max_model_len:,} do not fit"
+        what = f"the longest request had {most:,}" if enough == most else f"99 of 100 requests had at most {seen:,}"
+        source = traffic.source if traffic else ""
+        reason = f"{what} tokens ({source}), and {settings.max_model_len:,} do not fit"
     else:
         wanted = longest // _ROUND * _ROUND
         if wanted < min(_SHORTEST, settings.max_model_len) or wanted >= settings.max_model_len:
@@ -255,8 +254,8 @@ def _weights_to_host(now: Situation) -> Proposal | None:
         return None
     gib = moved // GIB
     reason = (
-        f"{gib} GiB of weights a card lie in host memory ({host // GIB} GiB of it) and cross PCIe in every step: slow, a "
-        "last resort"
+        f"{gib} GiB of weights a card lie in host memory ({host // GIB} GiB of it) and cross PCIe in every step: slow, "
+        "a last resort"
     )
     return Proposal(replace(settings, cpu_offload_bytes=moved), ("--cpu-offload-gb", str(gib)), reason)
 

@@ -65,7 +65,7 @@ def show_published(out: Console) -> None:
     """Print what the plan says of published starts of vLLM on real GPUs, beside what they logged."""
     grid = _grid("start", "ranks", "vLLM", "KV GiB logged", "planned", "tokens logged", "planned")
     inside = 0
-    apart = []
+    apart: list[str] = []
     for number, start in enumerate(STARTS, 1):
         found = compare(start)
         inside += found.inside

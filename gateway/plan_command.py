@@ -1,0 +1,142 @@
+"""`kvgate plan`: what fits, before anything is downloaded or launched."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from engine.gpu import gpus as cards_here
+from engine.gpu import holders
+from engine.plan.cards import Hardware, Process, SizeError, UnknownCardError, find, of_driver, parse_bytes
+
+USAGE_ERROR = 2
+DOES_NOT_FIT = 1
+_ALIKE = 0.9
+"""Cards whose free memory is at least this share of the freest one's are planned for together."""
+
+
+def plan_command(  # noqa: PLR0917 - the parameters of a command line
+    model: Annotated[str | None, typer.Argument(help="Model folder or hub id.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: what is given for vLLM, which the plan leaves as it is.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="A card that need not be here, as h100 or rtx-4090.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many cards shall serve the model.")] = None,
+    vram: Annotated[str | None, typer.Option(help="A card by its memory, as 24GiB.")] = None,
+    traffic: Annotated[
+        str | None, typer.Option(help="What requests are: an event log, a trace (CSV), or a URL of a kvgate or a vLLM.")
+    ] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="KVGATE_AUTH__ADMIN_KEY", help="Admin key for a --traffic URL.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,  # noqa: FBT002
+    published: Annotated[  # noqa: FBT002
+        bool, typer.Option("--published", help="Print published starts on real GPUs beside what the plan says of them.")
+    ] = False,
+) -> None:
+    """Say whether MODEL fits, what to change where it does not, and the command that follows."""
+    from engine.plan import report  # noqa: PLC0415 - other commands start without all this
+    from engine.plan.arguments import ArgumentError, Arguments  # noqa: PLC0415
+    from engine.plan.budget import RefusedError, Request  # noqa: PLC0415
+    from engine.plan.checkpoint import read_checkpoint  # noqa: PLC0415
+    from engine.plan.hub import CheckpointError  # noqa: PLC0415
+    from engine.plan.kv import UnpackableError  # noqa: PLC0415
+    from engine.plan.planner import Verdict, plan  # noqa: PLC0415
+    from engine.plan.shape import ModelShape, UnknownShapeError  # noqa: PLC0415
+    from engine.plan.traffic import TrafficError  # noqa: PLC0415
+    from engine.program import memory_bytes  # noqa: PLC0415
+    from gateway.traffic import read_traffic  # noqa: PLC0415
+
+    out = Console(highlight=False, markup=False)
+    out.width = max(out.width, report.WIDTH)
+    if published:
+        report.show_published(out)
+        return
+    if model is None:
+        _fail("nothing to plan: name a MODEL, a folder or a name on the hub")
+    try:
+        hardware = _hardware(gpu, gpus, vram, os.environ, memory_bytes())
+        arguments = Arguments.parse(args or ())
+        checkpoint = read_checkpoint(model)
+        shape = ModelShape.from_config(checkpoint.config)
+        request = Request(
+            model,
+            shape,
+            checkpoint.weights(shape),
+            hardware,
+            arguments,
+            traffic=read_traffic(traffic, key=admin_key) if traffic is not None else None,
+            all_cards=gpus is not None,
+            host_bytes=memory_bytes() if hardware.measured else None,
+            environ=os.environ,
+        )
+        made = plan(request)
+    except CheckpointError as error:
+        _fail(f"{error.cause}\n{error.remedy}")
+    except UnknownShapeError as error:
+        _fail(f"{model} cannot be planned: {error}")
+    except (ArgumentError, RefusedError, SizeError, UnknownCardError, UnpackableError, TrafficError) as error:
+        _fail(str(error))
+    if json:
+        sys.stdout.write(report.as_json(made, request).decode() + "\n")
+    else:
+        report.show(made, request, out)
+    sys.exit(DOES_NOT_FIT if made.verdict is Verdict.NOT else 0)
+
+
+def _hardware(
+    gpu: str | None, count: int | None, vram: str | None, environ: Mapping[str, str], memory: int
+) -> Hardware:
+    """The cards that were named, else this machine's, else its CPU."""
+    if gpu is not None and vram is not None:
+        _fail("--gpu and --vram say the same thing: give one")
+    if gpu is not None:
+        card = find(gpu)
+        return Hardware(card.name, count or 1, card.total_bytes, capability=card.capability, nvlink=card.nvlink)
+    if vram is not None:
+        _, total = of_driver("", parse_bytes(vram))
+        return Hardware(f"a card of {vram}", count or 1, total)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    named = None if visible is None else {part.strip() for part in visible.split(",")}
+    here = [card for card in cards_here() if named is None or str(card.index) in named]
+    if not here:
+        if count is not None:
+            _fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
+        return Hardware("the CPU", 1, memory, _free_memory(memory), cpu=True, measured=True)
+    if count is not None and count > len(here):
+        _fail(f"--gpus {count}: there {'is 1 card' if len(here) == 1 else f'are {len(here)} cards'} here")
+    freest = sorted(here, key=lambda card: -card.free_bytes)
+    chosen = freest[:count] if count else [one for one in freest if one.free_bytes >= _ALIKE * freest[0].free_bytes]
+    least = min(chosen, key=lambda card: card.total_bytes)
+    known, total = of_driver(least.name, least.total_bytes)
+    return Hardware(
+        known.name if known else least.name,
+        len(chosen),
+        total,
+        min(total, *(one.free_bytes for one in chosen)),
+        known.capability if known else None,
+        known.nvlink if known else None,
+        processes=tuple(Process(held.pid, held.used_bytes) for one in chosen for held in holders(one.index)),
+        measured=True,
+    )
+
+
+def _free_memory(total: int) -> int:
+    """Memory that programs can get without swapping, as the kernel estimates it; all of it where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return total
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return total if found is None else min(total, int(found) * 1024)
+
+
+def _fail(message: str) -> NoReturn:
+    console = Console(stderr=True, highlight=False)
+    for line in message.splitlines():
+        console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
+    sys.exit(USAGE_ERROR)
