@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from engine import events, lifecycle
 from engine.diagnosis.log import diagnose
@@ -189,7 +190,9 @@ class Runner:
             name = self.program.name
             self._tell(events.Crashed(name, judgement.diagnosis))
             self._tell(events.Refitted(name, refit.attempt, MOST_TRIES, refit.why))
-            self.program = refit.program
+            self.program = replace(
+                self.program, argv=refit.program.argv, env=refit.program.env, refit=refit.program.refit
+            )
         self._inbox.put_nowait(lifecycle.Exited(judgement.permanent, refitted=refit is not None))
 
     def _hear(self, news: str) -> None:

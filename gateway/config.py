@@ -117,11 +117,22 @@ class EngineSettings(_Section):
     replicas: int = Field(1, ge=1, le=64, description="How many processes.")
     gpus: tuple[tuple[int, ...], ...] | None = Field(
         None,
-        description="NVML indices for each replica. Where not given, each engine of all models gets one free GPU, in "
-        "order; an engine that is the only one sees all.",
+        description="NVML indices for each replica. Where not given, each engine of all models gets as many free GPUs, "
+        "in order, as its parallel sizes in `args` ask for; an engine that is the only one sees all.",
     )
+    share_gpu: bool = Field(False, description="Its GPUs may be those of other engines that say so too.")
     args: tuple[str, ...] = Field((), description="Further arguments of vLLM's server, as on its command line.")
     env: dict[str, SecretStr] = Field(default_factory=dict, description="Further environment of the process.")
+    fit: Literal["auto", "off"] = Field(
+        "auto",
+        description="`auto` starts an engine that failed for memory again with less, at most three times, and says "
+        "what was lowered; what `args` gives stays.",
+    )
+    min_model_len: int | None = Field(
+        None,
+        gt=0,
+        description="The shortest context (tokens) that `fit: auto` may come down to; never shortened where not given.",
+    )
     python: Path | None = Field(None, description="Interpreter that has vllm; kvgate's own environment if not given.")
     start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
     stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")

@@ -11,21 +11,23 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from engine.command import EngineSpec
+from engine.command import EngineSpec, value_of
 from engine.environment import engine_python
 from engine.gpu import gpus
 from engine.lifecycle import Policy
-from engine.placement import PlacementError, Wish, place
 from engine.process import free_port
 from engine.program import Program, Role
 from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.engine_setup import fitted, seats
 from gateway.settings_sources import ConfigurationError, revealed
 
 USAGE_ERROR = 2
 """Exit code when kvgate cannot run as it was told to, and trying again will not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
-_OF_SUPERVISION = frozenset({"replicas", "gpus", "start_timeout", "stop_timeout", "max_restarts"})
+_OF_SUPERVISION = frozenset(
+    {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
+)
 """Settings of an engine that its process knows nothing of; `gpus` counts as what they come to for each replica."""
 
 
@@ -47,12 +49,8 @@ def programs(
         ConfigurationError: an engine cannot be placed or described.
         SetupError: the engine's environment could not be made.
     """
-    launched = [(model, model.engine) for model in settings.models if model.engine is not None]
-    wanted = [Wish(group) for _, engine in launched for group in engine.gpus or (None,) * engine.replicas]
-    try:
-        devices = iter(place(wanted, [gpu.index for gpu in gpus()], os.environ))
-    except PlacementError as error:
-        raise ConfigurationError(f"engines: {error}") from None
+    launched = [model.engine for model in settings.models if model.engine is not None]
+    placed = iter(seats(launched, gpus(), os.environ, [program for program in running if program.role is Role.ENGINE]))
     taken = {program.name for program in running}
     left = list(running)
     engines: list[Program] = []
@@ -64,15 +62,17 @@ def programs(
         interpreter = model.engine.python or python or engine_python()
         of_model: list[Program] = []
         for number in range(model.engine.replicas):
-            group = next(devices)
-            described = _description(model, model.engine, interpreter, group)
+            seat = next(placed)
+            described = _description(model, model.engine, interpreter, seat.gpus)
             program = next((program for program in left if program.described == described), None)
             if program is not None:
                 left.remove(program)
             else:
                 name = _unused(_name(model, model.engine, number), taken)
-                spec = _spec(model, model.engine, interpreter, group, name)
-                program = replace(Program.engine(spec, _policy(model.engine)), described=described)
+                spec = _spec(model, model.engine, interpreter, seat.gpus, name)
+                spec, choices, bounds = fitted(spec, model.engine, seat)
+                program = Program.engine(spec, _policy(model.engine), fit=bounds, choices=choices)
+                program = replace(program, described=described)
             of_model.append(program)
         engines += of_model
         fronting.append(_fronting(model, model.engine, of_model))
@@ -122,27 +122,17 @@ def served_name(model: ModelSettings) -> str:
 
 def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Program]) -> ModelSettings:
     """The model as the gateway sees it: every engine is an endpoint."""
-    limit = _argument(engine.args, "--max-num-seqs")
+    limit = value_of(engine.args, "--max-num-seqs")
     urls = [(program.ready_url or "").removesuffix("/health") for program in engines]
     launched = [EndpointSettings.model_validate({"url": url, "max_num_seqs": limit}) for url in urls]
     return model.model_copy(
         update={
             "name": served_name(model),
-            "tokenizer": model.tokenizer or _argument(engine.args, "--tokenizer") or engine.model,
+            "tokenizer": model.tokenizer or value_of(engine.args, "--tokenizer") or engine.model,
             "endpoints": (*model.endpoints, *launched),
             "engine": None,
         }
     )
-
-
-def _argument(args: tuple[str, ...], flag: str) -> str | None:
-    """The value of a flag in an argument list, the last one where it is repeated."""
-    value = None
-    for position, argument in enumerate(args):
-        name, joined, inline = argument.partition("=")
-        if name.replace("_", "-") == flag:
-            value = inline if joined else next(iter(args[position + 1 : position + 2]), None)
-    return value
 
 
 def _policy(engine: EngineSettings) -> Policy:

@@ -1,0 +1,91 @@
+"""What each engine that is launched gets: its GPUs, the arguments nobody gave, and what may be lowered to fit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.command import EngineSpec, flags_of
+from engine.filling import filled, gpus_needed
+from engine.fit import Bounds
+from engine.gpu import Gpu
+from engine.placement import PlacementError, Wish, place, visible
+from engine.program import Program
+from gateway.config import EngineSettings
+from gateway.settings_sources import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one engine runs.
+
+    Attributes:
+        gpus: What `CUDA_VISIBLE_DEVICES` shall hold; nothing to leave it as it is.
+        cards: Those GPUs, as they were measured; none where they are not known by index.
+        on_gpus: Whether this machine has any.
+        engines: How many engines share them.
+        free: Whether none of them holds an engine of kvgate's that runs already, so that what is free tells something.
+    """
+
+    gpus: tuple[str, ...]
+    cards: tuple[Gpu, ...] = ()
+    on_gpus: bool = False
+    engines: int = 1
+    free: bool = True
+
+
+def seats(
+    engines: Sequence[EngineSettings],
+    cards: Sequence[Gpu],
+    environ: Mapping[str, str],
+    running: Sequence[Program] = (),
+) -> list[Seat]:
+    """Return a seat for each replica of each engine, in order.
+
+    Args:
+        engines: that are launched.
+        cards: this machine's GPUs, measured now.
+        environ: kvgate's own environment.
+        running: engines that run already.
+
+    Raises:
+        ConfigurationError: they cannot be placed.
+    """
+    wishes = [
+        Wish(group, gpus_needed(engine.args), engine.share_gpu)
+        for engine in engines
+        for group in engine.gpus or (None,) * engine.replicas
+    ]
+    present = [card.index for card in cards]
+    try:
+        placed = place(wishes, present, environ)
+    except PlacementError as error:
+        raise ConfigurationError(f"engines: {error}") from None
+    seen = visible(present, environ)
+    taken = {
+        device
+        for program in running
+        for device in (program.env.get("CUDA_VISIBLE_DEVICES") or ",".join(seen)).split(",")
+    }
+
+    def seat(devices: tuple[str, ...], wish: Wish) -> Seat:
+        used = devices or tuple(seen[: wish.size])
+        sharing = max((sum(device in other for other in placed) for device in devices), default=1)
+        return Seat(
+            devices,
+            tuple(card for card in cards if str(card.index) in used),
+            bool(cards),
+            sharing,
+            taken.isdisjoint(used),
+        )
+
+    return [seat(devices, wish) for devices, wish in zip(placed, wishes, strict=True)]
+
+
+def fitted(spec: EngineSpec, settings: EngineSettings, seat: Seat) -> tuple[EngineSpec, tuple[str, ...], Bounds | None]:
+    """Return the engine with what nobody gave filled in, what was filled and why, and what may be lowered to fit."""
+    more = filled(settings.args, seat.cards, named=settings.gpus is not None, engines=seat.engines, free=seat.free)
+    bounds = Bounds(flags_of(settings.args), settings.min_model_len, on_gpus=seat.on_gpus)
+    return (
+        replace(spec, args=(*spec.args, *(arg for fill in more for arg in fill.args))),
+        tuple(map(str, more)),
+        bounds if settings.fit == "auto" else None,
+    )

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from engine.command import EngineSpec
+from engine.fit import Bounds
+from engine.gpu import Gpu
+from engine.program import Program, Role
+from gateway.config import EngineSettings
+from gateway.engine_setup import Seat, fitted, seats
+from gateway.settings_sources import ConfigurationError
+
+GIB = 2**30
+IDLE, HALF, OTHER = (Gpu(index, "card", 80 * GIB, free * GIB) for index, free in enumerate((79, 40, 79)))
+
+
+def engine(**more):
+    return EngineSettings.model_validate({"model": "org/m", **more})
+
+
+def spec(*args):
+    return EngineSpec("e", "org/m", "m", 1, Path("/python"), args=args)
+
+
+def test_replicas_of_several_ranks_get_groups_that_do_not_overlap():
+    wanted = [engine(replicas=1, args=["-tp", "2"]), engine()]
+    first, second = seats(wanted, [IDLE, HALF, OTHER], {})
+    assert (first.gpus, second.gpus) == (("0", "1"), ("2",))
+    assert (first.cards, second.cards) == ((IDLE, HALF), (OTHER,))
+
+
+def test_what_cannot_be_placed_is_a_matter_of_configuration():
+    with pytest.raises(ConfigurationError, match="engines: two engines are to have GPU 0"):
+        seats([engine(gpus=[[0]]), engine(gpus=[[0]])], [IDLE], {})
+
+
+def test_a_single_engine_is_measured_on_the_gpu_it_will_use():
+    (seat,) = seats([engine()], [IDLE, HALF], {"CUDA_VISIBLE_DEVICES": "1"})
+    assert (seat.gpus, seat.cards) == ((), (HALF,))
+    assert fitted(spec(), engine(), seat)[0].args == ("--gpu-memory-utilization", "0.49")
+
+
+def test_engines_that_share_a_card_share_its_memory():
+    sharing = engine(gpus=[[0]], share_gpu=True)
+    for seat in seats([sharing, sharing], [IDLE], {}):
+        assert fitted(spec(), sharing, seat)[0].args == ("--gpu-memory-utilization", "0.49")
+
+
+@pytest.mark.parametrize(
+    ("env", "fills"), [({"CUDA_VISIBLE_DEVICES": "0"}, True), ({"CUDA_VISIBLE_DEVICES": "1"}, False), ({}, False)]
+)
+def test_memory_held_by_an_engine_of_ours_is_not_taken_for_somebody_elses(env, fills):
+    running = [Program("old", Role.ENGINE, (), env)]
+    (seat,) = seats([engine(gpus=[[1]])], [IDLE, HALF], {}, running)
+    assert bool(fitted(spec(), engine(gpus=[[1]]), seat)[1]) is fills
+
+
+def test_what_is_filled_in_is_told_and_may_be_lowered_and_what_was_given_may_not():
+    given = ("--max-model-len", "4096")
+    settings = engine(gpus=[[0, 1]], args=given, min_model_len=1024)
+    made, choices, bounds = fitted(spec(*given), settings, Seat(("0", "1"), (IDLE, HALF), on_gpus=True))
+    assert made.args == (*given, "--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.49")
+    assert choices == (
+        "--tensor-parallel-size 2: `gpus` gives this engine 2 of them",
+        "--gpu-memory-utilization 0.49: GPU 1 has 40.0 of 80.0 GiB free",
+    )
+    assert bounds == Bounds(frozenset({"--max-model-len"}), 1024, on_gpus=True)
+
+
+def test_fit_off_lowers_nothing():
+    assert fitted(spec(), engine(fit="off"), Seat(()))[2] is None
