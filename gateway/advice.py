@@ -26,6 +26,8 @@ FULL, HALF = 0.85, 0.5
 """Shares of a KV cache: at the fence of `kv_high` nearly always, and never needed."""
 BETTER_WAIT = 0.8
 """Of the p99 wait, what an alternative must come to to be worth a try."""
+LONG = 8192
+"""Tokens of a context from which on it is told in thousands."""
 GIB = 2**30
 _LOGITS = 128_256 * 4
 """Bytes of one row in the sampler's warm-up: 4 for each token of the vocabulary (Llama 3's)."""
@@ -160,16 +162,24 @@ def _context_length(past: Past) -> Finding | None:
             f"serves up to {refused / past.requests:.1%} of requests that are refused now",
         )
     seen = f"p99 {total.p99} tokens, at most {total.most}, of max_model_len {limit:,}"
-    wanted = _up(min(limit, total.most.high) * RESERVE, 1024 if limit > 8 * 1024 else 128)
-    if wanted * 2 > limit:
+    wanted = _enough_length(past)
+    if wanted is None or wanted == limit:
         return Finding(subject, seen)
     gain = f"the least KV cache that the engine starts with falls from {limit:,} to {wanted:,} tokens"
-    if past.kv_tokens is not None:
-        gain += f", and its {past.kv_tokens:,} tokens are those of {past.kv_tokens // wanted:,} requests at full length"
-        gain += f" instead of {past.kv_tokens / limit:.1f}"
-    return Finding(
-        subject, seen, f"--max-model-len {wanted}", f"{gain}: a smaller share of the card, or a smaller card"
-    )
+    if (tokens := past.kv_tokens) is not None:
+        gain += (
+            f"; its {tokens:,} tokens are {_few(tokens / wanted)} requests at full length, not {_few(tokens / limit)}"
+        )
+    return Finding(subject, seen, f"--max-model-len {wanted} (a client may then ask for no more max_tokens)", gain)
+
+
+def _enough_length(past: Past) -> int | None:
+    """A `max_model_len` that would have served all that came, where it is under half of what is; else what is."""
+    total, limit = past.traffic.total_tokens, past.max_model_len
+    if total is None or limit is None:
+        return limit
+    wanted = _up(min(limit, total.most.high) * RESERVE, 1024 if limit > LONG else 128)
+    return wanted if wanted * 2 <= limit else limit
 
 
 def _sequences(past: Past) -> Finding | None:
@@ -237,13 +247,15 @@ def _kv_cache(past: Past) -> Finding | None:
             "or another replica",
             f"with fp8 it holds twice the tokens: {2 * holds:,} requests of the median length instead of {holds:,}",
         )
-    needed = max(_up(tokens * most * RESERVE / FULL, 1024), past.max_model_len or 0)
+    length = _enough_length(past) or 0
+    needed = max(_up(tokens * most * RESERVE / FULL, 1024), length)
     if most > HALF or needed > tokens * RESERVE * HALF:
         return Finding(subject, seen)
     return Finding(
         subject,
         seen,
-        f"a smaller --gpu-memory-utilization, or --kv-cache-memory-bytes for {needed:,} tokens",
+        f"a smaller --gpu-memory-utilization, or --kv-cache-memory-bytes, for {needed:,} tokens"
+        + (f" (with --max-model-len {length})" if length != past.max_model_len else ""),
         f"{1 - needed / tokens:.0%} of the KV cache's memory is free: for a second model, or a smaller card",
     )
 
@@ -330,6 +342,11 @@ RULES: tuple[Callable[[Past], Finding | None], ...] = (
     _settings,
 )
 """What is looked at, in the order it is told."""
+
+
+def _few(times: float) -> str:
+    """A number of requests: with a decimal while that matters."""
+    return f"{times:.1f}" if times < 10 else f"{times:,.0f}"  # noqa: PLR2004
 
 
 def _up(value: float, step: int) -> int:

@@ -54,16 +54,14 @@ def _show(past: Past, out: Console) -> None:
     if findings is None:
         out.print(f"  Too little to tell: {traffic.requests:,} requests were answered, {ENOUGH:,} are wanted.\n")
         return
-    changes = [finding for finding in findings if finding.change is not None]
-    for finding in changes:
-        out.print(f"  {finding.subject}: {finding.seen}")
-        out.print(f"    change  {finding.change}")
-        out.print(f"    gain    {finding.gain}")
-    if not changes:
+    for finding in findings:
+        if finding.change is not None:
+            out.print(f"  {finding.subject}: {finding.seen}\n    change  {finding.change}\n    gain    {finding.gain}")
+    if all(finding.change is None for finding in findings):
         out.print("  Nothing to change.")
     for finding in findings:
         if finding.change is None:
-            out.print(f"  {finding.subject}: {finding.seen}. Fine.")
+            out.print(f"  fine    {finding.subject}: {finding.seen}")
     out.print()
 
 

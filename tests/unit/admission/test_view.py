@@ -2,7 +2,7 @@
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.state import BandState
-from tests.unit.admission.playbook import aborted, arrived, at, progress, up
+from tests.unit.admission.playbook import aborted, arrived, at, done, progress, up
 
 
 def test_an_endpoint_shows_what_it_holds(play):
@@ -12,6 +12,9 @@ def test_an_endpoint_shows_what_it_holds(play):
     state = p.endpoint("a")
     assert (state.held_blocks, state.in_flight, state.aborting) == (20 + 6 + 1, 3, 1)
     assert (state.sequences, state.unconfirmed_sequences) == (4, 2)
+    assert state.peak_sequences == 4
+    p >> done(1)
+    assert (p.endpoint("a").sequences, p.endpoint("a").peak_sequences) == (3, 4)
     assert (state.ledger_usage, state.effective_usage, state.observed_usage) == (0.27, 0.27, None)
     assert (state.sequence_limit, state.sequence_limit_learned) == (8, False)
     assert (state.gate_open, state.closed_by) == (True, ())

@@ -32,6 +32,8 @@ def test_reads_the_same_values_as_prometheus_own_parser(path):
     assert metrics.generation_tokens == total("generation_tokens_total")
     assert metrics.prompt_tokens == total("prompt_tokens_total")
     assert metrics.preemptions == total("num_preemptions_total")
+    assert metrics.prefix_queries == total("prefix_cache_queries_total")
+    assert metrics.prefix_hits == total("prefix_cache_hits_total")
     assert metrics.kv_usage == max(s.value for s in usage)
     assert metrics.cache_config == samples["cache_config_info"][0].labels
     assert metrics.missing == ()

@@ -125,6 +125,13 @@ async def test_each_scrape_is_passed_on_with_the_time_it_was_answered(up, told, 
     )
 
 
+async def test_what_the_engine_did_is_counted_from_the_first_scrape_on(up, vllm):
+    assert up.status.totals.generated == 0
+    vllm.metrics = vllm.metrics.replace(b"} 94.0", b"} 99.0")
+    await up.probe()
+    assert up.status.totals.generated == 5
+
+
 async def test_an_engine_without_stats_is_up_with_unknown_capacity_and_that_is_said(monitor, told, vllm):
     vllm.metrics = b"# nothing of vLLM\n"
     with capture_logs() as logs:

@@ -1,0 +1,113 @@
+import json
+
+import pytest
+
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Observed, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.history import ALTERNATIVES, HistoryError, recorded, running
+from gateway.ops.metrics import Metrics
+from gateway.ops.state import EndpointState, EngineTotals, GatewayState, KvState, QueueState
+from gateway.settings_sources import load
+from tests.fakes.pages import server
+from tests.unit.record.recorded import Tape
+
+UP = EndpointUp("e", Capacity(1000, 100, max_num_seqs=1))
+
+
+def endpoint(name, model, **changed):
+    known = {
+        "url": "http://e", "healthy": True, "state": "up", "reason": "", "since_seconds": 1, "model": model,
+        "max_model_len": 4096, "max_num_seqs": 8, "kv": KvState(effective=0.33, blocks=10, block_size=16),
+        "sequences": 2, "peak_sequences": 5, "engine": EngineTotals(
+            preemptions=3, generated_tokens=100, prefix_queried_tokens=50, prefix_hit_tokens=10),
+    }  # fmt: skip
+    return EndpointState(id=name, **{**known, **changed})
+
+
+def test_a_kvgate_that_runs_tells_of_each_of_its_models():
+    metrics = Metrics("0.1.0", ["m", "n"])
+    metrics.model("m").answered(100, 20)
+    metrics.model("m").used(100, 60)
+    metrics.model("m").ended(Outcome.COMPLETED)
+    metrics.model("n").ended(Outcome.QUEUE_FULL)
+    state = GatewayState(
+        version="0", mode="enforce", draining=False, ready=True,
+        endpoints=(endpoint("a", "m"), endpoint("b", "n", kv=None, engine=EngineTotals(), max_num_seqs=None)),
+        queues=(QueueState(model="m", depth=0), QueueState(model="n", depth=1)),
+    )  # fmt: skip
+    metrics.sample(state)
+    idle = state.model_copy(update={"queues": (QueueState(model="m", depth=4),)})
+    metrics.sample(idle)
+    metrics.watch(lambda: state)
+    pages = {"/metrics": metrics.exposition().decode(), "/kvgate/state": state.model_dump_json()}
+    with server(pages, key="sesame") as url:
+        m, n = running(f"{url}/", "sesame")
+    assert (m.model, m.traffic.requests, m.traffic.hit_rate) == ("m", 1, 0.2)
+    (a,) = m.endpoints
+    assert (a.max_model_len, a.sequence_limit, a.kv_tokens, a.peak_sequences, a.preemptions) == (4096, 8, 160, 5, 3)
+    assert (a.usage_p99, a.usage_most) == (0.35, 0.35)
+    assert (m.busy, m.around) == (0.5, 0.4)
+    assert m.refused(Outcome.COMPLETED) == 1
+    (b,) = n.endpoints
+    assert (n.traffic.requests, n.traffic.hit_rate, n.busy, n.around) == (0, None, 1.0, None)
+    assert (b.kv_tokens, b.usage_most, b.preemptions, b.sequence_limit) == (None, None, None, None)
+    assert n.refused(Outcome.QUEUE_FULL) == 1
+
+
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        ({}, "/kvgate/state: expected a kvgate or a vLLM there, it answered 404"),
+        ({"/kvgate/state": json.dumps({"hello": 1})}, "expected a kvgate of this version"),
+    ],
+)
+def test_what_is_no_kvgate_is_told(pages, said):
+    with server(pages) as url, pytest.raises(HistoryError, match=said):
+        running(url, None)
+
+
+def arrived(number, *prefix):
+    return Arrived(number, Demand((100,), 20), prefix=prefix)
+
+
+@pytest.fixture
+def events(tmp_path):
+    """Four requests to an engine that takes one: one waits 4 s, one is refused, the last goes on; others use it too."""
+    tape = Tape(ttft_target=None, queue={"max_requests": 1})
+    tape.tell(0, UP, Observed("e", 0, 0.1, 0, 0, 0.0, 0.0)).tell(1, arrived(1, (32, 7)), arrived(2, (32, 7), (64, 8)))
+    tape.tell(2, arrived(3)).tell(3, Observed("e", 3, 0.6, 1, 0, 30.0, 1.0))
+    tape.tell(5, Finished(1, Verdict.DONE, 20)).tell(8, Finished(2, Verdict.DONE, 20))
+    tape.tell(9, arrived(4, (32, 7), (64, 9))).tell(10, Observed("e", 10, 0.2, 1, 0, 80.0, 1.0))
+    return tape.write(tmp_path / "events")
+
+
+def test_an_event_log_tells_the_same_and_what_prompts_share(events):
+    (past,) = recorded(events)
+    assert (past.model, past.traffic.requests, past.requests) == ("m", 2, 3)
+    assert past.outcomes == {"completed": 2, "queue_full": 1}
+    (endpoint,) = past.endpoints
+    assert (endpoint.kv_tokens, endpoint.sequence_limit, endpoint.peak_sequences) == (1600, 1, 1)
+    assert (endpoint.usage_p99, endpoint.usage_most, endpoint.preemptions) == (0.6, 0.6, 1)
+    assert past.busy == 0.4
+    assert past.around == 0.5
+    assert past.shareable == pytest.approx((32 + 32) / 300)
+
+
+def test_an_event_log_is_tried_with_other_settings(events):
+    (past,) = recorded(events)
+    ran, *others = past.alternatives
+    assert (ran.changes, ran.dispatched, ran.wait_p99) == ((), 3, 4)
+    assert [other.changes for other in others] == [each for each in ALTERNATIVES if each != ("admission.policy=both",)]
+    assert {other.dispatched for other in others} == {3}
+
+
+@pytest.mark.parametrize("changes", ALTERNATIVES)
+def test_every_alternative_is_a_setting(changes):
+    wanted = dict(change.removeprefix("admission.").split("=") for change in changes)
+    settings = load({"admission": wanted}, environ={}).admission.model_dump(mode="json")
+    assert {name: str(settings[name]) for name in wanted} == wanted
+
+
+def test_a_file_that_is_no_event_log_is_told(tmp_path):
+    with pytest.raises(HistoryError, match="none: cannot be read"):
+        recorded(tmp_path / "none")
