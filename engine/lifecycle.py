@@ -99,6 +99,8 @@ class Policy:
     max_backoff: float = 60.0
     steady_after: float = 60.0
     """Ready for this long, and earlier failures are forgotten."""
+    hung_timeout: float | None = None
+    """Known to hang for this long, it is killed and started again; where None, never."""
 
 
 class Trigger(Enum):

@@ -137,6 +137,16 @@ class EngineSettings(_Section):
     start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
     stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
     max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
+    hung_timeout: OptionalSeconds = Field(
+        60.0,
+        description="How long it may be known to hang (`health.hung_after`) or not to answer before it is killed and "
+        "started again; `none` leaves it.",
+    )
+    reload: Literal["auto", "surge", "in_place"] = Field(
+        "auto",
+        description="How a changed engine replaces the old one. `surge`: it is ready before the old one goes; "
+        "`in_place`: the old one goes first, and requests wait; `auto`: `surge` where there is memory for both.",
+    )
 
     @model_validator(mode="after")
     def _gpus_for_each(self) -> Self:

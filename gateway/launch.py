@@ -27,6 +27,7 @@ _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own bound for running streams."""
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
+    | {"hung_timeout", "reload"}
 )
 """Settings of an engine that its process knows nothing of; `gpus` counts as what they come to for each replica."""
 
@@ -136,7 +137,7 @@ def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Progra
 
 
 def _policy(engine: EngineSettings) -> Policy:
-    return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts)
+    return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts, hung_timeout=engine.hung_timeout)
 
 
 def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str) -> Program:
