@@ -177,7 +177,9 @@ class Application:
         """Have the metrics note how full everything is, as often as it may have changed by a scrape."""
         while True:
             await asyncio.sleep(self._settings.health.interval)
-            self._metrics.sample(self._view.state())
+            now = self._clock()
+            pools = self._directory.pools.items()
+            self._metrics.sample({name: pool.driver.controller.load(now) for name, pool in pools})
 
     def _listen(self) -> list[Listener]:
         server = self._settings.server

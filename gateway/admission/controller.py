@@ -43,7 +43,7 @@ from gateway.admission.queue import Answer, Queue
 from gateway.admission.request import Request, service
 from gateway.admission.roster import Roster
 from gateway.admission.shedding import RetryAfter
-from gateway.admission.state import PoolState
+from gateway.admission.state import Load, PoolState
 from gateway.admission.view import endpoint_state, queue_state
 from gateway.admission.waits import Waits
 
@@ -130,6 +130,15 @@ class AdmissionController:
             queue=queue_state(self._queue, now),
             drain_rate=self._waits.rate(now),
             draining=self._draining,
+        )
+
+    def load(self, now: float) -> Load:
+        """How full the pool is. Changes nothing."""
+        usages = ((endpoint.id, endpoint.usage(now)) for endpoint in self._roster if endpoint.up)
+        return Load(
+            waiting=self._queue.depth,
+            sequences=sum(endpoint.ledger.sequences for endpoint in self._roster),
+            usage=tuple((name, usage) for name, usage in usages if usage is not None),
         )
 
     def explain(self, arrival: Arrived, now: float) -> Explanation:

@@ -67,3 +67,15 @@ class PoolState:
     drain_rate: float | None
     """Tokens of service (`request.service`) per second that it takes under pressure; None while nothing is known."""
     draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full a pool is: what is cheap to ask for again and again."""
+
+    waiting: int
+    """Requests in the queue."""
+    sequences: int
+    """On its endpoints, ours."""
+    usage: tuple[tuple[EndpointId, float], ...]
+    """The effective usage of each endpoint that takes traffic, where it is known."""

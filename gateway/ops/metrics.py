@@ -4,14 +4,16 @@ Counters and histograms are fed where things happen, through children bound befo
 usage, health) is read from one snapshot at the instant of a scrape and costs nothing in between.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admission.outcomes import Outcome
+from gateway.admission.state import Load
 from gateway.ops.state import GatewayState
+from gateway.ops.tally import Tallies
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -37,7 +39,7 @@ class ModelMetrics:
         self._prompt = metrics.tokens.labels(model=model, kind="prompt")
         self._completion = metrics.tokens.labels(model=model, kind="completion")
         self._drift = metrics.drift.labels(model=model)
-        self._lengths = tuple(metrics.lengths.labels(model=model, kind=kind) for kind in ("prompt", "output", "total"))
+        self._lengths = tuple(metrics.lengths.of(model, kind) for kind in ("prompt", "output", "total"))
 
     def ended(self, outcome: Outcome) -> None:
         """A request ended; once for each."""
@@ -50,8 +52,10 @@ class ModelMetrics:
 
     def answered(self, prompt: int, output: int) -> None:
         """A request was answered to its end: tokens of its prompt, and of each of its sequences."""
-        for length, tokens in zip(self._lengths, (prompt, output, prompt + output), strict=True):
-            length.observe(tokens)
+        prompts, outputs, totals = self._lengths
+        prompts.observe(prompt)
+        outputs.observe(output)
+        totals.observe(prompt + output)
 
     def drifted(self, tokens: int) -> None:
         """Count it when our count of a prompt differs from the engine's `usage` by so many tokens, either way."""
@@ -107,34 +111,26 @@ class Metrics:
             buckets=_OVERHEAD_BUCKETS,
             registry=registry,
         )
-        self.lengths = Histogram(
+        self.lengths = Tallies(
             "kvgate_request_tokens",
             "Lengths of the requests that were answered: prompt, output of a sequence, and both together.",
             ("model", "kind"),
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
+            _TOKEN_BUCKETS,
         )
-        self._sequences = Histogram(
-            "kvgate_sequences_over_time",
-            "Sequences on the endpoints of a model, sampled.",
-            ("model",),
-            buckets=_COUNT_BUCKETS,
-            registry=registry,
+        self._sequences = Tallies(
+            "kvgate_sequences_over_time", "Sequences on the endpoints of a model, sampled.", ("model",), _COUNT_BUCKETS
         )
-        self._waiting = Histogram(
-            "kvgate_queue_depth_over_time",
-            "Requests that wait, sampled.",
-            ("model",),
-            buckets=_COUNT_BUCKETS,
-            registry=registry,
+        self._waiting = Tallies(
+            "kvgate_queue_depth_over_time", "Requests that wait, sampled.", ("model",), _COUNT_BUCKETS
         )
-        self._usage = Histogram(
+        self._usage = Tallies(
             "kvgate_kv_usage_over_time",
             "Effective share of the endpoint's KV cache in use, 0 to 1, sampled.",
             ("endpoint",),
-            buckets=_SHARE_BUCKETS,
-            registry=registry,
+            _SHARE_BUCKETS,
         )
+        for tallies in (self.lengths, self._sequences, self._waiting, self._usage):
+            registry.register(tallies)
         ProcessCollector(registry=registry)
         registry.register(_Build(version))
         self._unknown = ModelMetrics(self, UNKNOWN)
@@ -150,17 +146,13 @@ class Metrics:
         """The counters of a model; those of `unknown` where it is none of ours."""
         return self._unknown if name is None else self._models.get(name, self._unknown)
 
-    def sample(self, state: GatewayState) -> None:
-        """Note how full everything is; to be called at even intervals."""
-        sequences = {queue.model: 0 for queue in state.queues}
-        for endpoint in state.endpoints:
-            if endpoint.model in sequences:
-                sequences[endpoint.model] += endpoint.sequences
-            if endpoint.healthy and endpoint.kv is not None and endpoint.kv.effective is not None:
-                self._usage.labels(endpoint=endpoint.id).observe(endpoint.kv.effective)
-        for queue in state.queues:
-            self._waiting.labels(model=queue.model).observe(queue.depth)
-            self._sequences.labels(model=queue.model).observe(sequences[queue.model])
+    def sample(self, loads: Mapping[str, Load]) -> None:
+        """Note how full each model's pool is; to be called at even intervals."""
+        for model, load in loads.items():
+            self._waiting.of(model).observe(load.waiting)
+            self._sequences.of(model).observe(load.sequences)
+            for endpoint, usage in load.usage:
+                self._usage.of(endpoint).observe(usage)
 
     def watch(self, state: Callable[[], GatewayState]) -> None:
         """Read the gauges from this snapshot at every scrape."""

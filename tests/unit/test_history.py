@@ -4,6 +4,7 @@ import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Observed, Verdict
 from gateway.admission.outcomes import Outcome
+from gateway.admission.state import Load
 from gateway.history import ALTERNATIVES, HistoryError, recorded, running
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GatewayState, KvState, QueueState
@@ -35,9 +36,8 @@ def test_a_kvgate_that_runs_tells_of_each_of_its_models():
         endpoints=(endpoint("a", "m"), endpoint("b", "n", kv=None, engine=EngineTotals(), max_num_seqs=None)),
         queues=(QueueState(model="m", depth=0), QueueState(model="n", depth=1)),
     )  # fmt: skip
-    metrics.sample(state)
-    idle = state.model_copy(update={"queues": (QueueState(model="m", depth=4),)})
-    metrics.sample(idle)
+    metrics.sample({"m": Load(0, 2, (("a", 0.33),)), "n": Load(1, 2, ())})
+    metrics.sample({"m": Load(4, 2, (("a", 0.33),))})
     metrics.watch(lambda: state)
     pages = {"/metrics": metrics.exposition().decode(), "/kvgate/state": state.model_dump_json()}
     with server(pages, key="sesame") as url:

@@ -4,6 +4,7 @@ import pytest
 
 from engine.plan.traffic import Range, TrafficError
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Verdict
+from gateway.admission.state import Load
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GatewayState, QueueState
 from gateway.traffic import read_traffic
@@ -24,7 +25,7 @@ def kvgate_metrics():
         version="0", mode="enforce", draining=False, ready=True, endpoints=(endpoint,),
         queues=(QueueState(model="m", depth=0),),
     )  # fmt: skip
-    metrics.sample(state)
+    metrics.sample({"m": Load(0, 2, ())})
     metrics.watch(lambda: state)
     return metrics.exposition().decode()
 

@@ -33,3 +33,9 @@ def test_an_empty_pool_shows_itself_too(play):
     state = play().controller.snapshot(5.0)
     assert (state.endpoints, state.queue.depth, state.queue.oldest_age) == ((), 0, 0)
     assert (state.drain_rate, state.draining) == (None, False)
+
+
+def test_how_full_a_pool_is_needs_no_snapshot(play):
+    p = play() >> up("a") >> up("b", blocks=None) >> arrived(1, blocks=90, n=2) << Dispatch(1, "a")
+    load = p.controller.load(p.now)
+    assert (load.waiting, load.sequences, load.usage) == (0, 2, (("a", 0.91),))

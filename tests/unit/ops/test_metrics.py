@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission.outcomes import Outcome
+from gateway.admission.state import Load
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState
 
@@ -76,7 +77,7 @@ def test_the_families_dashboards_rely_on_have_these_names_and_labels():
     metrics = Metrics("0.1.0", ["smol"])
     metrics.watch(lambda: gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
     metrics.model("smol").would("queued")
-    metrics.sample(gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
+    metrics.sample({"smol": Load(2, 7, (("127.0.0.1:8001", 0.625),))})
     shown = {sample.name: set(sample.labels) for sample in samples(metrics)}
     assert {name: shown.get(name) for name in PUBLIC} == PUBLIC
 
@@ -105,19 +106,18 @@ def test_lengths_are_counted_where_they_belong():
     assert value(metrics, "kvgate_request_tokens_sum", model="smol", kind="total") == 116
 
 
-def test_what_is_sampled_is_summed_over_a_models_endpoints_and_left_out_where_it_is_not_known():
+def test_how_full_everything_is_is_counted_at_each_sample():
     metrics = Metrics("0.1.0")
-    one, other = endpoint(), endpoint(id="127.0.0.1:8002", sequences=2, kv=None)
-    foreign = endpoint(id="127.0.0.1:8003", model="other", healthy=False, sequences=7)
-    queues = (QueueState(model="smol", depth=2), QueueState(model="other", depth=0))
-    metrics.sample(gateway(one, other, foreign, queues=queues))
-    assert value(metrics, "kvgate_sequences_over_time_sum", model="smol") == 7
-    assert value(metrics, "kvgate_sequences_over_time_sum", model="other") == 7
-    assert value(metrics, "kvgate_queue_depth_over_time_sum", model="smol") == 2
-    assert value(metrics, "kvgate_queue_depth_over_time_bucket", model="other", le="0.0") == 1
-    assert value(metrics, "kvgate_kv_usage_over_time_sum", endpoint="127.0.0.1:8001") == 0.625
-    for unknown in ("127.0.0.1:8002", "127.0.0.1:8003"):
-        assert value(metrics, "kvgate_kv_usage_over_time_count", endpoint=unknown) is None
+    metrics.sample({"smol": Load(2, 7, (("a:1", 0.62), ("b:1", 0.05))), "other": Load(0, 3000, ())})
+    metrics.sample({"smol": Load(0, 1, (("a:1", 1.02),))})
+    assert value(metrics, "kvgate_sequences_over_time_sum", model="smol") == 8
+    assert value(metrics, "kvgate_sequences_over_time_count", model="smol") == 2
+    assert value(metrics, "kvgate_sequences_over_time_bucket", model="other", le="2048.0") == 0
+    assert value(metrics, "kvgate_sequences_over_time_bucket", model="other", le="+Inf") == 1
+    assert value(metrics, "kvgate_queue_depth_over_time_bucket", model="smol", le="0.0") == 1
+    assert value(metrics, "kvgate_kv_usage_over_time_bucket", endpoint="a:1", le="1.0") == 1
+    assert value(metrics, "kvgate_kv_usage_over_time_count", endpoint="a:1") == 2
+    assert value(metrics, "kvgate_kv_usage_over_time_bucket", endpoint="b:1", le="0.05") == 1
 
 
 def test_what_an_engine_did_is_told_as_far_as_it_counts():
