@@ -19,6 +19,7 @@ from engine.supervisor import Supervisor
 from gateway.advise_command import advise_command
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
+from gateway.doctor_command import doctor_command
 from gateway.launch import USAGE_ERROR, programs
 from gateway.ops.logs import configure
 from gateway.plan_command import plan_command
@@ -98,6 +99,7 @@ def check_config(
     print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
 
 
+cli.command(name="doctor")(doctor_command)
 cli.command()(simulate)
 cli.command("advise")(advise_command)
 

@@ -86,7 +86,7 @@ SIGNS = (
     ),
     _sign(
         "cache lock waited for",
-        r"[Ss]till waiting to acquire lock on (?P<file>\S+)",
+        r"till waiting to acquire lock on (?P<file>\S+)",
         "It waits for a lock of the hub cache that another process holds: {file}.",
         "Let the other download end; where none runs, delete the lock file.",
         weight=Weight.HINT,
@@ -187,8 +187,8 @@ SIGNS = (
     ),
     _sign(
         "LoRA for another base, shape",
-        r"The size of tensor a \((?P<one>\d+)\) must match the size of tensor b \((?P<other>\d+)\)",
-        "The adapter's weights have another width than the base model's: {one} and {other}.",
+        r"The size of tensor a \((?P<adapter>\d+)\) must match the size of tensor b \((?P<base>\d+)\)",
+        "The adapter's weights have another width than the base model's: {adapter} and {base}.",
         "Load it on the base that its adapter_config.json names (`base_model_name_or_path`).",
         within=r"lora",
     ),

@@ -15,7 +15,7 @@ _MOST = 16
 def _divisors(facts: Facts) -> Facts:
     heads = int(facts["heads"])
     sizes = [str(size) for size in range(1, min(heads, _MOST) + 1) if heads % size == 0]
-    return {"sizes": ", ".join(sizes)}
+    return {"divisors": ", ".join(sizes)}
 
 
 SIGNS = (
@@ -23,7 +23,7 @@ SIGNS = (
         "heads not divisible",
         r"attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<size>\d+)\)",
         "The model's {heads} attention heads cannot be split over {size} GPUs.",
-        "Give a --tensor-parallel-size of {sizes}; other GPUs go to --pipeline-parallel-size.",
+        "Give a --tensor-parallel-size of {divisors}; other GPUs go to --pipeline-parallel-size.",
         derive=_divisors,
     ),
     _sign(
@@ -48,8 +48,8 @@ SIGNS = (
     ),
     _sign(
         "one GPU twice",
-        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<device>\w+)",
-        "Ranks {one} and {other} were put on the same GPU ({device}).",
+        r"Duplicate GPU detected ?: rank (?P<first>\d+) and rank (?P<second>\d+) both on CUDA device (?P<device>\w+)",
+        "Ranks {first} and {second} were put on the same GPU ({device}).",
         "Name each GPU once in CUDA_VISIBLE_DEVICES, and no MIG slices of one card in one group.",
     ),
     _sign(

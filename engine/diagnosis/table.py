@@ -1,7 +1,9 @@
 """PURE. Every sign that is known, the more telling of one theme first; and what they come to in a line."""
 
+import re
+
 from engine.diagnosis import arguments, death, memory, model_files, network, parallel, service_log, tokenizers
-from engine.diagnosis.sign import Sign
+from engine.diagnosis.sign import Kind, Sign
 
 SIGNS: tuple[Sign, ...] = (
     *arguments.SIGNS,
@@ -13,3 +15,39 @@ SIGNS: tuple[Sign, ...] = (
     *death.SIGNS,
     *service_log.SIGNS,
 )
+
+_SYNTAX = re.compile(r"\(\?P<\w+>|\(\?[:!]|\\[dwsSb]|\.(?=[*{])|(?<!\\)[()|?*+^$\[\]{}]")
+"""What of a pattern is not text."""
+_WORDS = 8
+"""Characters from which on a piece of text says something."""
+
+
+def markdown() -> str:
+    """Every sign by theme, as `kvgate doctor --table` prints it: name, what the log says, cause, way out."""
+    lines: list[str] = []
+    for kind in Kind:
+        signs = [sign for sign in SIGNS if sign.kind is kind]
+        if signs:
+            lines += [f"### {kind.value[0].upper()}{kind.value[1:]}", ""]
+            lines += ["| sign | the log says | cause | way out |", "|---|---|---|---|"]
+            lines += [
+                f"| {sign.name} | `{words(sign)}` | {_cell(sign.cause)} | {_cell(sign.remedy)} |" for sign in signs
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def words(sign: Sign) -> str:
+    """The first words of a sign's pattern."""
+    pieces = [re.sub(r"\\(.)", r"\1", piece).strip(" `'.") for piece in _SYNTAX.split(sign.pattern)]
+    return next((piece for piece in pieces if len(piece) >= _WORDS), max(pieces, key=len)).replace("`", "'")
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: "" if match[1] in _CLAUSES else match[1].upper(), text).replace(
+        "|", "\\|"
+    )
+
+
+_CLAUSES = {"sizes", "crumbs", "other", "only_path", "old_own"}
+"""Facts that are a clause of their own, or the same as the one before in an older text."""

@@ -46,7 +46,7 @@ def test_every_sign_says_what_to_do(sign: Sign) -> None:
     assert sign.kind is not Kind.UNKNOWN
     assert len(sign.remedy) > 10
     named = set(re.findall(r"\?P<(\w+)>", sign.pattern))
-    derived = {"sizes", "crumbs", "fitting", "taken", "fewer", "how"}
+    derived = {"sizes", "crumbs", "fitting", "taken", "fewer", "how", "divisors"}
     assert set(re.findall(r"\{(\w+)\}", sign.cause + sign.remedy)) <= named | derived
 
 

@@ -1,0 +1,169 @@
+"""Look at this machine: GPUs and who is on them, memory, the hub's cache, ports, and what the kernel killed."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pynvml
+
+from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine
+from engine.plan.hub import HubSettings
+
+_CGROUP = Path("/sys/fs/cgroup")
+_KILLED = re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Kill\w* process [^\n]*")
+_KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
+_KERNEL_LOG = 2**20
+"""Bytes of it that are read at most."""
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP}
+
+
+def look(environ: Mapping[str, str], ports: tuple[int, ...], engine: str, now: float | None = None) -> Machine:
+    """See what an engine would find here.
+
+    Args:
+        environ: CUDA_VISIBLE_DEVICES and the hub's variables are read from it.
+        ports: To look for listeners on.
+        engine: Where the engine's environment is; empty where there is none.
+        now: Seconds since the epoch; the clock's where not given.
+    """
+    memory, available, limited = _memory()
+    kills, line = killed_for_memory()
+    return Machine(
+        cards=cards(),
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        memory=memory,
+        available=available,
+        limited=limited,
+        oom_kills=kills,
+        killed=line,
+        shared_memory=_size(Path("/dev/shm")),  # noqa: S108 - its size is asked for
+        cache=hub_cache(HubSettings.from_environ(environ).cache, time.time() if now is None else now),
+        listeners=tuple(found for port in ports if (found := listener(port)) is not None),
+        engine=engine,
+    )
+
+
+def cards() -> tuple[Card, ...]:
+    """Every GPU with the processes on it; none where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(_card(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _card(index: int) -> Card:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    found: dict[int, Holder] = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(pynvml.NVMLError):
+            for process in ask(handle):
+                used = process.usedGpuMemory
+                found[process.pid] = Holder(process.pid, process_name(process.pid), None if used is None else int(used))
+    name = str(pynvml.nvmlDeviceGetName(handle))
+    return Card(index, name, int(memory.total), int(memory.free), tuple(found.values()))
+
+
+def process_name(pid: int) -> str:
+    """A process by its short name: its command line may hold secrets."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a process of another container"
+
+
+def _memory() -> tuple[int, int, bool]:
+    """Bytes in all, bytes free, and whether the control group's limit is what counts."""
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    total, available = int(fields["MemTotal"]) * 1024, int(fields["MemAvailable"]) * 1024
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        # The page cache counts as used and is given back.
+        cached = int(dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())["inactive_file"])
+        if limit < total:
+            return limit, min(available, limit - used + cached), True
+    return total, available, False
+
+
+def killed_for_memory() -> tuple[int, str]:
+    """How many processes the kernel killed for memory in this control group, and its last line about any, if shown."""
+    kills = 0
+    with contextlib.suppress(OSError, ValueError):
+        events = dict(line.split() for line in (_CGROUP / "memory.events").read_text().splitlines())
+        kills = int(events.get("oom_kill", 0))
+    lines = _KILLED.findall(_kernel_log())
+    return kills, lines[-1].decode(errors="replace")[:200] if lines else ""
+
+
+def _kernel_log() -> bytes:
+    """The kernel's messages, as far as this user may read them."""
+    said = b""
+    with contextlib.suppress(OSError):
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while len(said) < _KERNEL_LOG:
+                said += os.read(log, 8192)
+        finally:
+            os.close(log)
+    return said
+
+
+def hub_cache(folder: Path, now: float) -> Cache:
+    """What lies in the hub's cache that should not."""
+    downloads = []
+    for path in folder.glob("*/blobs/*.incomplete"):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            downloads.append(Download(path, stat.st_size, now - stat.st_mtime))
+    broken = [path for path in folder.glob("*/snapshots/*/**/*") if path.is_symlink() and not path.exists()]
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(nearest).free
+    return Cache(folder, free, tuple(downloads), tuple(_unlockable(folder)), tuple(broken))
+
+
+def _unlockable(folder: Path) -> Iterator[Path]:
+    """Lock files on a disk without locks. On one with locks, a file that is left is one that nobody holds."""
+    for path in (folder / ".locks").glob("*/*.lock"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                yield path
+
+
+def listener(port: int) -> Listener | None:
+    """Who listens on a TCP port of this machine, if anybody does."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                local, state, inode = (line.split()[column] for column in (1, 3, 9))
+                if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{inode}]")
+    if not inodes:
+        return None
+    for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        with contextlib.suppress(OSError):
+            if any(str(link.readlink()) in inodes for link in Path(f"/proc/{pid}/fd").iterdir()):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                return Listener(port, pid, process_name(pid), bool(_KVGATE.search(command)))
+    return Listener(port)
+
+
+def _size(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return None

@@ -1,0 +1,226 @@
+"""Look at a vLLM or a kvgate through its URL, the way a client would: is it there, does it pay, does it stream."""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.diagnosis import at_work, streaming
+from engine.diagnosis.model import Examined
+from engine.diagnosis.sign import Diagnosis, Kind
+from engine.diagnosis.streaming import Arrivals, Flow
+from engine.plan.exposition import Samples
+
+PATIENCE = 30.0
+"""Seconds of silence after which a stream is given up."""
+_LENGTHS = (64, 512)
+"""Tokens asked for: more where the first answer was too fast to tell."""
+_ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
+_PORT = re.compile(rb"\0--port[\0=](\d+)")
+_VLLM_PORT = 8000
+_GATEWAY_ERRORS = {502, 503, 504}
+_EVENT = re.compile(rb"^data: (?!\[DONE\])", re.MULTILINE)
+
+
+def examine(
+    url: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    admin_key: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Examined:
+    """Ask a server all that can be asked of it; one short answer is generated to see how it streams.
+
+    Args:
+        url: Base URL, with or without `/v1`.
+        model: Whose answer to stream; the first one it serves where not given.
+        api_key: For `/v1`.
+        admin_key: Of a kvgate, for its state.
+        clock: Seconds.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=base, headers=headers, timeout=PATIENCE, follow_redirects=True) as client:
+        try:
+            health = client.get("/health")
+        except httpx.InvalidURL as error:
+            return Examined((), (_finding(f"{url} is no URL: {error}.", "Write http://HOST:PORT.", "", "no answer"),))
+        except httpx.TransportError as error:
+            return Examined((), (_silent(base, error),))
+        seen = [f"{base}/health answers {health.status_code}"]
+        if health.status_code in _GATEWAY_ERRORS:
+            return Examined(tuple(seen), (_not_ready(base, health),))
+        try:
+            return _running(client, model, admin_key, seen, clock)
+        except httpx.TransportError as error:
+            return Examined(tuple(seen), (_silent(base, error),))
+
+
+def _running(
+    client: httpx.Client, model: str | None, admin_key: str | None, seen: list[str], clock: Callable[[], float]
+) -> Examined:
+    found = list(_at_work(client, admin_key, seen))
+    listed = client.get("/v1/models")
+    if listed.status_code == httpx.codes.UNAUTHORIZED:
+        found.append(_finding("It wants a key.", "Give --api-key.", "GET /v1/models: 401", "no key"))
+        return Examined(tuple(seen), tuple(found))
+    names: list[str] = []
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        names = [str(entry["id"]) for entry in listed.json()["data"]]
+    if not names:
+        found.append(
+            _finding(
+                "It serves no model.",
+                "Check that the URL is that of a vLLM or a kvgate.",
+                f"GET /v1/models: {listed.status_code}",
+                "no model served",
+            )
+        )
+        return Examined(tuple(seen), tuple(found))
+    seen.append(f"serves {', '.join(names[:8])}")
+    found += _streams(client, model or names[0], seen, clock)
+    return Examined(tuple(seen), tuple(found))
+
+
+def _at_work(client: httpx.Client, admin_key: str | None, seen: list[str]) -> Iterator[Diagnosis]:
+    keys = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
+    state = client.get("/kvgate/state", headers=keys)
+    if state.status_code == httpx.codes.OK:
+        with contextlib.suppress(ValueError, AttributeError):
+            for endpoint in state.json().get("endpoints", ()):
+                seen.append(f"kvgate's endpoint {endpoint.get('id')}: {endpoint.get('state')}")
+                yield from _endpoint(endpoint)
+        return
+    metrics = client.get("/metrics", headers=keys)
+    if metrics.status_code != httpx.codes.OK:
+        seen.append(f"its metrics cannot be read ({metrics.status_code})")
+        return
+    with contextlib.suppress(ValueError):
+        observed = at_work.from_metrics(Samples(metrics.text))
+        if observed.most_running is not None:
+            rate = "unknown" if observed.hit_rate is None else f"{observed.hit_rate:.0%}"
+            seen.append(
+                f"{observed.most_running} running, {observed.most_waiting} waiting, prefix cache hit rate {rate}"
+            )
+        yield from at_work.judge(observed)
+
+
+def _endpoint(endpoint: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    name = f"endpoint {endpoint.get('id')}"
+    if endpoint.get("state") not in {"up", "draining"}:
+        yield _finding(
+            f"{name} does not serve: {endpoint.get('reason')}",
+            "While it starts, wait: `kvgate serve` prints how far it is. Else read its log: "
+            "`kvgate doctor --log FILE`.",
+            f"{endpoint.get('state')} for {endpoint.get('since_seconds', 0):.0f} s",
+            "endpoint not ready",
+        )
+    for one in at_work.judge(at_work.from_state(endpoint)):
+        yield replace(one, cause=f"{name}: {one.cause}")
+
+
+def _streams(client: httpx.Client, model: str, seen: list[str], clock: Callable[[], float]) -> Iterator[Diagnosis]:
+    answer = stream(client, model, _LENGTHS[0], clock)
+    if isinstance(answer, Arrivals) and streaming.flow(answer) is Flow.UNCLEAR:
+        answer = stream(client, model, _LENGTHS[1], clock)
+    if isinstance(answer, Diagnosis):
+        yield answer
+        return
+    came = streaming.flow(answer)
+    last = answer.reads[-1][0] if answer.reads else 0.0
+    seen.append(f"a stream of {answer.events} events came {came.value}, in {len(answer.reads)} reads over {last:.2f} s")
+    if buffered := streaming.judge(answer):
+        yield buffered
+
+
+def stream(client: httpx.Client, model: str, length: int, clock: Callable[[], float]) -> Arrivals | Diagnosis:
+    """Have an answer of `length` tokens streamed and note when its bytes come, or say why there was none."""
+    body = {
+        "model": model,
+        "prompt": "Count: one, two, three,",
+        "max_tokens": length,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    reads: list[tuple[float, int]] = []
+    said = b""
+    began = clock()
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != httpx.codes.OK:
+            answer.read()
+            return _finding(
+                f"It refused a completion with {answer.status_code}.",
+                "Its message says why; give --model where it serves several.",
+                answer.text[:300],
+                "completion refused",
+            )
+        for part in answer.iter_bytes():
+            said += part
+            reads.append((clock() - began, len(_EVENT.findall(said)) - sum(events for _, events in reads)))
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+    return Arrivals(tuple(reads), _tokens(said), headers)
+
+
+def _tokens(said: bytes) -> int | None:
+    """What the last usage in a stream says was generated."""
+    for line in reversed(said.splitlines()):
+        if line.startswith(b"data: {"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                return int(json.loads(line[6:])["usage"]["completion_tokens"])
+    return None
+
+
+def _silent(base: str, error: httpx.TransportError) -> Diagnosis:
+    address = httpx.URL(base)
+    loading = list(_starting(address.port)) if address.host in {"127.0.0.1", "localhost", "::1"} else []
+    if loading:
+        return _finding(
+            "Nothing listens there yet, and an engine of this machine is still starting: the port opens when the model "
+            "is loaded.",
+            "Wait, or ask kvgate: it answers while engines load, and holds requests for them. Give clients a start-up "
+            "probe on /health in place of a fixed wait.",
+            "; ".join(loading),
+            "model still loads",
+        )
+    return _finding(
+        f"Nothing answers at {base}: {str(error) or type(error).__name__}.",
+        "Check host and port. If the server is just starting, its port opens only when the model is loaded: read its "
+        "log with `kvgate doctor --log FILE`. In a container it must listen on 0.0.0.0.",
+        type(error).__name__,
+        "no answer",
+    )
+
+
+def _not_ready(base: str, health: httpx.Response) -> Diagnosis:
+    server = health.headers.get("server", "?")
+    return _finding(
+        f"{base} is not ready: {health.status_code} from {server}.",
+        "503 from kvgate: its engines still load, or are down (`/kvgate/state` says which). 502 or 504 from a proxy: "
+        "the server behind it does not listen yet, or not on that address. 503 from vLLM: its engine has died.",
+        health.text[:200],
+        "model still loads",
+    )
+
+
+def _starting(port: int | None) -> Iterator[str]:
+    """Engines of this machine that are to listen on this port, and do not yet."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                said = _PORT.search(command)
+                if _ENGINE.search(command) and (int(said[1]) if said else _VLLM_PORT) == port:
+                    yield f"process {entry.name} ({(entry / 'comm').read_text().strip()})"
+
+
+def _finding(cause: str, remedy: str, evidence: str, sign: str) -> Diagnosis:
+    return Diagnosis(cause, remedy, evidence, kind=Kind.NETWORK, sign=sign)
