@@ -35,7 +35,7 @@ class Card:
 
     Attributes:
         name: as a person says it, and as `--gpu` takes it.
-        match: what the driver's name of it contains, lower case, all of these.
+        match: words of the driver's name of it, all of these.
         driver_mib: memory as the driver's tools show it, MiB.
         cuda_gib: memory as CUDA shows it, GiB, where vLLM logged it; None where no log was seen.
         capability: of CUDA, major times ten plus minor.
@@ -59,26 +59,21 @@ class Card:
 
 _STARTS = 'vLLM\'s own "Free memory on device" line, in many published logs'
 
+_OCI = "github.com/oracle-samples/oci-data-science-ai-samples, AI Quick Actions"
+
 CARDS: tuple[Card, ...] = (
     Card("v100", ("v100", "32gb"), 32768, None, 70, True),
-    Card("t4", ("tesla t4",), 15360, 14.56, 75, False, "vLLM's profiling line on Colab, in many published notebooks"),
+    Card("t4", ("t4",), 15360, 14.56, 75, False, "vLLM's profiling line on Colab, in many published notebooks"),
     Card("rtx-2080-ti", ("2080 ti",), 11264, None, 75, False),
     Card("a100-40gb", ("a100", "40gb"), 40960, 39.49, 80, True, _STARTS),
     Card("a100", ("a100", "80gb"), 81920, 79.25, 80, True, _STARTS),
-    Card(
-        "a10",
-        ("a10",),
-        23028,
-        22.07,
-        86,
-        False,
-        "github.com/oracle-samples/oci-data-science-ai-samples, AI Quick Actions",
-    ),
-    Card("a40", ("nvidia a40",), 46068, None, 86, False),
+    Card("a10", ("a10",), 23028, 22.07, 86, False, _OCI),
+    Card("a10g", ("a10g",), 23028, 22.07, 86, False, _OCI),
+    Card("a40", ("a40",), 46068, None, 86, False),
     Card("rtx-3090", ("rtx 3090",), 24576, 23.58, 86, False, "github.com/vllm-project/vllm/issues/10517"),
     Card("rtx-a5000", ("rtx a5000",), 24564, None, 86, False),
     Card("rtx-a6000", ("rtx a6000",), 49140, 47.4, 86, False, _STARTS),
-    Card("l4", ("nvidia l4",), 23034, None, 89, False),
+    Card("l4", ("l4",), 23034, None, 89, False),
     Card("l40s", ("l40s",), 46068, 44.52, 89, False, "github.com/vllm-project/vllm/issues/14011"),
     Card("rtx-4080", ("rtx 4080",), 16376, None, 89, False),
     Card("rtx-4090", ("rtx 4090",), 24564, 23.52, 89, False, "github.com/alexostapiuk11/coldstart-recon-worker"),
@@ -90,7 +85,7 @@ CARDS: tuple[Card, ...] = (
     Card("rtx-5090", ("rtx 5090",), 32607, 31.36, 120, False, _STARTS),
     Card("rtx-pro-6000", ("rtx pro 6000",), 97887, 95.01, 120, False, "github.com/kubesimplify/website, two GPUs"),
 )
-"""By generation. `a10` is also the A10G of clouds."""
+"""By generation."""
 
 BF16 = 80
 """Least capability with bfloat16 (vLLM 0.32, platforms/cuda.py, `supported_dtypes`)."""
@@ -167,9 +162,10 @@ def of_driver(name: str, driver_bytes: int) -> tuple[Card | None, int]:
     NVML counts memory that CUDA never gets: a card of the table is taken at its own figure where the driver's is near
     it (a slice of a card is not), any other at 98.5 % of the driver's.
     """
-    lowered = name.lower()
-    card = next((card for card in CARDS if all(part in lowered for part in card.match)), None)
-    if card and abs(driver_bytes - card.total_bytes) <= _SAME_CARD * driver_bytes:
+    words = set(_words(name))
+    cards = [card for card in CARDS if words.issuperset(_words(" ".join(card.match)))]
+    card = min(cards, key=lambda each: abs(each.driver_mib * MIB - driver_bytes), default=None)
+    if card and "mig" not in words and abs(driver_bytes - card.total_bytes) <= _SAME_CARD * driver_bytes:
         return card, min(card.total_bytes, driver_bytes)
     return card, round(driver_bytes * _CUDA_SHARE)
 

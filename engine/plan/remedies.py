@@ -70,19 +70,20 @@ class Remedy:
         name: for a person.
         stage: how deep it cuts.
         flags: any of these given, and it is left out.
-        propose: other settings, or None where its condition does not hold.
+        condition: when it is proposed.
+        propose: other settings, or None where the condition does not hold.
         always: whether it is asked even where everything fits.
     """
 
     name: str
     stage: Stage
     flags: tuple[str, ...]
+    condition: str
     propose: Callable[[Situation], Proposal | None]
     always: bool = False
 
 
 def _free_memory(now: Situation) -> Proposal | None:
-    """Condition: the cards were read, and others hold so much that the wanted share is not free."""
     hardware, settings = now.request.hardware, now.settings
     if hardware.cpu or hardware.free_bytes is None or settings.kv_bytes is not None:
         return None
@@ -99,7 +100,6 @@ def _free_memory(now: Situation) -> Proposal | None:
 
 
 def _utilization(now: Situation) -> Proposal | None:
-    """Condition: it does not fit, and the card is nobody else's: one that was read, or of a kind without a display."""
     hardware, settings = now.request.hardware, now.settings
     if hardware.cpu or settings.kv_bytes is not None or settings.utilization >= _MOST_UTILIZATION:
         return None
@@ -118,7 +118,6 @@ def _utilization(now: Situation) -> Proposal | None:
 
 
 def _cpu_space(now: Situation) -> Proposal | None:
-    """Condition: a CPU, where the KV cache is too small for one request, or does not fit beside the weights."""
     if not now.request.hardware.cpu:
         return None
     room = now.budget.requested - now.budget.weights - now.budget.overhead.total.high
@@ -131,7 +130,6 @@ def _cpu_space(now: Situation) -> Proposal | None:
 
 
 def _context(now: Situation) -> Proposal | None:
-    """Condition: the length does not fit, and a shorter one does that the traffic, or a chat, can live with."""
     settings, budget, traffic = now.settings, now.budget, now.request.traffic
     seen = p99_length(traffic)
     longest = min(budget.longest, settings.max_model_len)
@@ -156,7 +154,6 @@ def _context(now: Situation) -> Proposal | None:
 
 
 def _sequences(now: Situation) -> Proposal | None:
-    """Condition: more sequences are set aside for than are ever at once, or than the card has room for."""
     settings, traffic = now.settings, now.request.traffic
     if traffic and traffic.concurrency:
         high = traffic.concurrency.p99.high
@@ -187,7 +184,6 @@ def _sequences(now: Situation) -> Proposal | None:
 
 
 def _fp8_cache(now: Situation) -> Proposal | None:
-    """Condition: a card that has an attention kernel for it, a cache of 16 bits, and room that it would make enough."""
     shape, settings = now.request.shape, now.settings
     if not now.request.hardware.can(FP8_KV) or settings.kv_cache_dtype != "auto" or now.budget.kv.low <= 0:
         return None
@@ -202,8 +198,6 @@ def _fp8_cache(now: Situation) -> Proposal | None:
 
 
 def _quantized(scheme: str, least: int, how: str, *, by_flag: bool) -> Callable[[Situation], Proposal | None]:
-    """Condition: weights of 16 bits on a card that has kernels for it."""
-
     def propose(now: Situation) -> Proposal | None:
         request, settings = now.request, now.settings
         if request.shape.quantization is not None or settings.quantized or not request.hardware.can(least):
@@ -219,7 +213,6 @@ def _quantized(scheme: str, least: int, how: str, *, by_flag: bool) -> Callable[
 
 
 def _parallel(now: Situation) -> Proposal | None:
-    """Condition: more cards than are used; heads decide how many share layers, the rest are stages."""
     request, settings = now.request, now.settings
     count = request.hardware.count
     if request.hardware.cpu or settings.world >= count:
@@ -243,7 +236,6 @@ def _parallel(now: Situation) -> Proposal | None:
 
 
 def _weights_to_host(now: Situation) -> Proposal | None:
-    """Condition: less than half of the weights is too much, and the host has room for it."""
     request, settings, budget = now.request, now.settings, now.budget
     if request.hardware.cpu:
         return None
@@ -268,7 +260,6 @@ def _least_need(now: Situation) -> int:
 
 
 def _cache_to_host(now: Situation) -> Proposal | None:
-    """Condition: prompts share much (a hit rate from 30 %), and the cache holds less than what is at once."""
     request, budget = now.request, now.budget
     traffic = request.traffic
     if not budget.fits or request.hardware.cpu or traffic is None or (traffic.hit_rate or 0) < _WORTH_HIT_RATE:
@@ -291,43 +282,76 @@ def _cache_to_host(now: Situation) -> Proposal | None:
 _AWQ = "look for a checkpoint with `quant_method: awq` (the model's name with -AWQ); vLLM cannot make one while loading"
 _GPTQ = "look for a checkpoint with `quant_method: gptq` (-GPTQ-Int4)"
 
+_UTILIZATION = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
+_SIXTEEN_BITS = "weights of 16 bits on a card that has kernels for it"
+
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        "measured free memory",
-        Stage.TRIM,
-        ("--gpu-memory-utilization", "--kv-cache-memory-bytes"),
-        _free_memory,
-        always=True,
+        "measured free memory", Stage.TRIM, _UTILIZATION,
+        "the cards were read, and others hold so much that the wanted share is not free",
+        _free_memory, always=True,
     ),
-    Remedy("KV cache of a CPU", Stage.TRIM, ("--kv-cache-memory-bytes",), _cpu_space),
-    Remedy("utilization", Stage.TRIM, ("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _utilization),
-    Remedy("context", Stage.TRIM, ("--max-model-len",), _context),
-    Remedy("sequences", Stage.TRIM, ("--max-num-seqs",), _sequences, always=True),
-    Remedy("fp8 KV cache", Stage.TRIM, ("--kv-cache-dtype",), _fp8_cache),
     Remedy(
-        "fp8 weights",
-        Stage.RESHAPE,
-        ("--quantization",),
+        "KV cache of a CPU", Stage.TRIM, ("--kv-cache-memory-bytes",),
+        "a CPU, where the KV cache is too small for one request, or does not fit beside the weights",
+        _cpu_space,
+    ),
+    Remedy(
+        "utilization", Stage.TRIM, _UTILIZATION,
+        "it does not fit, and the card is nobody else's: one that was read, or of a kind without a display",
+        _utilization,
+    ),
+    Remedy(
+        "context", Stage.TRIM, ("--max-model-len",),
+        "the length does not fit, and a shorter one does that the traffic, or a chat, can live with",
+        _context,
+    ),
+    Remedy(
+        "sequences", Stage.TRIM, ("--max-num-seqs",),
+        "more sequences are set aside for than are ever at once, or than the card has room for",
+        _sequences, always=True,
+    ),
+    Remedy(
+        "fp8 KV cache", Stage.TRIM, ("--kv-cache-dtype",),
+        "a card that has an attention kernel for it, a cache of 16 bits, and room that it would make enough",
+        _fp8_cache,
+    ),
+    Remedy(
+        "fp8 weights", Stage.RESHAPE, ("--quantization",),
+        _SIXTEEN_BITS,
         _quantized("fp8", FP8_WEIGHTS, "of this checkpoint, while loading", by_flag=True),
     ),
-    Remedy("AWQ weights", Stage.RESHAPE, ("--quantization",), _quantized("awq", AWQ, _AWQ, by_flag=False)),
-    Remedy("GPTQ weights", Stage.RESHAPE, ("--quantization",), _quantized("gptq", AWQ, _GPTQ, by_flag=False)),
     Remedy(
-        "bitsandbytes weights",
-        Stage.RESHAPE,
-        ("--quantization",),
+        "AWQ weights", Stage.RESHAPE, ("--quantization",),
+        _SIXTEEN_BITS,
+        _quantized("awq", AWQ, _AWQ, by_flag=False),
+    ),
+    Remedy(
+        "GPTQ weights", Stage.RESHAPE, ("--quantization",),
+        _SIXTEEN_BITS,
+        _quantized("gptq", AWQ, _GPTQ, by_flag=False),
+    ),
+    Remedy(
+        "bitsandbytes weights", Stage.RESHAPE, ("--quantization",),
+        _SIXTEEN_BITS,
         _quantized("bitsandbytes", BITSANDBYTES, "of this checkpoint, while loading; slower than AWQ", by_flag=True),
     ),
-    Remedy("tensor and pipeline parallelism", Stage.RESHAPE, ("--pipeline-parallel-size",), _parallel),
-    Remedy("weights in host memory", Stage.RESHAPE, ("--cpu-offload-gb",), _weights_to_host),
     Remedy(
-        "KV cache in host memory",
-        Stage.TRIM,
-        ("--kv-offloading-size", "--kv-transfer-config"),
-        _cache_to_host,
-        always=True,
+        "tensor and pipeline parallelism", Stage.RESHAPE, ("--pipeline-parallel-size",),
+        "more cards than are used; heads decide how many share layers, the rest are stages",
+        _parallel,
     ),
-)
+    Remedy(
+        "weights in host memory", Stage.RESHAPE, ("--cpu-offload-gb",),
+        "less than half of the weights is too much, and the host has room for it",
+        _weights_to_host,
+    ),
+    Remedy(
+        "KV cache in host memory", Stage.TRIM, ("--kv-offloading-size", "--kv-transfer-config"),
+        "prompts share much (a hit rate from 30 %), and the cache holds less than what is at once",
+        _cache_to_host, always=True,
+    ),
+)  # fmt: skip
 """In the order they are tried."""
 
 

@@ -63,38 +63,33 @@ def show(plan: Plan, request: Request, out: Console) -> None:
 
 def show_published(out: Console) -> None:
     """Print what the plan says of published starts of vLLM on real GPUs, beside what they logged."""
-    grid = _grid("start", "ranks", "vLLM", "KV GiB logged", "planned", "tokens logged", "planned")
-    inside = 0
-    apart: list[str] = []
-    for number, start in enumerate(STARTS, 1):
-        found = compare(start)
-        inside += found.inside
-        mark = "" if found.inside else f" [{len(apart) + 1}]"
-        if not found.inside:
-            apart.append(f"[{len(apart) + 1}] {start.model} on {start.card}: {start.differs}.")
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("", "start", "card", "TP", "KV GiB", "planned", "KV tokens", "off by"):
+        grid.add_column(name, no_wrap=True, justify="left" if name in {"start", "card"} else "right")
+    compared = [compare(start) for start in STARTS]
+    apart = [found for found in compared if not found.inside]
+    for number, found in enumerate(compared, 1):
+        start = found.start
+        mark = f" [{apart.index(found) + 1}]" if found in apart else ""
         low, high = found.available.low / GIB, found.available.high / GIB
-        tokens = "-" if start.tokens is None else f"{start.tokens:,}"
-        planned = "-" if start.tokens is None else f"{found.tokens.low:,}"
-        grid.add_row(
-            f"{number}. {start.model}, {start.card}",
-            str(start.tensor_parallel),
-            start.version,
-            f"{start.available:.2f}",
-            f"{low:.2f} to {high:.2f}{mark}",
-            tokens,
-            planned,
-        )
+        tokens, error = "", ""
+        if start.tokens is not None:
+            tokens, error = f"{start.tokens:,}", f"{found.tokens.low / start.tokens - 1:+.2%}"
+        planned = f"{low:.1f} to {high:.1f}{mark}"
+        ranks = str(start.tensor_parallel)
+        grid.add_row(str(number), start.model, start.card, ranks, f"{start.available:.2f}", planned, tokens, error)
     out.print(grid)
     out.print(
-        f"{inside} of {len(STARTS)} within the range. Tokens are planned from the logged bytes. Published at:",
-        highlight=False,
+        f"{len(STARTS) - len(apart)} of {len(STARTS)} within the range. Tokens are planned from the logged bytes."
     )
-    urls = dict.fromkeys(start.url for start in STARTS)
-    for url in urls:
-        numbers = ", ".join(str(number) for number, start in enumerate(STARTS, 1) if start.url == url)
-        out.print(f"  {numbers}: {url}", soft_wrap=True, markup=False, highlight=False)
-    for reason in apart:
-        out.print(reason, markup=False, highlight=False)
+    for number, found in enumerate(apart, 1):
+        out.print(f"[{number}] {found.start.differs[0].upper()}{found.start.differs[1:]}.")
+    out.print("Published at:")
+    for version, url in dict.fromkeys((start.version, start.url) for start in STARTS):
+        numbers = [
+            str(number) for number, start in enumerate(STARTS, 1) if (start.version, start.url) == (version, url)
+        ]
+        out.print(f"{', '.join(numbers)}: vLLM {version}, {url}", soft_wrap=True)
 
 
 def _parts(plan: Plan, request: Request) -> Iterator[RenderableType]:
@@ -154,7 +149,7 @@ def _bar(budget: Budget, hardware: Hardware) -> Iterator[RenderableType]:
     legend = [f"{char} {name} {value / GIB:.1f}" for (name, char, _), value in zip(_SEGMENTS, values, strict=True)]
     legend.append(f"free {left / GIB:.1f}" if left >= 0 else f"over by {-left / GIB:.1f}")
     what = "machine" if hardware.cpu else "card"
-    yield Text(f"GiB a {what}: " + "  ".join(legend))
+    yield Text(f"GiB: {'  '.join(legend)} of the {what}")
     if either:
         yield Text("either: the KV cache's, unless activations, graphs and buffers take it", style="dim")
 
