@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine import command
 from engine.diagnosis.sign import Diagnosis
+from engine.download import Download
 from engine.fit import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.lifecycle import Policy
 
@@ -40,6 +41,7 @@ class Program:
         policy: When to restart and when to lose patience.
         described: A digest of how its user described it: one with the same can stand in its place.
         choices: What kvgate chose for it, each with its reason; told before its first start.
+        download: What it may have to download first, one launch at a time.
         refit: Says what to start instead when a start failed for memory, or that nothing is left to try.
     """
 
@@ -56,6 +58,7 @@ class Program:
     policy: Policy = field(default_factory=Policy)
     described: str = ""
     choices: tuple[str, ...] = ()
+    download: Download | None = field(default=None, repr=False, compare=False)
     refit: "Callable[[Diagnosis], Refit | Stop] | None" = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -90,15 +93,17 @@ class Program:
             further = (*tries, rung)
             return Refit(cls.engine(spec, policy, fit=fit, choices=choices, tries=further), rung.why, len(further))
 
+        env = command.environment(fitted, os.environ, memory_bytes=memory, local_folder=Path(spec.model).is_dir())
         return cls(
             name=spec.name,
             role=Role.ENGINE,
             argv=command.argv(fitted),
-            env=command.environment(fitted, os.environ, memory_bytes=memory, local_folder=Path(spec.model).is_dir()),
+            env=env,
             ready_url=f"{spec.url}/health",
             follows_log=True,
             policy=policy,
             choices=choices,
+            download=Download.of(spec.model, env, command.value_of(spec.args, "--revision")),
             refit=refit if fit is not None else None,
         )
 

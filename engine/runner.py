@@ -12,7 +12,7 @@ from engine.diagnosis.sign import Diagnosis
 from engine.fit import MOST_TRIES
 from engine.judgement import judge
 from engine.lifecycle import Lifecycle, State
-from engine.phases import StartProgress
+from engine.phases import Phase, StartProgress
 from engine.process import GuardedProcess, LaunchError
 from engine.program import Program
 
@@ -23,6 +23,7 @@ READY = "ready"
 """What a program that tells its supervisor things says when it is."""
 
 _PROBE_INTERVAL = 0.25
+_TURN_INTERVAL = 0.5
 _LOG_LINES = 2_000
 _OVER = frozenset({State.STOPPED, State.FAILED})
 
@@ -139,11 +140,16 @@ class Runner:
             self._tell(events.LinePrinted(program.name, line))
             if self.state is State.STARTING and (further := progress.read(line)):
                 self._tell(events.Progressed(program.name, further))
+                if further.phase >= Phase.LOADING:
+                    self._give_back()
 
         self._launched_at = _now()
         self._ready.clear()
         self._hung = ""
         self._killed = False
+        if not await self._turn_to_download():
+            self._inbox.put_nowait(lifecycle.Exited())
+            return
         try:
             self._process = await GuardedProcess.launch(
                 program.argv,
@@ -154,6 +160,7 @@ class Runner:
                 on_news=self._hear if program.tells else None,
             )
         except LaunchError as error:
+            self._give_back()
             self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
             self._inbox.put_nowait(lifecycle.Exited(permanent=True))
             return
@@ -168,7 +175,24 @@ class Runner:
         finally:
             probing.cancel()
             self._process = None
+            self._give_back()
         self._conclude(self._why(log, code, progress), code)
+
+    async def _turn_to_download(self) -> bool:
+        """Wait while another launch downloads the same model; False when asked to end meanwhile, or out of time."""
+        download, told = self.program.download, False
+        while download is not None and not await asyncio.to_thread(download.take):
+            if self._killed or self.state is State.DRAINING:
+                return False
+            if not told:
+                self._tell(events.Waiting(self.program.name, f"another launch downloads {download.model}"))
+                told = True
+            await asyncio.sleep(_TURN_INTERVAL)
+        return True
+
+    def _give_back(self) -> None:
+        if self.program.download is not None:
+            self.program.download.give_back()
 
     def _why(self, log: deque[str], code: int, progress: StartProgress) -> Diagnosis:
         if self._hung:

@@ -2,6 +2,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine import events, runner
 from engine.diagnosis.sign import Diagnosis
+from engine.download import Download
 from engine.fit import Stop
 from engine.lifecycle import Policy, State
 from engine.phases import Phase
@@ -170,3 +172,44 @@ async def test_time_that_runs_out_during_the_launch_itself_ends_the_process_too(
     monkeypatch.setattr(runner, "GuardedProcess", Slow)
     late = Runner(program("import time; time.sleep(600)", Policy(start_timeout=0.1, max_restarts=0)), hear, probe)
     assert await asyncio.wait_for(late.run(), 15) is State.FAILED
+
+
+class Busy(Download):
+    """Somebody else downloads, until it is asked for the third time."""
+
+    def __init__(self, patience: int = 3) -> None:
+        super().__init__("org/m", {})
+        self.asked, self.given_back, self._patience = 0, 0, patience
+
+    def take(self) -> bool:
+        self.asked += 1
+        return self.asked >= self._patience
+
+    def give_back(self) -> None:
+        self.given_back += 1
+
+
+async def test_a_launch_waits_while_another_downloads_and_holds_the_turn_until_it_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "_TURN_INTERVAL", 0.01)
+    busy = Busy()
+    state, told = await run(replace(program(START), download=busy))
+    assert state is State.STOPPED
+    (waiting,) = (e for e in told if isinstance(e, events.Waiting))
+    assert "another launch downloads org/m" in str(waiting)
+    assert (busy.asked, busy.given_back) == (3, 3)  # loading, sizing the KV cache, the end
+
+
+async def test_a_launch_that_waits_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_TURN_INTERVAL", 0.01)
+
+    def hear(event: events.SupervisorEvent) -> None:
+        if isinstance(event, events.Waiting):
+            at_work.stop()
+
+    async def probe(_: str) -> bool:
+        return False
+
+    at_work = Runner(replace(program(START), download=Busy(10**9)), hear, probe)
+    assert await asyncio.wait_for(at_work.run(), 15) is State.STOPPED
