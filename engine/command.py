@@ -19,6 +19,14 @@ RESERVED = {
     "--root-path": "nothing: kvgate's routes are the client's",
 }
 
+DEBUG_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+    "VLLM_LOG_STATS_INTERVAL": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",  # a fault shows at the kernel that made it; every launch waits
+    "NCCL_DEBUG": "TRACE",
+}
+"""What vLLM's documentation advises when an engine hangs or crashes (docs/usage/troubleshooting.md)."""
+
 _KV_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 """Environment variable of vLLM on CPUs: GiB of KV cache, a whole number."""

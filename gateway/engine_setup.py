@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from engine.command import EngineSpec, flags_of
+from pydantic import SecretStr
+
+from engine.command import DEBUG_ENVIRONMENT, EngineSpec, flags_of
 from engine.filling import filled, gpus_needed
 from engine.fit import Bounds
 from engine.gpu import Gpu
 from engine.placement import PlacementError, Wish, place, visible
 from engine.program import Program
-from gateway.config import EngineSettings
+from gateway.config import EngineSettings, ModelSettings, Settings
 from gateway.settings_sources import ConfigurationError
 
 
@@ -78,6 +80,18 @@ def seats(
         )
 
     return [seat(devices, wish) for devices, wish in zip(placed, wishes, strict=True)]
+
+
+def debugged(settings: Settings) -> Settings:
+    """The same, with each engine in vLLM's debug environment; what its own `env` says of it stays."""
+
+    def debug(model: ModelSettings) -> ModelSettings:
+        if model.engine is None:
+            return model
+        env = {**{name: SecretStr(value) for name, value in DEBUG_ENVIRONMENT.items()}, **model.engine.env}
+        return model.model_copy(update={"engine": model.engine.model_copy(update={"env": env})})
+
+    return settings.model_copy(update={"models": tuple(map(debug, settings.models))})
 
 
 def fitted(spec: EngineSpec, settings: EngineSettings, seat: Seat) -> tuple[EngineSpec, tuple[str, ...], Bounds | None]:

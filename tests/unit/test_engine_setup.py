@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import EngineSpec
+from engine.command import DEBUG_ENVIRONMENT, EngineSpec
 from engine.fit import Bounds
 from engine.gpu import Gpu
 from engine.program import Program, Role
-from gateway.config import EngineSettings
-from gateway.engine_setup import Seat, fitted, seats
+from gateway.config import EngineSettings, Settings
+from gateway.engine_setup import Seat, debugged, fitted, seats
 from gateway.settings_sources import ConfigurationError
 
 GIB = 2**30
@@ -69,3 +69,11 @@ def test_what_is_filled_in_is_told_and_may_be_lowered_and_what_was_given_may_not
 
 def test_fit_off_lowers_nothing():
     assert fitted(spec(), engine(fit="off"), Seat(()))[2] is None
+
+
+def test_debugging_is_for_every_engine_and_its_own_environment_wins():
+    models = [{"engine": {"model": "a", "env": {"NCCL_DEBUG": "WARN"}}}, {"endpoints": [{"url": "http://a:1"}]}]
+    first, second = debugged(Settings.model_validate({"models": models})).models
+    seen = {name: value.get_secret_value() for name, value in first.engine.env.items()}
+    assert seen == {**DEBUG_ENVIRONMENT, "NCCL_DEBUG": "WARN"}
+    assert second.engine is None

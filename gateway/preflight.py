@@ -1,0 +1,26 @@
+"""What is looked at before anything is set up or started: the models of the engines to launch."""
+
+import os
+
+from engine.plan.hub import CheckpointError
+from engine.preflight import check_model
+from gateway.config import Settings
+from gateway.settings_sources import ConfigurationError
+
+
+def preflight(settings: Settings) -> None:
+    """Refuse models that cannot be loaded, in a second rather than after an engine's start.
+
+    Raises:
+        ConfigurationError: one is gated, missing, misspelt, offline or broken; with the way out.
+    """
+    for model in settings.models:
+        if model.engine is None:
+            continue
+        environ = {**os.environ, **{name: value.get_secret_value() for name, value in model.engine.env.items()}}
+        try:
+            check_model(model.engine.model, model.engine.args, environ)
+        except CheckpointError as error:
+            raise ConfigurationError(
+                f"model {model.name or model.engine.model}: {error.cause}\n{error.remedy}"
+            ) from None
