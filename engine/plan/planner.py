@@ -12,7 +12,8 @@ from enum import StrEnum
 from engine.plan.arguments import Arguments
 from engine.plan.budget import Budget, Request, Settings, defaults, measure
 from engine.plan.cards import CARDS, GIB, Card, Hardware
-from engine.plan.remedies import REMEDIES, Hint, Remedy, Situation, Stage, hints
+from engine.plan.hints import Hint, hints
+from engine.plan.remedies import REMEDIES, Remedy, Situation, Stage
 from engine.plan.weights import SCHEMES
 
 _PASSES = 2

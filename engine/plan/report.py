@@ -63,8 +63,8 @@ def show(plan: Plan, request: Request, out: Console) -> None:
 
 def show_published(out: Console) -> None:
     """Print what the plan says of published starts of vLLM on real GPUs, beside what they logged."""
-    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("", "start", "card", "TP", "KV GiB", "planned", "KV tokens", "off by"):
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("", "start", "card", "KV GiB", "planned", "KV tokens", "off by"):
         grid.add_column(name, no_wrap=True, justify="left" if name in {"start", "card"} else "right")
     compared = [compare(start) for start in STARTS]
     apart = [found for found in compared if not found.inside]
@@ -76,8 +76,8 @@ def show_published(out: Console) -> None:
         if start.tokens is not None:
             tokens, error = f"{start.tokens:,}", f"{found.tokens.low / start.tokens - 1:+.2%}"
         planned = f"{low:.1f} to {high:.1f}{mark}"
-        ranks = str(start.tensor_parallel)
-        grid.add_row(str(number), start.model, start.card, ranks, f"{start.available:.2f}", planned, tokens, error)
+        card = start.card if start.tensor_parallel == 1 else f"{start.card} x{start.tensor_parallel}"
+        grid.add_row(str(number), start.model, card, f"{start.available:.2f}", planned, tokens, error)
     out.print(grid)
     out.print(
         f"{len(STARTS) - len(apart)} of {len(STARTS)} within the range. Tokens are planned from the logged bytes."

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from engine.gpu import Gpu, gpus
+from engine.gpu import Gpu, Holder, gpus, holders
 
 
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +24,24 @@ def test_each_gpu_is_read_and_nvml_is_left_as_it_was(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=100, free=90))
     assert gpus() == (Gpu(0, "NVIDIA H200 0", 100, 90), Gpu(1, "NVIDIA H200 1", 100, 90))
     assert shut == [True]
+
+
+def test_who_holds_memory_of_a_gpu_is_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    computing = [SimpleNamespace(pid=9, usedGpuMemory=100), SimpleNamespace(pid=3, usedGpuMemory=None)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: computing)
+    drawing = [SimpleNamespace(pid=9, usedGpuMemory=100)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: drawing)
+    assert holders(0) == (Holder(3, None), Holder(9, 100))
+
+
+def test_a_driver_that_does_not_say_who_holds_memory_says_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", refuses)
+    assert holders(0) == ()

@@ -5,7 +5,6 @@ import pytest
 from engine.plan.budget import defaults, measure
 from engine.plan.cards import GIB, Hardware, Process
 from engine.plan.planner import Verdict, plan
-from engine.plan.remedies import REMEDIES, Situation
 from engine.plan.traffic import Distribution, Range, Traffic
 from tests.unit.engine.plan.models import hardware, request
 
@@ -156,23 +155,3 @@ def test_a_plan_that_says_it_fits_does(model, card, count):
         again = plan(request(model, *made.words, on=hardware(card, count)))
         assert again.verdict is Verdict.FITS
         assert again.settings == made.settings
-
-
-@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
-def test_no_remedy_touches_what_was_given(remedy):
-    values = {"--gpu-memory-utilization": "0.9", "--max-model-len": "8192", "--kv-cache-dtype": "auto"}
-    for flag in remedy.flags:
-        value = values.get(flag, "fp8" if flag == "--quantization" else "1")
-        busy = hardware("rtx-4090", 4, free_bytes=20 * GIB, measured=True)
-        given = request("Llama-3-70B", flag, value, on=busy, traffic=traffic(hit_rate=0.9))
-        assert remedy.name not in names(plan(given))
-
-
-@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
-def test_every_remedy_has_a_condition(remedy):
-    """None is proposed to a model that fits a card of its own many times."""
-    asked = request("Qwen2.5-7B", on=hardware("h200"))
-    now = Situation(asked, defaults(asked), measure(asked, defaults(asked)))
-    if remedy.always:
-        assert remedy.propose(now) is None
-    assert remedy.condition

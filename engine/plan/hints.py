@@ -1,0 +1,48 @@
+"""PURE. What of the environment helps in one case only: told with its condition, never set."""
+
+from dataclasses import dataclass
+
+from engine.plan.cards import GIB
+from engine.plan.remedies import Situation
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Something of the environment that helps in one case: shown, never set."""
+
+    setting: str
+    condition: str
+
+
+def hints(now: Situation) -> tuple[Hint, ...]:
+    """Return what may be worth knowing here."""
+    found = []
+    if now.request.hardware.cpu:
+        return ()
+    if now.budget.kv.low < GIB or not now.budget.fits:
+        found.append(
+            Hint(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                'when an out-of-memory error says that much is "reserved by PyTorch but unallocated": fragmentation. '
+                "Not with a KV connector: vLLM 0.32 refuses the two together",
+            )
+        )
+    if now.settings.world > 1:
+        found.append(
+            Hint(
+                "NCCL_CUMEM_ENABLE=0",
+                "when the cards differ from the plan by some hundred MiB each after NCCL's start, or graphs fail to "
+                "capture with NCCL: its buffers then come from plain cudaMalloc",
+            )
+        )
+        if now.request.hardware.nvlink is False:
+            found.append(
+                Hint(
+                    "NCCL_P2P_DISABLE=1", "when the start hangs after 'world_size=': cards behind a bridge without P2P"
+                )
+            )
+    if not now.settings.eager and not now.budget.fits:
+        found.append(
+            Hint("--enforce-eager", "to do without CUDA graphs: the memory above for graphs, for slower small batches")
+        )
+    return tuple(found)
