@@ -11,6 +11,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from engine.diagnosis import table
 from gateway.admission.outcomes import Outcome
 from gateway.config import Settings
 from gateway.relay.routes import ROUTES, Action
@@ -19,6 +20,8 @@ from gateway.wire.errors import REFUSALS
 _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
+_DIAGNOSIS = _HERE / "diagnosis.md"
+_TABLE_MARKS = ("<!-- kvgate doctor --table: begin -->\n", "<!-- kvgate doctor --table: end -->")
 
 _HEADERS = (
     (
@@ -104,6 +107,13 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
+def diagnosis() -> str:
+    """The page about `kvgate doctor`, with the table of what it knows between its marks."""
+    begin, end = _TABLE_MARKS
+    before, _, rest = _DIAGNOSIS.read_text().partition(begin)
+    return f"{before}{begin}\n{table.markdown()}\n{end}{rest.partition(end)[2]}"
+
+
 def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in section.model_fields.items():
         inner = _inner_section(field.annotation)
@@ -156,7 +166,7 @@ def _default(field: FieldInfo) -> str:
 def main() -> None:
     """Write the files, or compare them."""
     stale = []
-    for file, text in ((_CONFIGURATION, configuration()), (_INTERFACE, interface())):
+    for file, text in ((_CONFIGURATION, configuration()), (_INTERFACE, interface()), (_DIAGNOSIS, diagnosis())):
         if not file.exists() or file.read_text() != text:
             stale.append(file)
             if "--check" not in sys.argv:

@@ -1,7 +1,7 @@
 """Read a model's tokenizer, template and headers, without its weights and without torch, and see what does not fit."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,6 @@ def _loaded(checkpoint: Checkpoint) -> "PreTrainedTokenizerBase":
 
 
 def _side(tokenizer: "PreTrainedTokenizerBase", checkpoint: Checkpoint) -> TokenizerSide:
-    ids: Iterable[int] = tokenizer.get_vocab().values()
     special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk")}
     template = tokenizer.chat_template
     rendered = error = ""
@@ -82,18 +81,16 @@ def _side(tokenizer: "PreTrainedTokenizerBase", checkpoint: Checkpoint) -> Token
             rendered = str(tokenizer.apply_chat_template(_CONVERSATION, tokenize=False, add_generation_prompt=True))
         except Exception as failure:  # noqa: BLE001 - a template may raise anything
             error = f"{type(failure).__name__}: {failure}"[:300]
-    one_token = {
-        marker: len(tokenizer.encode(marker, add_special_tokens=False)) == 1 for marker in vocabulary.markers(rendered)
-    }
+    tokens = {marker: tokenizer.encode(marker, add_special_tokens=False) for marker in vocabulary.markers(rendered)}
     return TokenizerSide(
         loaded=type(tokenizer).__name__,
         declared=str((checkpoint.tokenizer_config or {}).get("tokenizer_class") or ""),
-        highest=max(ids, default=-1),
+        highest=max(tokenizer.get_vocab().values(), default=-1),
         special={name: one for name, one in special.items() if isinstance(one, int)},
         template=None if template is None else str(template),
         rendered=rendered,
         error=error,
-        one_token=one_token,
+        one_token={marker: len(ids) == 1 and ids[0] != special["unk"] for marker, ids in tokens.items()},
     )
 
 
