@@ -1,5 +1,7 @@
 """Writes the documentation that the code already knows. `--check` only says whether it is up to date."""
 
+import io
+import re
 import sys
 import types
 import typing
@@ -10,8 +12,11 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from rich.console import Console
 
 from engine.diagnosis import table
+from engine.plan import report
+from engine.plan.remedies import REMEDIES
 from gateway.admission.outcomes import Outcome
 from gateway.config import Settings
 from gateway.relay.routes import ROUTES, Action
@@ -21,6 +26,7 @@ _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
 _DIAGNOSIS = _HERE / "diagnosis.md"
+_PLANNING = _HERE / "planning.md"
 _TABLE_MARKS = ("<!-- kvgate doctor --table: begin -->\n", "<!-- kvgate doctor --table: end -->")
 
 _HEADERS = (
@@ -163,10 +169,31 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
+def planning() -> str:
+    """The page on planning, with the table of remedies and the published starts as the command prints them."""
+    out = io.StringIO()
+    report.show_published(Console(file=out, width=report.WIDTH, highlight=False, markup=False))
+    starts = ["```", *(line.rstrip() for line in out.getvalue().splitlines()), "```"]
+    rows = ["| remedy | flags | when |", "|---|---|---|"]
+    for remedy in REMEDIES:
+        rows.append(f"| {remedy.name} | {', '.join(f'`{flag}`' for flag in remedy.flags)} | {remedy.condition} |")
+    page = _PLANNING.read_text()
+    for name, lines in (("remedies", rows), ("published", starts)):
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, rest = page.split(begin, 1)
+        page = before + begin + "\n".join(lines) + end + rest.split(end.strip(), 1)[1]
+    return page
+
+
 def main() -> None:
     """Write the files, or compare them."""
     stale = []
-    for file, text in ((_CONFIGURATION, configuration()), (_INTERFACE, interface()), (_DIAGNOSIS, diagnosis())):
+    for file, text in (
+        (_CONFIGURATION, configuration()),
+        (_INTERFACE, interface()),
+        (_DIAGNOSIS, diagnosis()),
+        (_PLANNING, planning()),
+    ):
         if not file.exists() or file.read_text() != text:
             stale.append(file)
             if "--check" not in sys.argv:

@@ -52,7 +52,7 @@ def planned(*arguments):
 def test_a_card_that_is_not_here_is_planned_for(folder):
     result = run(folder, "--gpu", "h100")
     assert result.exit_code == 0, result.output
-    assert "on 1 x h100 (79.19 GiB): fits" in result.output.replace("\n", " ")
+    assert "on 1 x h100 (79.19 GiB): fits" in " ".join(result.output.split())
 
 
 def test_a_context_that_does_not_fit_is_a_change_with_its_flag(folder):
