@@ -63,6 +63,16 @@ def test_a_log_alone_asks_nobody(advise, tmp_path, monkeypatch):
     assert both[1] == [("http://k", "sesame"), (log,)]
 
 
+def test_a_long_log_says_how_long_it_takes(advise, tmp_path):
+    log = tmp_path / "events"
+    with log.open("wb") as file:
+        file.truncate(50 * 10**6)
+    assert advise((FINE,), "--event-log", str(log))[0].stderr.endswith("events takes about 3 minutes\n")
+    with log.open("wb") as file:
+        file.truncate(10**6)
+    assert advise((FINE,), "--event-log", str(log))[0].stderr == ""
+
+
 def test_no_history_is_an_error_that_says_why(advise, monkeypatch):
     result, _ = advise(())
     assert result.exit_code == 2
