@@ -14,6 +14,7 @@ CPU_PROCESSES = 2 * GIB
 GiB each (measured: 1.5 GiB in all for a model of 5 MB), and the rest is work space."""
 
 _RANKS = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+_FULL = ("float32", "float")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -58,7 +59,9 @@ def _on_cpu(argv: Sequence[str], env: Mapping[str, str], host_free: int, weights
         return "the size of its weights is not known"
     given = value_of(argv, "--kv-cache-memory-bytes")
     cache = int(given) if given is not None and given.isdecimal() else int(env.get(_KV_SPACE, "0")) * GIB
-    wanted = weights + cache + CPU_PROCESSES
+    # Weights are stored in 16 bits, but for old models, which are small.
+    held = weights * 2 if value_of(argv, "--dtype") in _FULL else weights
+    wanted = held + cache + CPU_PROCESSES
     if host_free < wanted:
         return f"the machine has {_gib(host_free)} of memory to give, and a second engine takes {_gib(wanted)}"
     return None

@@ -114,6 +114,10 @@ class Supervisor:
         await asyncio.wait([task])
         del self._leaving[runner]
 
+    def gave_up(self, name: str) -> bool:
+        """Whether a program is not started any more."""
+        return self._find(name).state is State.FAILED
+
     def hung(self, name: str, reason: str) -> None:
         """Kill a program that runs and does nothing, and have it started again as one that crashed."""
         self._find(name).hung(reason)

@@ -15,22 +15,26 @@ from rich.console import Console
 
 import gateway
 from engine.cache import SetupError
-from engine.supervisor import Supervisor
+from engine.control import ControlError, Reload, ask
 from gateway.advise_command import advise_command
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
 from gateway.doctor_command import doctor_command
-from gateway.launch import USAGE_ERROR, programs
+from gateway.engine_setup import debugged
+from gateway.launch import USAGE_ERROR
 from gateway.ops.logs import configure
 from gateway.plan_command import plan_command
+from gateway.preflight import preflight
 from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
+from gateway.reload import Deployment, Load
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
 from gateway.simulation.cli import simulate
+from gateway.supervision_log import SupervisionLog
 
 cli = typer.Typer(
     help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
@@ -57,6 +61,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
     event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
+    debug_engine: Annotated[  # noqa: FBT002
+        bool, typer.Option("--debug-engine", help="Start engines in vLLM's debug environment, which is slow.")
+    ] = False,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
     listening = {"host": host, "port": port, "admin_port": admin_port}
@@ -71,7 +78,20 @@ def serve(
             "nothing to serve: name a MODEL to launch, an --endpoint URL that runs already, or a --config file "
             "with `models`"
         )
-    sys.exit(_serve(settings))
+    sys.exit(_serve(debugged(settings) if debug_engine else settings, lambda file: load(flags, file or config)))
+
+
+@cli.command()
+def reload(
+    config: Annotated[Path | None, typer.Option(help="Another YAML file than the one kvgate was started with.")] = None,
+    port: Annotated[int | None, typer.Option(help="Of which kvgate, where several run here.")] = None,
+) -> None:
+    """Have the kvgate that runs here change over to its settings as they are now; no request fails for it."""
+    request = Reload(str(config.resolve()) if config is not None else None)
+    try:
+        sys.exit(ask(request, port, lambda line: _console.print(line, markup=False, soft_wrap=True)))
+    except ControlError as error:
+        _fail(str(error))
 
 
 @cli.command(name="demo")
@@ -188,18 +208,26 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
         _fail(str(error))
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, again: Load) -> int:
     if all(model.engine is None for model in settings.models):
         return _gateway(settings)
+
+    def say(line: object) -> None:
+        _console.print(str(line), markup=False, soft_wrap=True)
+
+    log = SupervisionLog(_console)
     try:
-        running = programs(settings)
-    except (ConfigurationError, SetupError) as error:
+        preflight(settings)
+        deployment = Deployment(settings, again, log, say)
+    except (ConfigurationError, SetupError, PortTakenError) as error:
         _fail(str(error))
-    return _run(_supervise(Supervisor(running, lambda event: _console.print(str(event), markup=False))))
+    code = _run(_supervise(deployment))
+    log.last_words()
+    return code
 
 
-async def _supervise(supervisor: Supervisor) -> int:
-    return await supervisor.run(_stopped_by_signals())
+async def _supervise(deployment: Deployment) -> int:
+    return await deployment.run(_stopped_by_signals())
 
 
 def _stopped_by_signals() -> asyncio.Event:

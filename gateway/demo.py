@@ -10,9 +10,8 @@ from rich.console import Console
 from engine.demo_model import SMOLLM2_ARGS, smollm2
 from engine.environment import Build, build_here, engine_python
 from engine.events import LinePrinted, SupervisorEvent
-from engine.supervisor import Supervisor
 from gateway.config import Settings
-from gateway.launch import programs
+from gateway.reload import Deployment
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -73,7 +72,8 @@ async def demo(console: Console, host: str, port: int, stop: asyncio.Event, *, o
         if not isinstance(event, LinePrinted):  # the engine's log, of which the phases are enough here
             say(str(event))
 
-    running = Supervisor(programs(settings(folder, build_here(), host, port), python), tell)
+    chosen = settings(folder, build_here(), host, port)
+    running = Deployment(chosen, lambda _: chosen, tell, say, python)
     supervising = asyncio.create_task(running.run(stop))
     base_url = f"http://127.0.0.1:{port}/v1"
     try:

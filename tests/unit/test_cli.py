@@ -13,7 +13,7 @@ def run(monkeypatch):
     """Run a command; what it would have served is kept and not served."""
     served = []
 
-    def keep(settings):
+    def keep(settings, _again):
         served.append(settings)
         return 0
 

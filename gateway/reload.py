@@ -1,0 +1,306 @@
+"""What runs for the settings, and how it is changed over to other settings while it serves."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from engine.cache import SetupError
+from engine.command import value_of
+from engine.control import Reload, Say, control
+from engine.events import BecameReady, LinePrinted, SupervisorEvent
+from engine.gpu import gpus
+from engine.host_memory import free_bytes
+from engine.plan.checkpoint import read_checkpoint
+from engine.plan.hub import CheckpointError
+from engine.program import Program
+from engine.room import shortage
+from engine.supervisor import Supervisor
+from gateway.config import Settings
+from gateway.hangs import Hangs
+from gateway.launch import USAGE_ERROR, programs, served_name
+from gateway.preflight import preflight
+from gateway.rollout import Change, address, fronting, knows, notice, serves
+from gateway.server import BACKLOG, bind_all
+from gateway.settings_sources import ConfigurationError
+
+Load = Callable[[Path | None], Settings]
+"""Reads the settings again, from another file where one is given."""
+
+_FAILED = 1
+"""Exit code of a reload that did not come to its end."""
+_FIXED = ("host", "port", "admin_port")
+"""Settings of the server that stay while it runs."""
+_STILL = "What ran before serves on."
+
+
+class _FailedError(Exception):
+    """A program of the new settings does not run, for the reason the text gives."""
+
+
+class Deployment:
+    """The engines and the gateway of some settings, under one supervisor.
+
+    The sockets that clients connect to are bound here once and belong to this process: a gateway that crashes leaves
+    connections waiting, and two gateways can accept from them while one takes over from the other.
+
+    Args:
+        settings: with at least one engine to launch.
+        load: reads them again.
+        tell: told of everything that programs do.
+        say: gets lines for a human about what is done with them.
+        python: interpreter with vllm for engines that name none; set up now where None.
+
+    Raises:
+        ConfigurationError: the settings cannot be used.
+        SetupError: the engine's environment could not be made.
+        PortTakenError: a port is taken.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Load,
+        tell: Callable[[SupervisorEvent], None],
+        say: Say,
+        python: Path | None = None,
+    ) -> None:
+        self._load = load
+        self._tell = tell
+        self._notes = say
+        self._python = python
+        self._settings = settings
+        self._sockets = bind_all(self._settings.server)
+        try:
+            *self._engines, self._gateway = programs(self._settings, python, self._sockets)
+        except BaseException:
+            self._close()
+            raise
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
+        self._hangs = Hangs(self._at, self._hung)
+        self._supervisor = Supervisor([*self._engines, self._gateway], self._on_event, self._hangs.on_news)
+        self._took: dict[str, float] = {}
+        """Seconds that the last start of an engine took, by its program's name."""
+        self._reloading: asyncio.Task[int] | None = None
+        self._hears: Say | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run until `stop` is set, or nothing useful can run any more; return the exit code.
+
+        SIGHUP reloads; where it comes of a terminal that was closed, it stops.
+        """
+        loop = asyncio.get_running_loop()
+        had_terminal = _has_terminal()
+
+        def hang_up() -> None:
+            if had_terminal and not _has_terminal():
+                stop.set()
+            elif self._reloading is None:
+                self._begin(None, None)
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        try:
+            async with self._asked():
+                return await self._supervise(stop)
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            self._hangs.close()
+            self._close()
+
+    async def reload(self, request: Reload, say: Say) -> int:
+        """Change over to the settings as they are now, or to those of another file; returns an exit code.
+
+        `say` gets what a person who waits for it should see. What cannot be used changes nothing.
+        """
+        if self._reloading is not None:
+            say("Another reload is under way: ask again when it has ended.")
+            return _FAILED
+        task = self._begin(Path(request.config) if request.config is not None else None, say)
+        await asyncio.wait([task])
+        if task.cancelled():
+            say("kvgate is stopping: the reload was given up.")
+            return _FAILED
+        return task.result()
+
+    def _begin(self, file: Path | None, say: Say | None) -> asyncio.Task[int]:
+        self._hears = say
+        self._reloading = task = asyncio.get_running_loop().create_task(self._reload(file))
+
+        def ended(_: object) -> None:
+            self._reloading = self._hears = None
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _reload(self, file: Path | None) -> int:
+        try:
+            settings, new = await asyncio.to_thread(self._read, file)
+        except (ConfigurationError, SetupError) as error:
+            self._say(f"{error}\nNothing was changed.")
+            return USAGE_ERROR
+        try:
+            with self._supervisor.changing():
+                await self._change(settings, new[:-1], new[-1])
+        except _FailedError as error:
+            self._say(str(error))
+            for engine in [engine for engine in self._engines if not knows(self._gateway, engine)]:
+                await self._stop(engine)
+            return _FAILED
+        self._settings = settings
+        self._say("The new settings are in force.")
+        return 0
+
+    def _read(self, file: Path | None) -> tuple[Settings, list[Program]]:
+        settings = self._load(file)
+        if not settings.models:
+            raise ConfigurationError("there is nothing to serve: no `models`")
+        before, after = self._settings.server, settings.server
+        if fixed := [name for name in _FIXED if getattr(before, name) != getattr(after, name)]:
+            raise ConfigurationError(f"server.{fixed[0]} cannot be changed while kvgate runs")
+        new = programs(settings, self._python, self._sockets, [*self._engines, self._gateway])
+        if any(engine not in self._engines for engine in new[:-1]):
+            preflight(settings)
+        return settings, new
+
+    async def _change(self, settings: Settings, engines: list[Program], gateway: Program) -> None:
+        for engine in [kept for kept in engines if kept in self._engines]:
+            if self._supervisor.gave_up(engine.name):
+                await self._stop(engine)
+        change = Change.between(self._engines, engines)
+        for engine in change.added:
+            await self._start(engine)
+        pending = list(change.replaced)
+        while pending:
+            old, new = pending.pop(0)
+            await self._replace(old, new, fronting(gateway, pending), settings)
+        if not change.replaced:
+            await self._hand_over(gateway)
+        for engine in change.removed:
+            await self._stop(engine)
+
+    async def _replace(self, old: Program, new: Program, gateway: Program, settings: Settings) -> None:
+        why = await self._no_surge(new, settings)
+        if why is None:
+            self._say(f"{old.name}: surge: a new engine starts beside it and takes over when it is ready")
+            await self._start(new)
+            await self._hand_over(gateway)
+            await self._stop(old)
+            return
+        others = sum(serves(engine) == serves(old) for engine in self._engines) - 1
+        patience = settings.admission.queue.no_endpoint_ttl
+        said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
+        self._say(f"{old.name}: in_place, as {why}: {said}")
+        before = self._gateway
+        await self._hand_over(gateway)
+        await self._stop(old)
+        try:
+            await self._start(new)
+        except _FailedError as error:
+            self._say(f"{error}\n{old.name}: started again as it was")
+            await self._start(old)
+            await self._hand_over(before)
+            raise _FailedError(_STILL) from None
+
+    async def _no_surge(self, new: Program, settings: Settings) -> str | None:
+        """Why an engine has to wait for the end of the one whose place it takes; None where it need not."""
+        chosen = {served_name(model): model.engine.reload for model in settings.models if model.engine is not None}[
+            serves(new)
+        ]
+        if chosen == "auto":
+            return await asyncio.to_thread(_shortage, new)
+        return None if chosen == "surge" else "the settings say"
+
+    async def _start(self, engine: Program) -> None:
+        self._engines.append(engine)
+        failure = await self._supervisor.add(engine)
+        if failure is not None:
+            self._engines.remove(engine)
+            raise _FailedError(f"{engine.name} does not start. {failure}\n{_STILL}")
+
+    async def _stop(self, engine: Program) -> None:
+        self._engines.remove(engine)
+        await self._supervisor.remove(engine.name)
+
+    async def _hand_over(self, gateway: Program) -> None:
+        """Start a gateway on the same sockets; when it is ready, the one before ends as its connections do."""
+        before = self._gateway
+        gateway = replace(gateway, name="gateway" if before.name != "gateway" else "gateway #2")
+        failure = await self._supervisor.add(gateway)
+        if failure is not None:
+            raise _FailedError(f"The new gateway does not start. {failure}\n{_STILL}")
+        self._gateway = gateway
+        self._say(f"{gateway.name}: takes over from {before.name}, which ends with its last connection")
+        await self._supervisor.remove(before.name, by=signal.SIGUSR1)
+
+    async def _supervise(self, stop: asyncio.Event) -> int:
+        """Run the supervisor. A reload that is under way when it is to end is given up first."""
+        ending = asyncio.Event()
+        supervising = asyncio.create_task(self._supervisor.run(ending))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._reloading is not None:
+                self._reloading.cancel()
+                await asyncio.wait([self._reloading])
+            ending.set()
+            return await supervising
+        finally:
+            stopping.cancel()
+            if not supervising.done():
+                supervising.cancel()
+                await asyncio.wait([supervising])
+
+    @contextlib.asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """Take requests of `kvgate reload`; where there can be no socket for them, there is SIGHUP."""
+        port = int(self._sockets[0].getsockname()[1])
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(control(port, self.reload))
+            except OSError as error:
+                self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
+            yield
+
+    def _at(self, where: str) -> Program | None:
+        return next((engine for engine in self._engines if address(engine) == where), None)
+
+    def _hung(self, name: str, reason: str) -> None:
+        self._supervisor.hung(name, reason)
+
+    def _on_event(self, event: SupervisorEvent) -> None:
+        self._hangs.on_event(event)
+        if isinstance(event, BecameReady):
+            self._took[event.program] = event.seconds
+        self._tell(event)
+        if self._hears is not None and not isinstance(event, LinePrinted):
+            self._hears(str(event))
+
+    def _say(self, text: str) -> None:
+        self._notes(text)
+        if self._hears is not None:
+            self._hears(text)
+
+    def _close(self) -> None:
+        for listening in self._sockets:
+            listening.close()
+
+
+def _shortage(engine: Program) -> str | None:
+    """Why an engine has no room beside what runs now; None where it has."""
+    try:
+        weights = read_checkpoint(value_of(engine.argv, "--model") or "", engine.env).weight_bytes or None
+    except CheckpointError:
+        weights = None
+    return shortage(engine.argv, engine.env, gpus=gpus(), host_free=free_bytes(), weights=weights)
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal that can end this process by being closed."""
+    try:
+        with Path("/dev/tty").open("rb"):
+            return True
+    except OSError:
+        return False
