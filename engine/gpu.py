@@ -1,18 +1,33 @@
 """The GPUs of this machine, as NVML sees them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU. `index` is NVML's, in PCI order; the sizes are bytes."""
+    """One NVIDIA GPU.
+
+    Attributes:
+        index: NVML's, in PCI order.
+        name: Of the product.
+        total_bytes: Its memory.
+        free_bytes: Of it free now.
+        busy: Share of the last second in which it computed, 0 to 1; None where it does not tell (MIG).
+    """
 
     index: int
     name: str
     total_bytes: int
     free_bytes: int
+    busy: float | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory in use, by anybody."""
+        return self.total_bytes - self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,14 @@ def _read(index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     name = pynvml.nvmlDeviceGetName(handle)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(index, name, int(memory.total), int(memory.free))
+    return Gpu(index, name, int(memory.total), int(memory.free), _busy(handle))
+
+
+def _busy(handle: Any) -> float | None:
+    try:
+        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except pynvml.NVMLError:
+        return None
 
 
 def holders(index: int) -> tuple[Holder, ...]:

@@ -21,6 +21,7 @@ from gateway.endpoints.identity import Identity
 from gateway.endpoints.listener import EndpointStatus
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.endpoints.tls import ssl_context
+from gateway.gpus import GpuWatch
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
@@ -102,6 +103,8 @@ class Application:
         )
         self._view = StateView(settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)
+        self._gpus = GpuWatch()
+        self._metrics.registry.register(self._gpus)
         self._listeners = self._listen()
 
     @property
@@ -121,6 +124,7 @@ class Application:
         """
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
+        self._spawn(self._gpus.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
         if self._recorder is not None:

@@ -16,14 +16,22 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch)
 
 def test_each_gpu_is_read_and_nvml_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     shut: list[bool] = []
+
+    def utilization(index: int) -> SimpleNamespace:
+        if index:  # as one that is partitioned (MIG)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=35)
+
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut.append(True))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"NVIDIA H200 {handle}")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=100, free=90))
-    assert gpus() == (Gpu(0, "NVIDIA H200 0", 100, 90), Gpu(1, "NVIDIA H200 1", 100, 90))
-    assert shut == [True]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", utilization)
+    assert gpus() == (Gpu(0, "NVIDIA H200 0", 100, 90, 0.35), Gpu(1, "NVIDIA H200 1", 100, 90, None))
+    assert gpus()[0].used_bytes == 10
+    assert shut == [True, True]
 
 
 def test_who_holds_memory_of_a_gpu_is_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
