@@ -1,7 +1,6 @@
 """Writes the documentation that the code already knows. `--check` only says whether it is up to date."""
 
 import io
-import re
 import sys
 import types
 import typing
@@ -176,7 +175,8 @@ def planning() -> str:
     starts = ["```", *(line.rstrip() for line in out.getvalue().splitlines()), "```"]
     rows = ["| remedy | flags | when |", "|---|---|---|"]
     for remedy in REMEDIES:
-        rows.append(f"| {remedy.name} | {', '.join(f'`{flag}`' for flag in remedy.flags)} | {remedy.condition} |")
+        flags = ", ".join(f"`{flag}`" for flag in remedy.flags)
+        rows += [f"| {remedy.name} | {flags} | {remedy.condition} |"]
     page = _PLANNING.read_text()
     for name, lines in (("remedies", rows), ("published", starts)):
         begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"

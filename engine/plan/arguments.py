@@ -42,7 +42,7 @@ class Arguments:
         return next(iter(self.words.get(flag, ())), None)
 
     def integer(self, flag: str) -> int | None:
-        """The value of a flag as a number; `8k` is 8,000 and `8K` is 8,192, as vLLM reads them.
+        """The value of a flag as a number, as vLLM reads them: `8k` is 8,000, `8K` is 8,192 and `auto` is -1.
 
         Raises:
             ArgumentError: It is no number.
@@ -50,6 +50,8 @@ class Arguments:
         value = self.text(flag)
         if value is None:
             return None
+        if value == "auto":
+            return -1
         unit = _UNITS.get(value[-1:], 1)
         try:
             return int(float(value[:-1] if unit > 1 else value) * unit)

@@ -31,8 +31,8 @@ def hints(now: Situation) -> tuple[Hint, ...]:
         found.append(
             Hint(
                 "NCCL_CUMEM_ENABLE=0",
-                "when the cards differ from the plan by some hundred MiB each after NCCL's start, or graphs fail to "
-                "capture with NCCL: its buffers then come from plain cudaMalloc",
+                "when graphs take far more on several cards than on one: NCCL's cuMem buffers cost memory for each graph "
+                "(github.com/NVIDIA/nccl/issues/1234)",
             )
         )
         if now.request.hardware.nvlink is False:

@@ -110,6 +110,9 @@ def plan(request: Request) -> Plan:
         engine.plan.kv.UnpackableError: vLLM would refuse the model: its layers have no common block size.
     """
     settings = defaults(request)
+    if (request.arguments.integer("--max-model-len") or 0) < 0:  # vLLM takes the longest that fits
+        longest = measure(request, settings).longest
+        settings = replace(settings, max_model_len=longest or settings.max_model_len)
     asked = Situation(request, settings, measure(request, settings))
     changes, after = _solved(asked)
     verdict = Verdict.NOT if not after.budget.fits else Verdict.CHANGES if changes else Verdict.FITS

@@ -40,6 +40,12 @@ def test_a_context_too_long_for_a_4090_is_shortened_to_what_surely_fits():
     assert "131,072" in made.changes[0].reason
 
 
+def test_an_automatic_length_is_vllms_to_choose():
+    made = plan(request("Llama-3.1-8B", "--max-model-len", "auto", on=hardware("rtx-4090")))
+    assert made.verdict is Verdict.FITS
+    assert 16_000 < made.settings.max_model_len < 40_000
+
+
 def test_real_traffic_decides_the_context():
     made = plan(request("Llama-3.1-8B", on=hardware("rtx-4090"), traffic=traffic()))
     assert made.settings.max_model_len == 3072, "the longest request seen, rounded up"
