@@ -25,6 +25,7 @@ _ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)
 _PORT = re.compile(rb"\0--port[\0=](\d+)")
 _VLLM_PORT = 8000
 _GATEWAY_ERRORS = {502, 503, 504}
+_ERROR = re.compile(rb'\{"error": ?\{.*')
 _EVENT = re.compile(rb"^data: (?!\[DONE\])", re.MULTILINE)
 
 
@@ -127,9 +128,18 @@ def _endpoint(endpoint: Mapping[str, Any]) -> Iterator[Diagnosis]:
 
 
 def _streams(client: httpx.Client, model: str, seen: list[str], clock: Callable[[], float]) -> Iterator[Diagnosis]:
-    answer = stream(client, model, _LENGTHS[0], clock)
-    if isinstance(answer, Arrivals) and streaming.flow(answer) is Flow.UNCLEAR:
-        answer = stream(client, model, _LENGTHS[1], clock)
+    try:
+        answer = stream(client, model, _LENGTHS[0], clock)
+        if isinstance(answer, Arrivals) and streaming.flow(answer) is Flow.UNCLEAR:
+            answer = stream(client, model, _LENGTHS[1], clock)
+    except httpx.TransportError as error:
+        yield _finding(
+            "A stream broke off.",
+            "Something in between gives up on long answers (its read timeout), or the engine died: read its log.",
+            f"{type(error).__name__}: {error}",
+            "stream broke off",
+        )
+        return
     if isinstance(answer, Diagnosis):
         yield answer
         return
@@ -156,18 +166,23 @@ def stream(client: httpx.Client, model: str, length: int, clock: Callable[[], fl
     began = clock()
     with client.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != httpx.codes.OK:
-            answer.read()
-            return _finding(
-                f"It refused a completion with {answer.status_code}.",
-                "Its message says why; give --model where it serves several.",
-                answer.text[:300],
-                "completion refused",
-            )
+            return _refused(answer.read())
         for part in answer.iter_bytes():
             said += part
             reads.append((clock() - began, len(_EVENT.findall(said)) - sum(events for _, events in reads)))
+        if error := _ERROR.search(said):
+            return _refused(error[0])
         headers = {name.lower(): value for name, value in answer.headers.items()}
     return Arrivals(tuple(reads), _tokens(said), headers)
+
+
+def _refused(said: bytes) -> Diagnosis:
+    return _finding(
+        "It refused a completion.",
+        "Its message says why; name the MODEL to ask where it serves several.",
+        said.decode(errors="replace")[:300],
+        "completion refused",
+    )
 
 
 def _tokens(said: bytes) -> int | None:

@@ -15,6 +15,9 @@ ENOUGH_EVENTS = 8
 """Fewer tell nothing."""
 ENOUGH_SECONDS = 0.2
 """An answer that is made faster arrives in few reads without anybody's doing."""
+AT_ONCE = 0.0003
+"""Seconds: pieces that follow each other faster are of one read, taken apart by the HTTP client. An engine whose tokens
+come so fast is over in under `ENOUGH_SECONDS`."""
 LUMP = 0.1
 """Share of the answer's time: where all its events came within that, they came in one lump."""
 
@@ -33,24 +36,35 @@ class Arrivals:
     """One streamed answer.
 
     Attributes:
-        reads: Seconds since the request at which bytes came, and how many events were in them.
+        pieces: Seconds since the request at which bytes came, and how many events were in them.
         tokens: What the answer's usage says; None where it has none.
         headers: Of the answer, in lower case.
     """
 
-    reads: Sequence[tuple[float, int]]
+    pieces: Sequence[tuple[float, int]]
     tokens: int | None = None
     headers: Mapping[str, str] | None = None
 
     @property
     def events(self) -> int:
         """Events of the whole answer."""
-        return sum(events for _, events in self.reads)
+        return sum(events for _, events in self.pieces)
+
+    @property
+    def reads(self) -> list[tuple[float, int]]:
+        """The pieces with events in them, those that came at once as one, at the time of the last."""
+        found: list[tuple[float, int]] = []
+        for at, events in self.pieces:
+            if events and found and at - found[-1][0] <= AT_ONCE:
+                found[-1] = at, found[-1][1] + events
+            elif events:
+                found.append((at, events))
+        return found
 
 
 def flow(arrivals: Arrivals) -> Flow:
     """Judge how a stream arrived."""
-    reads = [read for read in arrivals.reads if read[1]]
+    reads = arrivals.reads
     made = max(arrivals.events, arrivals.tokens or 0)
     if made < ENOUGH_EVENTS or not reads or reads[-1][0] < ENOUGH_SECONDS:
         return Flow.UNCLEAR
@@ -66,7 +80,7 @@ def judge(arrivals: Arrivals) -> Diagnosis | None:
     came = flow(arrivals)
     if came not in {Flow.LUMP, Flow.CHUNKS}:
         return None
-    reads = [read for read in arrivals.reads if read[1]]
+    reads = arrivals.reads
     headers = arrivals.headers or {}
     seen = ", ".join(f"{name}: {headers[name]}" for name in _TELLING if name in headers)
     return Diagnosis(

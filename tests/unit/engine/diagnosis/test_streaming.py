@@ -30,6 +30,14 @@ def test_how_a_stream_came(reads: list[tuple[float, int]], expected: Flow) -> No
     assert flow(Arrivals(reads)) is expected
 
 
+def test_pieces_that_come_at_once_are_one_read() -> None:
+    pieces = [(2.0 + number * 0.00005, 1) for number in range(64)]
+    assert len(Arrivals(pieces).reads) == 1
+    assert flow(Arrivals(pieces)) is Flow.LUMP
+    waited = [(60.0 + number * 0.01, 1) for number in range(64)]  # a minute in a queue, then token by token
+    assert flow(Arrivals(waited)) is Flow.SPREAD
+
+
 def test_events_of_many_tokens_in_one_read_are_a_lump_too() -> None:
     assert flow(Arrivals([(2.0, 4)], tokens=64)) is Flow.LUMP
 

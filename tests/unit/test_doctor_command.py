@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.diagnosis.sign import Diagnosis
+from engine.diagnosis.table import SIGNS
+from engine.process import free_port
+from gateway import doctor_command
+from gateway.cli import cli
+
+HEADS = "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3).\n"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+DEAD = "ERROR 11-20 18:15:59 [x.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+RUNS = CliRunner()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.log"
+    path.write_text(HEADS)
+    return path
+
+
+def test_a_log_is_read_and_answered_with_cause_remedy_and_evidence(log: Path) -> None:
+    result = RUNS.invoke(cli, ["doctor", "--log", str(log)])
+    assert result.exit_code == 1
+    said = result.stdout
+    assert "! The model's 4 attention heads cannot be split over 3 GPUs." in said
+    assert "do    Give a --tensor-parallel-size of 1, 2, 4;" in said
+    assert f"seen  {HEADS.strip()}" in said
+
+
+def test_a_log_from_standard_input() -> None:
+    result = RUNS.invoke(cli, ["doctor", "--log", "-"], input=HEADS)
+    assert result.exit_code == 1
+    assert "cannot be split" in result.stdout
+
+
+def test_a_log_with_nothing_wrong(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("INFO 11-20 18:11:00 [x.py:1] fine\n")
+    result = RUNS.invoke(cli, ["doctor", "--log", str(tmp_path / "x")])
+    assert result.exit_code == 0
+    assert "Nothing found." in result.stdout
+
+
+def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    result = RUNS.invoke(cli, ["doctor", "--log", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "cannot be read: No such file" in result.stderr
+
+
+def test_only_the_end_of_a_long_log_is_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.write_text(HEADS + "x" * 1000 + "\n")
+    monkeypatch.setattr(doctor_command, "_LOG_BYTES", 1000)
+    assert RUNS.invoke(cli, ["doctor", "--log", str(log)]).exit_code == 0
+
+
+def test_json_has_the_same(log: Path) -> None:
+    result = RUNS.invoke(cli, ["doctor", "--log", str(log), "--json"])
+    (finding,) = json.loads(result.stdout)[f"log {log}"]["findings"]
+    assert finding["sign"] == "heads not divisible"
+    assert finding["kind"] == "parallel"
+    assert finding["facts"]["heads"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence"),
+    [(OOM, "memory is held now by python (process 7)"), (DEAD, "Killed process 9"), (HEADS, "")],
+)
+def test_what_the_machine_knows_stands_beside_the_log(
+    log: Path, text: str, evidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write_text(text)
+    monkeypatch.setattr(doctor_command.machine, "who_holds", lambda *_: "memory is held now by python (process 7)")
+    monkeypatch.setattr(doctor_command, "killed_for_memory", lambda: (1, "Out of memory: Killed process 9 (x)"))
+    result = RUNS.invoke(cli, ["doctor", "--log", str(log)])
+    seen = next(line for line in result.stdout.splitlines() if line.strip().startswith("seen"))
+    assert seen.endswith(f"{evidence}]") or evidence in seen
+    assert ("[" in seen.partition("seen")[2]) is bool(evidence) or text is DEAD
+
+
+def test_the_machine_and_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor_command.machine, "judge", lambda _: iter(()))
+    result = RUNS.invoke(cli, ["doctor", "--port", str(free_port())])
+    assert result.exit_code == 0, result.stdout
+    assert "main memory" in result.stdout
+    result = RUNS.invoke(cli, ["doctor", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "config.json" in result.stdout
+
+
+def test_a_finding_about_the_machine_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_command.machine, "judge", lambda _: iter([Diagnosis("It is on fire.", "Put it out.")]))
+    result = RUNS.invoke(cli, ["doctor"])
+    assert result.exit_code == 1
+    assert "! It is on fire.\n    do    Put it out.\n" in result.stdout
+
+
+def test_a_server_that_is_not_there() -> None:
+    result = RUNS.invoke(cli, ["doctor", "--url", f"http://127.0.0.1:{free_port()}"])
+    assert result.exit_code == 1
+    assert "Nothing answers" in result.stdout
+    assert "main memory" not in result.stdout
+
+
+def test_the_table_it_prints_is_the_one_of_the_page() -> None:
+    printed = RUNS.invoke(cli, ["doctor", "--table"]).stdout
+    page = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
+    assert printed.strip()
+    assert printed.strip() in page
+    for sign in SIGNS:
+        assert f"| {sign.name} | `" in printed
