@@ -69,3 +69,47 @@ async def test_the_access_line_says_who_counted(capsys):
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"event":"request"' in line]
     counted = {line["path"]: line["counted"] for line in lines}
     assert counted == {"/v1/chat/completions": "engine", "/tokenize": None}
+
+
+async def test_lengths_are_those_of_one_sequence_and_only_of_who_was_answered_to_the_end():
+    def told(metrics):
+        wanted = ("prompt", "output", "total")
+        name = "kvgate_request_tokens"
+        count = f'{name}_count{{kind="total",model="fake"}}'
+        sums = [f'{name}_sum{{kind="{kind}",model="fake"}}' for kind in wanted]
+        values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith(name))
+        return [float(values[sample]) for sample in (count, *sums)]
+
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake, gateway(fake) as kvgate:
+        usage = (await kvgate.post("/v1/completions", prompt=["a b c", "a"], n=2, tokens=5)).json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 20)
+        assert told((await kvgate.client.get("/metrics")).text) == [1, 3, 5, 8]
+        running = asyncio.create_task(kvgate.post(tokens=400, stream=True))
+        await until(lambda: fake.scheduler.running)
+        running.cancel()
+        await kvgate.until_idle()
+        assert (await kvgate.post(messages=[{"role": "user", "content": "a " * 3000}])).status_code == 400
+        assert told((await kvgate.client.get("/metrics")).text) == [1, 3, 5, 8]
+
+
+async def test_how_full_it_was_is_kept_while_it_runs():
+    async with FakeVllm(FakeSettings(step_seconds=0.02)) as fake, gateway(fake) as kvgate:
+        running = [asyncio.create_task(kvgate.post(tokens=60, stream=True)) for _ in range(3)]
+
+        async def sampled():
+            metrics = (await kvgate.client.get("/metrics")).text
+            lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+            return float(lines.get('kvgate_sequences_over_time_sum{model="fake"}', 0)) >= 3 and any(
+                name.startswith("kvgate_kv_usage_over_time_bucket") for name in lines
+            )
+
+        await until(sampled)
+        await asyncio.gather(*running)
+        (endpoint,) = (await kvgate.state())["endpoints"]
+        assert (endpoint["model"], endpoint["sequences"], endpoint["peak_sequences"]) == ("fake", 0, 3)
+
+        async def told():
+            engine = (await kvgate.state())["endpoints"][0]["engine"]
+            return (engine["generated_tokens"], engine["preemptions"]) == (180, 0)
+
+        await until(told)
