@@ -19,13 +19,25 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """Its start has come further."""
+    """Its start has come further.
+
+    Attributes:
+        program: Whose.
+        progress: How far.
+        takes: Seconds that this phase took the last time; None where it goes on, or that is not known.
+        left: Seconds from here until it was ready the last time; None likewise.
+    """
 
     program: str
     progress: Progress
+    takes: float | None = None
+    left: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.program}: {self.progress}"
+        takes = None if self.takes is None else f"about {self.takes:.0f} s"
+        left = None if self.left is None else f"ready in about {self.left:.0f} s"
+        known = "; ".join(filter(None, (takes, left)))
+        return f"{self.program}: {self.progress}" + (f" ({known})" if known else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from engine.diagnosis.sign import Diagnosis
 from engine.download import Download
 from engine.fit import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.lifecycle import Policy
+from engine.start_history import StartHistory
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -42,6 +43,7 @@ class Program:
         described: A digest of how its user described it: one with the same can stand in its place.
         choices: What kvgate chose for it, each with its reason; told before its first start.
         download: What it may have to download first, one launch at a time.
+        history: What its starts took before.
         refit: Says what to start instead when a start failed for memory, or that nothing is left to try.
     """
 
@@ -59,6 +61,7 @@ class Program:
     described: str = ""
     choices: tuple[str, ...] = ()
     download: Download | None = field(default=None, repr=False, compare=False)
+    history: StartHistory | None = field(default=None, repr=False, compare=False)
     refit: "Callable[[Diagnosis], Refit | Stop] | None" = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -104,6 +107,7 @@ class Program:
             policy=policy,
             choices=choices,
             download=Download.of(spec.model, env, command.value_of(spec.args, "--revision")),
+            history=StartHistory(spec.model, fitted.args),
             refit=refit if fit is not None else None,
         )
 

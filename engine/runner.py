@@ -12,9 +12,10 @@ from engine.diagnosis.sign import Diagnosis
 from engine.fit import MOST_TRIES
 from engine.judgement import judge
 from engine.lifecycle import Lifecycle, State
-from engine.phases import Phase, StartProgress
+from engine.phases import Phase, Progress, StartProgress
 from engine.process import GuardedProcess, LaunchError
 from engine.program import Program
+from engine.start_times import StartTimes, Stopwatch
 
 Probe = Callable[[str], Awaitable[bool]]
 """Says whether a URL answers 200."""
@@ -139,7 +140,7 @@ class Runner:
             log.append(line)
             self._tell(events.LinePrinted(program.name, line))
             if self.state is State.STARTING and (further := progress.read(line)):
-                self._tell(events.Progressed(program.name, further))
+                self._tell_progress(further, before, new=watch.enter(further.phase, _now()))
                 if further.phase >= Phase.LOADING:
                     self._give_back()
 
@@ -150,6 +151,9 @@ class Runner:
         if not await self._turn_to_download():
             self._inbox.put_nowait(lifecycle.Exited())
             return
+        before, watch = program.history.read() if program.history is not None else StartTimes(), Stopwatch(_now())
+        if before.of(progress.current.phase) is not None:
+            self._tell_progress(progress.current, before, new=True)
         try:
             self._process = await GuardedProcess.launch(
                 program.argv,
@@ -169,7 +173,7 @@ class Runner:
             self._process.kill()
         elif self.state is State.DRAINING:
             self._process.send(self._ending)
-        probing = tasks.create_task(self._report_ready(log))
+        probing = tasks.create_task(self._report_ready(log, watch))
         try:
             code = await self._process.wait()
         finally:
@@ -177,6 +181,10 @@ class Runner:
             self._process = None
             self._give_back()
         self._conclude(self._why(log, code, progress), code)
+
+    def _tell_progress(self, progress: Progress, before: StartTimes, *, new: bool) -> None:
+        takes, left = (before.of(progress.phase), before.left(progress.phase)) if new else (None, None)
+        self._tell(events.Progressed(self.program.name, progress, takes, left))
 
     async def _turn_to_download(self) -> bool:
         """Wait while another launch downloads the same model; False when asked to end meanwhile, or out of time."""
@@ -215,7 +223,11 @@ class Runner:
             self._tell(events.Crashed(name, judgement.diagnosis))
             self._tell(events.Refitted(name, refit.attempt, MOST_TRIES, refit.why))
             self.program = replace(
-                self.program, argv=refit.program.argv, env=refit.program.env, refit=refit.program.refit
+                self.program,
+                argv=refit.program.argv,
+                env=refit.program.env,
+                history=refit.program.history,
+                refit=refit.program.refit,
             )
         self._inbox.put_nowait(lifecycle.Exited(judgement.permanent, refitted=refit is not None))
 
@@ -225,12 +237,14 @@ class Runner:
         else:
             self._on_news(news)
 
-    async def _report_ready(self, log: deque[str]) -> None:
+    async def _report_ready(self, log: deque[str], watch: Stopwatch) -> None:
         url = self.program.ready_url
         while url is not None and not await self._probe(url):  # noqa: ASYNC110 - nobody else would set an event
             await asyncio.sleep(_PROBE_INTERVAL)
         if self.program.tells:
             await self._ready.wait()
+        if self.program.history is not None:
+            self.program.history.write(watch.ready(_now()))
         log.clear()  # what went wrong before it ran is not why it ends later
         self._inbox.put_nowait(lifecycle.BecameReady())
 

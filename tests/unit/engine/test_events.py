@@ -14,6 +14,10 @@ WHY = Diagnosis("The port is taken.", "Free it.")
         (events.Launched("m/0", 1), "m/0: starting"),
         (events.Launched("m/0", 3), "m/0: starting (attempt 3)"),
         (events.Progressed("m/0", Progress(Phase.LOADING, "40%")), "m/0: loading weights: 40%"),
+        (
+            events.Progressed("m/0", Progress(Phase.LOADING), 40.2, 71),
+            "m/0: loading weights (about 40 s; ready in about 71 s)",
+        ),
         (events.LinePrinted("m/0", "hello"), "m/0 | hello"),
         (events.BecameReady("m/0", 31.4), "m/0: ready after 31 s"),
         (events.Crashed("m/0", WHY), "m/0: ended. The port is taken.\nFree it."),

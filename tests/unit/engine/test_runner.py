@@ -17,6 +17,7 @@ from engine.phases import Phase
 from engine.process import GuardedProcess
 from engine.program import Program, Refit, Role
 from engine.runner import Runner
+from engine.start_history import StartHistory
 
 URL = "http://127.0.0.1:9/health"
 START = """
@@ -73,6 +74,17 @@ async def test_phases_are_told_while_it_starts() -> None:
     assert [e.progress.phase for e in told if isinstance(e, events.Progressed)] == [Phase.LOADING, Phase.PROFILING]
     kinds = [type(e) for e in told if not isinstance(e, events.Progressed | events.LinePrinted)]
     assert kinds == [events.Launched, events.BecameReady, events.Stopping, events.Stopped]
+
+
+async def test_the_next_start_says_how_long_each_phase_will_take(tmp_path: Path) -> None:
+    made = replace(program(START), history=StartHistory("m", (), {"KVGATE_CACHE": str(tmp_path)}))
+    first, second = [
+        [event for event in (await run(made))[1] if isinstance(event, events.Progressed)] for _ in range(2)
+    ]
+    assert [event.left for event in first] == [None, None]
+    assert [(event.progress.phase, event.takes is None, event.left is None) for event in second] == [
+        (phase, False, False) for phase in (Phase.IMPORTING, Phase.LOADING, Phase.PROFILING)
+    ]
 
 
 async def test_a_process_whose_probe_is_silent_is_not_ready() -> None:
