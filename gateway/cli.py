@@ -78,7 +78,8 @@ def serve(
             "nothing to serve: name a MODEL to launch, an --endpoint URL that runs already, or a --config file "
             "with `models`"
         )
-    sys.exit(_serve(debugged(settings) if debug_engine else settings, lambda file: load(flags, file or config)))
+    as_asked = debugged if debug_engine else lambda settings: settings
+    sys.exit(_serve(as_asked(settings), lambda file: as_asked(load(flags, file or config))))
 
 
 @cli.command()

@@ -11,10 +11,11 @@ from gateway.cli import USAGE_ERROR, cli
 @pytest.fixture
 def run(monkeypatch):
     """Run a command; what it would have served is kept and not served."""
-    served = []
+    served, reloaded = [], []
 
-    def keep(settings, _again):
+    def keep(settings, again):
         served.append(settings)
+        reloaded.append(again(None))
         return 0
 
     monkeypatch.setattr("gateway.cli._serve", keep)
@@ -22,6 +23,7 @@ def run(monkeypatch):
     def invoke(*arguments, env=None):
         result = CliRunner().invoke(cli, arguments, env=env or {})
         result.served = served[-1] if served else None
+        result.reloaded = reloaded[-1] if reloaded else None
         return result
 
     return invoke
@@ -49,6 +51,13 @@ def test_events_are_recorded_where_a_flag_says(run):
 
 def test_a_model_is_launched(run):
     assert run("serve", "org/model").served.models[0].engine.model == "org/model"
+
+
+def test_engines_that_are_debugged_stay_so_after_a_reload(run):
+    result = run("serve", "org/model", "--debug-engine")
+    for settings in (result.served, result.reloaded):
+        assert settings.models[0].engine.env["VLLM_LOGGING_LEVEL"].get_secret_value() == "DEBUG"
+    assert run("serve", "org/model").reloaded.models[0].engine.env == {}
 
 
 def test_a_flag_goes_before_the_environment_before_the_file(run, tmp_path):
