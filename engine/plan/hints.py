@@ -31,7 +31,7 @@ def hints(now: Situation) -> tuple[Hint, ...]:
         found.append(
             Hint(
                 "NCCL_CUMEM_ENABLE=0",
-                "when graphs take far more on several cards than on one: NCCL's cuMem buffers cost memory for each graph "
+                "when graphs take far more on several cards than on one: NCCL's cuMem buffers cost memory per graph "
                 "(github.com/NVIDIA/nccl/issues/1234)",
             )
         )
