@@ -54,8 +54,9 @@ class GpuWatch:
             if full >= WARN_ABOVE and gpu.index not in self._warned:
                 self._warned.add(gpu.index)
                 _log.warning(
-                    "a GPU's memory is nearly full: an engine takes its share of it (--gpu-memory-utilization) and "
-                    "keeps it; what it needs beyond that, or others do, must fit into the rest",
+                    "a GPU's memory is nearly full",
+                    hint="an engine takes its share (--gpu-memory-utilization) and keeps it; all else must fit into "
+                    "the rest",
                     **said,
                 )
                 continue
