@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.plan.cards import GIB
-from engine.plan.remedies import Situation
+from engine.plan.remedy import Situation
 
 
 @dataclass(frozen=True, slots=True)

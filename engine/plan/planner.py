@@ -13,7 +13,8 @@ from engine.plan.arguments import Arguments
 from engine.plan.budget import Budget, Request, Settings, defaults, measure
 from engine.plan.cards import CARDS, GIB, Card, Hardware
 from engine.plan.hints import Hint, hints
-from engine.plan.remedies import REMEDIES, Remedy, Situation, Stage
+from engine.plan.remedies import REMEDIES
+from engine.plan.remedy import Remedy, Situation, Stage
 from engine.plan.weights import SCHEMES
 
 _PASSES = 2

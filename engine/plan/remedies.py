@@ -7,11 +7,11 @@ machine, and are tried one after another, each with what trimming it still needs
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
-from engine.plan.budget import CONTEXT_BYTES, Budget, Request, Settings, measure, p99_length, widest
+from engine.plan.budget import CONTEXT_BYTES, p99_length, widest
 from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS, GIB
+from engine.plan.remedy import Proposal, Remedy, Situation, Stage
 from engine.plan.shape import Kind
 
 _MOST_UTILIZATION = 0.95
@@ -29,58 +29,6 @@ _MOST_OFFLOAD = 0.5
 """Of the weights: every step reads what is offloaded over PCIe, so that beyond a half a smaller model is faster."""
 _WORTH_HIT_RATE = 0.3
 _GIB_STEP = GIB
-
-
-class Stage(StrEnum):
-    """How deep a remedy cuts."""
-
-    TRIM = "trim"
-    RESHAPE = "reshape"
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What a remedy looks at."""
-
-    request: Request
-    settings: Settings
-    budget: Budget
-
-    def then(self, settings: Settings) -> "Situation":
-        """The same request with other settings."""
-        return Situation(self.request, settings, measure(self.request, settings))
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Other settings, the words for vLLM's command line, and the reason with its figures."""
-
-    settings: Settings
-    words: tuple[str, ...]
-    reason: str
-    environ: tuple[tuple[str, str], ...] = ()
-    checkpoint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """One line of the table.
-
-    Attributes:
-        name: for a person.
-        stage: how deep it cuts.
-        flags: any of these given, and it is left out.
-        condition: when it is proposed.
-        propose: other settings, or None where the condition does not hold.
-        always: whether it is asked even where everything fits.
-    """
-
-    name: str
-    stage: Stage
-    flags: tuple[str, ...]
-    condition: str
-    propose: Callable[[Situation], Proposal | None]
-    always: bool = False
 
 
 def _free_memory(now: Situation) -> Proposal | None:

@@ -1,7 +1,7 @@
 from engine.plan.budget import defaults, measure
 from engine.plan.cards import GIB, Hardware
 from engine.plan.hints import hints
-from engine.plan.remedies import Situation
+from engine.plan.remedy import Situation
 from tests.unit.engine.plan.models import hardware, request
 
 

@@ -3,7 +3,8 @@ import pytest
 from engine.plan.budget import defaults, measure
 from engine.plan.cards import GIB
 from engine.plan.planner import plan
-from engine.plan.remedies import REMEDIES, Situation, Stage
+from engine.plan.remedies import REMEDIES
+from engine.plan.remedy import Situation, Stage
 from engine.plan.traffic import Distribution, Range, Traffic
 from tests.unit.engine.plan.models import hardware, request
 
