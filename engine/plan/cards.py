@@ -152,8 +152,8 @@ def find(name: str) -> Card:
     if found:
         raise UnknownCardError(f"--gpu {name} may be any of: {', '.join(card.name for card in found)}")
     near = difflib.get_close_matches("-".join(_words(name)), [card.name for card in CARDS], n=4, cutoff=0.3)
-    known = ", ".join(near or [card.name for card in CARDS])
-    raise UnknownCardError(f"no card named {name} is known; the nearest are {known}. Or give its memory: --vram 24GiB")
+    known = f"the nearest are {', '.join(near)}" if near else f"known are {', '.join(card.name for card in CARDS)}"
+    raise UnknownCardError(f"no card named {name} is known; {known}. Or give its memory: --vram 24GiB")
 
 
 def of_driver(name: str, driver_bytes: int) -> tuple[Card | None, int]:

@@ -70,6 +70,7 @@ class Plan:
         verdict: in a word.
         asked: where the memory goes as it was asked for.
         asked_settings: the settings of that.
+        spread: words for vLLM's command line that spread it over all cards, where that was asked for without a flag.
         changes: that make it fit, in order; where nothing does, none.
         budget: where it goes with them.
         settings: with them.
@@ -83,6 +84,7 @@ class Plan:
     verdict: Verdict
     asked: Budget
     asked_settings: Settings
+    spread: tuple[str, ...]
     changes: tuple[Change, ...]
     budget: Budget
     settings: Settings
@@ -93,8 +95,8 @@ class Plan:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What the changes add to vLLM's command line."""
-        return tuple(word for change in self.changes for word in change.words)
+        """What is added to vLLM's command line."""
+        return (*self.spread, *(word for change in self.changes for word in change.words))
 
     @property
     def environ(self) -> dict[str, str]:
@@ -124,6 +126,7 @@ def plan(request: Request) -> Plan:
         verdict,
         asked.budget,
         settings,
+        _spread(request, settings),
         changes,
         after.budget,
         after.settings,
@@ -132,6 +135,13 @@ def plan(request: Request) -> Plan:
         _nearest(request) if verdict is Verdict.NOT else (),
         _notes(asked),
     )
+
+
+def _spread(request: Request, settings: Settings) -> tuple[str, ...]:
+    ranks = settings.tensor_parallel
+    if ranks == 1 or request.arguments.given("--tensor-parallel-size"):
+        return ()
+    return ("--tensor-parallel-size", str(ranks))
 
 
 def _solved(asked: Situation) -> tuple[tuple[Change, ...], Situation]:

@@ -59,6 +59,17 @@ def as_json(plan: Plan, request: Request) -> bytes:
 def show(plan: Plan, request: Request, out: Console) -> None:
     """Print a plan."""
     out.print(Group(*_parts(plan, request)), soft_wrap=False)
+    if plan.verdict is Verdict.NOT:
+        return
+    for change in plan.changes:
+        if change.checkpoint:
+            kind = change.checkpoint.upper()
+            out.print(f"\n{plan.model}-{kind} stands for a checkpoint of that kind: find what it is called.")
+    environ = " ".join(f"{name}={value}" for name, value in plan.environ.items())
+    out.print("\nThe command, then the same for kvgate:")
+    # Unbroken, or it could not be copied.
+    out.print(f"{environ} {shlex.join(command(plan, request))}".strip(), style="bold", soft_wrap=True)
+    out.print(configuration(plan, request), soft_wrap=True)
 
 
 def show_published(out: Console) -> None:
@@ -117,11 +128,6 @@ def _parts(plan: Plan, request: Request) -> Iterator[RenderableType]:
         yield Text("\nOnly if it happens:")
         for hint in plan.hints:
             yield Padding(Text(f"{hint.setting}: {hint.condition}"), (0, 0, 0, 2))
-    if plan.verdict is not Verdict.NOT:
-        environ = " ".join(f"{name}={value}" for name, value in plan.environ.items())
-        yield Text("\nThe command, then the same for kvgate:")
-        yield Text(f"{environ} {shlex.join(command(plan, request))}".strip(), style="bold")
-        yield Text(configuration(plan, request))
 
 
 def _hardware(hardware: Hardware, settings: Settings) -> str:
@@ -163,7 +169,8 @@ def _figures(plan: Plan, request: Request) -> Table:
     if not request.hardware.cpu:
         grid.add_row("CUDA graphs", _gib(rest.graphs))
     grid.add_row("outside of torch", _gib(rest.outside))
-    grid.add_row("KV cache", f"{_gib(budget.kv)}, {budget.bytes_per_token / 1024:.1f} KiB a token")
+    left = _gib(Span(max(0, budget.kv.low), max(0, budget.kv.high)))
+    grid.add_row("KV cache", f"{left}, {budget.bytes_per_token / 1024:.1f} KiB a token")
     grid.add_row("KV tokens", _numbers(budget.tokens.low, budget.tokens.high))
     grid.add_row(f"requests of {settings.max_model_len:,} tokens", _requests(budget.at_full))
     if budget.at_p99 is not None and request.traffic and request.traffic.total_tokens:
