@@ -5,9 +5,10 @@ import pytest
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Observed, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.admission.state import Load
-from gateway.history import ALTERNATIVES, HistoryError, recorded, running
+from gateway.history import ALTERNATIVES, HistoryError, _busy, recorded, running
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GatewayState, KvState, QueueState
+from gateway.record.served import Served
 from gateway.settings_sources import load
 from tests.fakes.pages import server
 from tests.unit.record.recorded import Tape
@@ -77,7 +78,7 @@ def events(tmp_path):
     tape.tell(0, UP, Observed("e", 0, 0.1, 0, 0, 0.0, 0.0)).tell(1, arrived(1, (32, 7)), arrived(2, (32, 7), (64, 8)))
     tape.tell(2, arrived(3)).tell(3, Observed("e", 3, 0.6, 1, 0, 30.0, 1.0))
     tape.tell(5, Finished(1, Verdict.DONE, 20)).tell(8, Finished(2, Verdict.DONE, 20))
-    tape.tell(9, arrived(4, (32, 7), (64, 9))).tell(10, Observed("e", 10, 0.2, 1, 0, 80.0, 1.0))
+    tape.tell(9, arrived(4, (32, 7), (64, 8))).tell(10, Observed("e", 10, 0.2, 1, 0, 80.0, 1.0))
     return tape.write(tmp_path / "events")
 
 
@@ -90,7 +91,15 @@ def test_an_event_log_tells_the_same_and_what_prompts_share(events):
     assert (endpoint.usage_p99, endpoint.usage_most, endpoint.preemptions) == (0.6, 0.6, 1)
     assert past.busy == 0.4
     assert past.around == 0.5
-    assert past.shareable == pytest.approx((32 + 32) / 300)
+    assert past.shareable == pytest.approx((32 + 64) / 300)
+
+
+def test_time_in_which_several_waited_counts_once():
+    def waited(since, until):
+        return Served("m", Demand((1,), 1), (), since, dispatched_at=until)
+
+    assert _busy([waited(1, 10), waited(2, 3), waited(5, 6), waited(12, 14), waited(13, None)], 20) == (9 + 8) / 20
+    assert _busy([], 0) is None
 
 
 def test_an_event_log_is_tried_with_other_settings(events):

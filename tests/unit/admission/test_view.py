@@ -1,6 +1,7 @@
 """What `/kvgate/state` and the metrics are made of."""
 
 from gateway.admission.commands import Dispatch
+from gateway.admission.events import EndpointDown
 from gateway.admission.state import BandState
 from tests.unit.admission.playbook import aborted, arrived, at, done, progress, up
 
@@ -13,8 +14,8 @@ def test_an_endpoint_shows_what_it_holds(play):
     assert (state.held_blocks, state.in_flight, state.aborting) == (20 + 6 + 1, 3, 1)
     assert (state.sequences, state.unconfirmed_sequences) == (4, 2)
     assert state.peak_sequences == 4
-    p >> done(1)
-    assert (p.endpoint("a").sequences, p.endpoint("a").peak_sequences) == (3, 4)
+    p >> done(1) >> done(2) >> arrived(4, blocks=1) << Dispatch(4, "a")
+    assert (p.endpoint("a").sequences, p.endpoint("a").peak_sequences) == (2, 4)
     assert (state.ledger_usage, state.effective_usage, state.observed_usage) == (0.27, 0.27, None)
     assert (state.sequence_limit, state.sequence_limit_learned) == (8, False)
     assert (state.gate_open, state.closed_by) == (True, ())
@@ -36,6 +37,7 @@ def test_an_empty_pool_shows_itself_too(play):
 
 
 def test_how_full_a_pool_is_needs_no_snapshot(play):
-    p = play() >> up("a") >> up("b", blocks=None) >> arrived(1, blocks=90, n=2) << Dispatch(1, "a")
+    p = play() >> up("a") >> up("b", blocks=None) >> up("c", length=10) >> EndpointDown("c", "gone")
+    p >> arrived(1, blocks=90, n=2) << Dispatch(1, "a")
     load = p.controller.load(p.now)
     assert (load.waiting, load.sequences, load.usage) == (0, 2, (("a", 0.91),))
