@@ -34,8 +34,9 @@ def test_a_group_of_ranks_gets_a_gpu_for_each() -> None:
 def test_engines_share_a_card_only_when_both_say_so() -> None:
     sharing = Wish((0,), shares=True)
     assert place([sharing, sharing, ANY], [0, 1], {}) == (("0",), ("0",), ("1",))
-    with pytest.raises(PlacementError, match="two engines are to have GPU 0; if they shall share it"):
-        place([sharing, Wish((0,))], [0, 1], {})
+    for one, other in ((sharing, Wish((0,))), (Wish((0,)), sharing)):
+        with pytest.raises(PlacementError, match="two engines are to have GPU 0; if they shall share it"):
+            place([one, other], [0, 1], {})
 
 
 @pytest.mark.parametrize(
