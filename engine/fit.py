@@ -162,18 +162,11 @@ def _verdict(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) ->
     said = []
     if tries:
         said.append(f"kvgate tried with less, to no avail: {'; '.join(rung.why for rung in tries)}.")
-    if fits := _number(facts, "fits"):
-        short = bounds.min_model_len
-        said.append(
-            f"A context of {fits:,} tokens would fit: "
-            + (
-                f"allow it with engine.min_model_len: {fits}, or give --max-model-len {fits}."
-                if short is None
-                else f"engine.min_model_len asks for {short:,}."
-                if fits < short
-                else f"give --max-model-len {fits}."
-            )
-        )
+    fits, least = _number(facts, "fits"), bounds.min_model_len
+    if fits and least is None:
+        said.append(f"kvgate shortens the context to {fits:,} tokens by itself with engine.min_model_len: {fits}.")
+    elif fits and least is not None and fits < least:
+        said.append(f"engine.min_model_len asks for {least:,} tokens, and {fits:,} fit.")
     return " ".join(said)
 
 

@@ -167,9 +167,8 @@ class Lifecycle:
                 return Trigger.DUE if self._due is not None and now >= self._due else None
             case Exited() if self.state is State.DRAINING:
                 return Trigger.ENDED
-            case Exited(refitted=True) if (
-                self.state is State.STARTING
-            ):  # not a failure in a row: what failed is not what is launched next
+            case Exited(refitted=True) if self.state is State.STARTING:
+                # Not a failure in a row: what failed is not what is launched next.
                 return Trigger.REFITTED
             case Exited(permanent):
                 return self._failed(now, permanent=permanent)
