@@ -22,7 +22,7 @@ from gateway.config import Settings
 from gateway.hangs import Hangs
 from gateway.launch import USAGE_ERROR, programs, served_name
 from gateway.preflight import preflight
-from gateway.rollout import Change, address, fronting, knows, notice, serves
+from gateway.rollout import Change, address, fronting, knows, moved, notice, serves
 from gateway.server import BACKLOG, bind_all
 from gateway.settings_sources import ConfigurationError
 
@@ -33,6 +33,8 @@ _FAILED = 1
 """Exit code of a reload that did not come to its end."""
 _FIXED = ("host", "port", "admin_port")
 """Settings of the server that stay while it runs."""
+_LOOK = 1.0
+"""Seconds between two looks for engines that hang."""
 _STILL = "What ran before serves on."
 
 
@@ -80,8 +82,8 @@ class Deployment:
             raise
         for listening in self._sockets:
             listening.listen(BACKLOG)
-        self._hangs = Hangs(self._at, self._hung)
-        self._supervisor = Supervisor([*self._engines, self._gateway], self._on_event, self._hangs.on_news)
+        self._hangs = Hangs(self._at)
+        self._supervisor = Supervisor([*self._engines, self._gateway], self._on_event, self._on_news)
         self._took: dict[str, float] = {}
         """Seconds that the last start of an engine took, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
@@ -107,7 +109,6 @@ class Deployment:
                 return await self._supervise(stop)
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
-            self._hangs.close()
             self._close()
 
     async def reload(self, request: Reload, say: Say) -> int:
@@ -200,8 +201,9 @@ class Deployment:
             await self._start(new)
         except _FailedError as error:
             self._say(f"{error}\n{old.name}: started again as it was")
-            await self._start(old)
-            await self._hand_over(before)
+            back = moved(old, new)
+            await self._start(back)
+            await self._hand_over(fronting(before, [(back, old)]))
             raise _FailedError(_STILL) from None
 
     async def _no_surge(self, new: Program, settings: Settings) -> str | None:
@@ -240,6 +242,7 @@ class Deployment:
         ending = asyncio.Event()
         supervising = asyncio.create_task(self._supervisor.run(ending))
         stopping = asyncio.create_task(stop.wait())
+        looking = asyncio.create_task(self._look_for_hangs())
         try:
             await asyncio.wait({supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if self._reloading is not None:
@@ -249,6 +252,7 @@ class Deployment:
             return await supervising
         finally:
             stopping.cancel()
+            looking.cancel()
             if not supervising.done():
                 supervising.cancel()
                 await asyncio.wait([supervising])
@@ -267,11 +271,17 @@ class Deployment:
     def _at(self, where: str) -> Program | None:
         return next((engine for engine in self._engines if address(engine) == where), None)
 
-    def _hung(self, name: str, reason: str) -> None:
-        self._supervisor.hung(name, reason)
+    def _on_news(self, gateway: Program, news: str) -> None:
+        self._hangs.on_news(gateway, news, _now())
+
+    async def _look_for_hangs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            for name, reason in self._hangs.overdue(_now()).items():
+                self._supervisor.hung(name, reason)
 
     def _on_event(self, event: SupervisorEvent) -> None:
-        self._hangs.on_event(event)
+        self._hangs.on_event(event, _now())
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
         self._tell(event)
@@ -295,6 +305,10 @@ def _shortage(engine: Program) -> str | None:
     except CheckpointError:
         weights = None
     return shortage(engine.argv, engine.env, gpus=gpus(), host_free=free_bytes(), weights=weights)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _has_terminal() -> bool:

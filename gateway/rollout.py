@@ -62,6 +62,13 @@ def fronting(gateway: Program, pending: Sequence[tuple[Program, Program]]) -> Pr
     return replace(gateway, stdin=json.dumps(values).encode())
 
 
+def moved(engine: Program, to: Program) -> Program:
+    """An engine at the address of another one, for which requests wait already."""
+    before, after = (address(program).rpartition(":")[2] for program in (engine, to))
+    argv = tuple(after if argument == before else argument for argument in engine.argv)
+    return replace(engine, argv=argv, ready_url=to.ready_url, refit=None)
+
+
 def notice(old: Program, *, others: int, took: float | None, patience: float) -> str:
     """What replacing an engine in its place means for those who ask it.
 

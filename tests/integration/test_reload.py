@@ -1,0 +1,324 @@
+"""`kvgate serve` with engines of its own, changed while it serves. The engines are fakes, which start in a second."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from openai import AsyncOpenAI
+
+from engine.process import free_port
+from tests.fakes.interpreter import made
+from tests.integration.kvgate import serving
+from tests.integration.relaying import CHAT, body
+from tests.unit.engine.processes import eventually, is_alive
+
+pytestmark = pytest.mark.slow
+
+
+class Served:
+    """A kvgate that launched fakes, its configuration file, and the commands a person would type."""
+
+    def __init__(self, folder, kvgate, environ):
+        self.folder = folder
+        self.kvgate = kvgate
+        self.environ = environ
+        self.url = kvgate.url
+
+    @property
+    def file(self):
+        return self.folder / "kvgate.yaml"
+
+    def configure(self, file=None, *, args=(), server=None, **engine):
+        (file or self.file).write_text(yaml.safe_dump(configuration(self.folder, args, server or {}, engine)))
+
+    def reload(self, *arguments, timeout=60):
+        """`kvgate reload`: its exit code and what it said."""
+        command = [sys.executable, "-m", "gateway.cli", "reload", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environ, timeout=timeout, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def engines(self):
+        """The ids of the engine processes that run now."""
+        return [pid for pid in self.all_engines() if is_alive(pid)]
+
+    def all_engines(self):
+        return [int(line) for line in (self.folder / "pids").read_text().split()]
+
+    def gateways(self):
+        """The ids of the gateway processes that run now."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                is_one = words[1:5] == [b"-P", b"-m", b"gateway.cli", b"gateway"]
+                if is_one and self.kvgate.process.pid in ancestors(int(process.name)) and is_alive(int(process.name)):
+                    found.append(int(process.name))
+        return found
+
+
+def ancestors(pid):
+    found = set()
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.add(pid)
+    return found
+
+
+def configuration(folder, args=(), server=None, engine=None):
+    model = folder / "model"
+    given = ["--load-format=dummy", "--step-seconds=0.005", f"--fake-pids={folder}/pids", *args]
+    engine = {
+        "model": str(model),
+        "python": str(folder / "python-with-fake-vllm"),
+        "args": given,
+        "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+        "reload": "surge",
+        **(engine or {}),
+    }
+    return {
+        "server": server or {},
+        "health": {"interval": 0.2},
+        "admission": {"ttft_target": "none"},
+        "models": [{"name": "fake", "tokenizer": "/nonexistent", "engine": engine}],
+    }
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Starts a kvgate over fakes, with these changes to its configuration."""
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    made(tmp_path)
+    with contextlib.ExitStack() as stack:
+
+        def start(replicas=1, port=None, **engine):
+            file = tmp_path / "kvgate.yaml"
+            file.write_text(yaml.safe_dump(configuration(tmp_path, engine={"replicas": replicas, **engine})))
+            running = serving(tmp_path / "kvgate.log", port or free_port(), "--config", str(file))
+            kvgate = stack.enter_context(running)
+            kvgate.wait_healthy(replicas, 30)
+            return Served(tmp_path, kvgate, dict(os.environ))
+
+        yield start
+
+
+def too_large(url):
+    """Whether a body that the settings of before took is refused."""
+    return httpx.post(f"{url}{CHAT}", json=body(padding="x" * 2000)).status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE
+
+
+class Load:
+    """Clients that keep their connections, and others that open one each time; whole answers and streams."""
+
+    def __init__(self, url):
+        self._url = url
+        self._stop = asyncio.Event()
+        self.answered = 0
+        self.failures = []
+
+    async def __aenter__(self):
+        kinds = [self._keeping, self._opening, self._streaming, self._sdk]
+        self._tasks = [asyncio.create_task(self._over_and_over(kind)) for kind in kinds * 2]
+        await self.more(20)
+        return self
+
+    async def __aexit__(self, *_):
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+
+    async def more(self, answers):
+        """Wait until so many more were answered."""
+        until = self.answered + answers
+        deadline = time.monotonic() + 60
+        while self.answered < until and not self.failures:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+    async def _over_and_over(self, kind):
+        async with (
+            httpx.AsyncClient(base_url=self._url, timeout=30) as client,
+            AsyncOpenAI(base_url=f"{self._url}/v1", api_key="k", max_retries=0, timeout=30) as sdk,
+        ):
+            while not self._stop.is_set():
+                try:
+                    await kind(client, sdk)
+                    self.answered += 1
+                except Exception as error:  # noqa: BLE001
+                    self.failures.append(f"{kind.__name__}: {error!r}")
+                await asyncio.sleep(0.01)
+
+    async def _keeping(self, client, _):
+        (await client.post(CHAT, json=body(tokens=10))).raise_for_status()
+
+    async def _opening(self, *_):
+        async with httpx.AsyncClient(base_url=self._url, timeout=30) as client:
+            (await client.post(CHAT, json=body(tokens=10))).raise_for_status()
+
+    async def _streaming(self, client, _):
+        async with client.stream("POST", CHAT, json=body(tokens=100, stream=True)) as answer:
+            answer.raise_for_status()
+            text = b"".join([piece async for piece in answer.aiter_raw()])
+        assert text.endswith(b"data: [DONE]\n\n"), text[-300:]
+        assert b"error" not in text
+
+    async def _sdk(self, _, sdk):
+        chunks = await sdk.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": "hi"}], max_tokens=30, stream=True
+        )
+        reasons = [chunk.choices[0].finish_reason async for chunk in chunks if chunk.choices]
+        assert reasons[-1] == "length"
+
+
+async def test_settings_alone_and_then_a_surge_and_one_that_fails_cost_no_request(launched):
+    kvgate = launched()
+    (engine,), (gateway,) = kvgate.engines(), kvgate.gateways()
+    async with Load(kvgate.url) as load:
+        kvgate.configure(server={"max_body_bytes": 1000})
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 0, said
+        assert "The new settings are in force." in said
+        assert kvgate.engines() == kvgate.all_engines() == [engine]
+        assert not is_alive(gateway)
+        assert too_large(kvgate.url)
+
+        kvgate.configure(args=["--max-num-seqs=100"])
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 0, said
+        assert said.index("engine fake #2: ready") < said.index("takes over from") < said.index("engine fake: stopping")
+        assert not is_alive(engine)
+        (engine,), (gateway,) = kvgate.engines(), kvgate.gateways()
+        assert kvgate.kvgate.state()["endpoints"][0]["max_num_seqs"] == 100
+
+        kvgate.configure(args=["--fake-fails=ValueError: Cannot find any model weights with x"])
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 1
+        assert "does not start" in said
+        assert "weights" in said
+        assert (kvgate.engines(), kvgate.gateways()) == ([engine], [gateway])
+        await load.more(20)
+    assert load.failures == []
+
+
+async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back(launched):
+    kvgate = launched(reload="in_place")
+    (old,) = kvgate.engines()
+    async with Load(kvgate.url) as load:
+        kvgate.configure(reload="in_place", args=["--max-num-seqs=100"])
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 0, said
+        assert "in_place, as the settings say: requests for fake wait about" in said
+        assert said.index("wait about") < said.index("engine fake: stopped") < said.index("engine fake #2: starting")
+        (new,) = kvgate.engines()
+        assert new != old
+
+        kvgate.configure(reload="in_place", args=["--fake-fails=ValueError: no"])
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 1
+        assert "started again as it was" in said
+        assert "ValueError: no" in said
+        await load.more(20)
+    assert load.failures == []
+    assert len(kvgate.engines()) == 1
+    assert kvgate.kvgate.state()["endpoints"][0]["max_num_seqs"] == 100
+
+
+async def test_replicas_are_replaced_one_after_the_other_and_become_fewer(launched):
+    kvgate = launched(replicas=2, reload="in_place")
+    old = kvgate.engines()
+    async with Load(kvgate.url) as load:
+        kvgate.configure(replicas=2, reload="in_place", args=["--max-num-seqs=100"])
+        code, said = await asyncio.to_thread(kvgate.reload)
+        assert code == 0, said
+        assert "served by 1 of 2 engines meanwhile" in said
+        assert len(kvgate.engines()) == 2
+        assert not set(old) & set(kvgate.engines())
+        kvgate.configure(replicas=1, args=["--max-num-seqs=100"])
+        assert (await asyncio.to_thread(kvgate.reload))[0] == 0
+        assert len(kvgate.engines()) == 1
+    assert load.failures == []
+    assert len(kvgate.all_engines()) == 4
+
+
+def test_wrong_settings_change_nothing_and_sighup_reloads_the_file_it_was_started_with(launched):
+    kvgate = launched()
+    engines, gateways = kvgate.engines(), kvgate.gateways()
+    kvgate.file.write_text("admission: {kv_hihg: 1}")
+    code, said = kvgate.reload()
+    assert code == 2
+    assert "admission.kv_hihg" in said
+    assert "Nothing was changed." in said
+    other = kvgate.folder / "other.yaml"
+    kvgate.configure(other, server={"admin_port": free_port()})
+    code, said = kvgate.reload("--config", str(other))
+    assert (code, "server.admin_port cannot be changed while kvgate runs" in said) == (2, True)
+    assert (kvgate.engines(), kvgate.gateways()) == (engines, gateways)
+
+    kvgate.configure(server={"max_body_bytes": 1000})
+    kvgate.kvgate.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: "The new settings are in force." in kvgate.kvgate.log.read_text(), 60)
+    assert too_large(kvgate.url)
+    assert kvgate.engines() == engines
+
+
+def test_without_a_kvgate_reload_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    done = subprocess.run([sys.executable, "-m", "gateway.cli", "reload"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no kvgate that launched its engines runs here" in done.stderr
+
+
+async def test_killed_gateways_a_hung_engine_and_a_stop_during_a_reload(launched):
+    kvgate = launched(hung_timeout=1.0)
+    (engine,) = kvgate.engines()
+    for _ in range(2):
+        (gateway,) = kvgate.gateways()
+        os.kill(gateway, signal.SIGKILL)
+        async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.post(CHAT, json=body()) for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {200}, "who connects waits"
+        assert kvgate.engines() == [engine]
+
+    os.kill(engine, signal.SIGSTOP)
+    assert await asyncio.to_thread(eventually, lambda: kvgate.engines() not in ([], [engine]), 60)
+    await asyncio.to_thread(kvgate.kvgate.wait_healthy, 1, 60)
+    assert "engine fake: ended. It hung: " in kvgate.kvgate.log.read_text()
+    async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
+        assert (await client.post(CHAT, json=body())).status_code == 200
+
+    kvgate.configure(args=["--max-num-seqs=100"])
+    asking = asyncio.create_task(asyncio.to_thread(kvgate.reload))
+    log = kvgate.kvgate.log
+    assert await asyncio.to_thread(eventually, lambda: "engine fake #2: starting" in log.read_text(), 30)
+    kvgate.kvgate.process.terminate()
+    code, said = await asking
+    assert (code, "the reload was given up" in said) == (1, True)
+    assert await asyncio.to_thread(kvgate.kvgate.process.wait, 30) == 0
+    assert kvgate.engines() == kvgate.gateways() == []
+
+
+def test_a_supervisor_killed_with_sigkill_leaves_nobody_and_a_free_port(launched):
+    kvgate = launched(replicas=2)
+    processes = [*kvgate.engines(), *kvgate.gateways()]
+    assert len(processes) == 3
+    kvgate.kvgate.process.kill()
+    assert eventually(lambda: not any(map(is_alive, processes)))
+    assert eventually(lambda: can_be_bound(int(kvgate.url.rsplit(":", 1)[1])), 5)
+
+
+def can_be_bound(port):
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
