@@ -54,7 +54,7 @@ LOAD_TESTS = {
     "spike": LoadTest("spike", ()),
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
-COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,)}
+COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,), "plan_accuracy": ()}
 """Measurements that print a table, by the module's name; `MODEL` stands for its folder."""
 
 

@@ -120,6 +120,8 @@ CASES = (
         num_key_value_heads=4,
         head_dim=32,
         global_head_dim=64,
+        vocab_size_per_layer_input=512,
+        hidden_size_per_layer_input=32,
         sliding_window=512,
     ),
     _case(
@@ -174,7 +176,17 @@ CASES = (
         sliding_window=1024,
     ),
     _case("phi3", "a window in all layers", "Phi3ForCausalLM", "phi3", num_key_value_heads=8, sliding_window=2047),
-    _case("gpt2", "a key for each head", "GPT2LMHeadModel", "gpt2", n_embd=256, n_layer=4, n_head=8, n_positions=4096),
+    _case(
+        "gpt2",
+        "a key for each head",
+        "GPT2LMHeadModel",
+        "gpt2",
+        n_inner=512,
+        n_embd=256,
+        n_layer=4,
+        n_head=8,
+        n_positions=4096,
+    ),
     _case(
         "opt",
         "a key for each head",
