@@ -167,19 +167,6 @@ def test_a_parent_killed_with_sigkill_leaves_no_engine(engine_python: Path, rand
     assert not [path for path in shared if path.exists()]
 
 
-@pytest.mark.parametrize(
-    ("args", "cause"),
-    [
-        (("--no-such-flag",), "This vLLM does not know the argument --no-such-flag."),
-        (("--max-model-len", "100000"), "--max-model-len 100000 is more than the 8192 positions the model has."),
-    ],
-)
-async def test_wrong_arguments_are_given_up_at_once_and_readably(
-    args: tuple[str, ...], cause: str, engine_python: Path, random_model: Path
-) -> None:
-    await _fails_at_once(spec(engine_python, random_model, *args), cause)
-
-
 async def test_a_missing_folder_is_given_up_at_once_and_readably(engine_python: Path, tmp_path: Path) -> None:
     await _fails_at_once(spec(engine_python, tmp_path / "no"), f"The model folder {tmp_path}/no does not exist.")
 
