@@ -36,8 +36,10 @@ def estimated(shape: ModelShape) -> Weights:
     in its test it is within 0.2 % of the published numbers.
 
     Raises:
-        UnknownShapeError: The config has no width of the feed-forward.
+        UnknownShapeError: The config has no width of the feed-forward, or its layers share weights.
     """
+    if shape.model_type == "zamba2":
+        raise UnknownShapeError("the layers of zamba2 share weights: only its files tell how many")
     parts = _embeddings(shape)
     kept: dict[int, dict[Kind, LayerCache]] = {}
     for cache in shape.caches:

@@ -18,7 +18,7 @@ from pathlib import Path
 from engine.environment import VLLM_VERSION, engine_python
 from engine.plan.kv import Device, KvLayout
 from engine.plan.parameters import estimated
-from engine.plan.shape import ModelShape
+from engine.plan.shape import ModelShape, UnknownShapeError
 from tests.proof.plan_models import CASES, Case
 
 SCRIPT = Path(__file__).with_name("vllm_sizes.py")
@@ -38,6 +38,7 @@ class Row:
     plan_high: int = 0
     engine_bytes: int = 0
     plan_bytes: int = 0
+    """0 where the config alone does not tell."""
     error: str = ""
 
     @property
@@ -92,7 +93,10 @@ def _row(case: Case, answer: dict) -> Row:
         **ranks,
     )
     tokens = layout.tokens(case.args["kv_cache_memory_bytes"], answer["max_model_len"])
-    weights = estimated(shape).per_rank(shape, dtype=case.args["dtype"], **ranks)
+    try:
+        weights = estimated(shape).per_rank(shape, dtype=case.args["dtype"], **ranks)
+    except UnknownShapeError:
+        weights = (0,)
     return Row(
         case.name,
         case.what,
@@ -114,7 +118,7 @@ def table(rows: Sequence[Row]) -> str:
         plan = str(row.plan_low) if row.plan_low == row.plan_high else f"{row.plan_low} to {row.plan_high}"
         lines.append(
             f"{row.name:16}{row.what:42}{row.engine_tokens:>11}{plan:>11}{row.off:>9.2%}"
-            f"{row.engine_bytes:>12}{row.weights_off:>9.2%}"
+            f"{row.engine_bytes:>12}" + (f"{row.weights_off:>9.2%}" if row.plan_bytes else f"{'-':>9}")
         )
     return "\n".join(lines)
 

@@ -160,3 +160,11 @@ def test_a_quantized_checkpoint_is_estimated_by_the_bits_its_config_names() -> N
     quantized = estimated(ModelShape.from_config({**config, "quantization_config": quantization}))
     assert quantized.file_bytes == pytest.approx(estimated(ModelShape.from_config(config)).quantized("gptq").file_bytes)
     assert quantized.quantized("fp8").file_bytes == quantized.file_bytes
+
+
+def test_layers_that_share_weights_are_not_counted_as_if_they_did_not() -> None:
+    _, config = PUBLISHED["Llama-3.1-8B"]
+    states = {"mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_ngroups": 1, "n_mamba_heads": 8}
+    shape = ModelShape.from_config({**config, "model_type": "zamba2", "mamba_headdim": 64, **states})
+    with pytest.raises(UnknownShapeError, match="share"):
+        estimated(shape)
