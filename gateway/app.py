@@ -67,7 +67,6 @@ class Application:
 
     def __init__(self, settings: Settings, listening: Sequence[socket.socket] = ()) -> None:
         self._settings = settings
-        self._sockets = list(listening) or bind_all(settings.server)
         self._clock: Callable[[], float] = time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -105,7 +104,7 @@ class Application:
         self._metrics.watch(self._view.state)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
-        self._listeners = self._listen()
+        self._listeners = self._listen(listening)
 
     @property
     def port(self) -> int:
@@ -185,7 +184,7 @@ class Application:
             pools = self._directory.pools.items()
             self._metrics.sample({name: pool.driver.controller.load(now) for name, pool in pools})
 
-    def _listen(self) -> list[Listener]:
+    def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
@@ -196,7 +195,7 @@ class Application:
         applications: list[Any] = [self._gateway]
         if apart:
             applications.append(self._admin(Part.HEALTH | Part.ADMIN))
-        pairs = zip(applications, self._sockets, strict=True)
+        pairs = zip(applications, given or bind_all(server), strict=True)
         return [Listener(application, listening, server) for application, listening in pairs]
 
     def _connections(self) -> int:

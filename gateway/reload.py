@@ -55,6 +55,9 @@ class Deployment:
         say: gets lines for a human about what is done with them.
         python: interpreter with vllm for engines that name none; set up now where None.
 
+    Attributes:
+        engines: those that run now.
+
     Raises:
         ConfigurationError: the settings cannot be used.
         SetupError: the engine's environment could not be made.
@@ -76,14 +79,14 @@ class Deployment:
         self._settings = settings
         self._sockets = bind_all(self._settings.server)
         try:
-            *self._engines, self._gateway = programs(self._settings, python, self._sockets)
+            *self.engines, self._gateway = programs(self._settings, python, self._sockets)
         except BaseException:
             self._close()
             raise
         for listening in self._sockets:
             listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
-        self._supervisor = Supervisor([*self._engines, self._gateway], self._on_event, self._on_news)
+        self._supervisor = Supervisor([*self.engines, self._gateway], self._on_event, self._on_news)
         self._took: dict[str, float] = {}
         """Seconds that the last start of an engine took, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
@@ -147,7 +150,7 @@ class Deployment:
                 await self._change(settings, new[:-1], new[-1])
         except _FailedError as error:
             self._say(str(error))
-            for engine in [engine for engine in self._engines if not knows(self._gateway, engine)]:
+            for engine in [engine for engine in self.engines if not knows(self._gateway, engine)]:
                 await self._stop(engine)
             return _FAILED
         self._settings = settings
@@ -161,16 +164,16 @@ class Deployment:
         before, after = self._settings.server, settings.server
         if fixed := [name for name in _FIXED if getattr(before, name) != getattr(after, name)]:
             raise ConfigurationError(f"server.{fixed[0]} cannot be changed while kvgate runs")
-        new = programs(settings, self._python, self._sockets, [*self._engines, self._gateway])
-        if any(engine not in self._engines for engine in new[:-1]):
+        new = programs(settings, self._python, self._sockets, [*self.engines, self._gateway])
+        if any(engine not in self.engines for engine in new[:-1]):
             preflight(settings)
         return settings, new
 
     async def _change(self, settings: Settings, engines: list[Program], gateway: Program) -> None:
-        for engine in [kept for kept in engines if kept in self._engines]:
+        for engine in [kept for kept in engines if kept in self.engines]:
             if self._supervisor.gave_up(engine.name):
                 await self._stop(engine)
-        change = Change.between(self._engines, engines)
+        change = Change.between(self.engines, engines)
         for engine in change.added:
             await self._start(engine)
         pending = list(change.replaced)
@@ -190,7 +193,7 @@ class Deployment:
             await self._hand_over(gateway)
             await self._stop(old)
             return
-        others = sum(serves(engine) == serves(old) for engine in self._engines) - 1
+        others = sum(serves(engine) == serves(old) for engine in self.engines) - 1
         patience = settings.admission.queue.no_endpoint_ttl
         said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
@@ -216,14 +219,14 @@ class Deployment:
         return None if chosen == "surge" else "the settings say"
 
     async def _start(self, engine: Program) -> None:
-        self._engines.append(engine)
+        self.engines.append(engine)
         failure = await self._supervisor.add(engine)
         if failure is not None:
-            self._engines.remove(engine)
+            self.engines.remove(engine)
             raise _FailedError(f"{engine.name} does not start. {failure}\n{_STILL}")
 
     async def _stop(self, engine: Program) -> None:
-        self._engines.remove(engine)
+        self.engines.remove(engine)
         await self._supervisor.remove(engine.name)
 
     async def _hand_over(self, gateway: Program) -> None:
@@ -269,7 +272,7 @@ class Deployment:
             yield
 
     def _at(self, where: str) -> Program | None:
-        return next((engine for engine in self._engines if address(engine) == where), None)
+        return next((engine for engine in self.engines if address(engine) == where), None)
 
     def _on_news(self, gateway: Program, news: str) -> None:
         self._hangs.on_news(gateway, news, _now())

@@ -1,6 +1,7 @@
 """Writes the event log, without ever making the event loop wait for the disk."""
 
 import asyncio
+import fcntl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,9 @@ _log = structlog.get_logger("kvgate.record")
 class Recorder:
     """Appends one run to a file. Call `start` once, and `close` in the end.
 
+    Runs stand one after the other: while another process writes to the file, as an old gateway does until it has handed
+    over, lines wait.
+
     Args:
         file: made where it is missing.
         started: the first line.
@@ -41,10 +45,9 @@ class Recorder:
         self._dropped = 0
         self._pools = 0
         self._stopped = False
+        self._locked = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        if self._torn():
-            self._take(b"\n")
         self._put(started)
 
     def start(self) -> None:
@@ -57,6 +60,7 @@ class Recorder:
         if self._task is not None:
             await self._task
         self._stopped = True
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open too
         self._file.close()
 
     def pool(self, model: str) -> Record:
@@ -70,6 +74,19 @@ class Recorder:
                 self._put(happened(now, number, event, commands))
 
         return record
+
+    def _turn(self) -> bool:
+        """Whether the file is this run's to write to."""
+        if not self._locked:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._locked = True
+            if self._torn():
+                self._lines.insert(0, b"\n")
+                self._pending += 1
+        return True
 
     def _torn(self) -> bool:
         """Whether a run before this one was killed in the middle of a line."""
@@ -107,7 +124,7 @@ class Recorder:
         await self._flush()
 
     async def _flush(self) -> None:
-        if self._stopped or not self._lines:
+        if self._stopped or not self._lines or not self._turn():
             return
         lines, self._lines = self._lines, []
         try:

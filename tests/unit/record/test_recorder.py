@@ -55,6 +55,23 @@ async def test_a_run_is_appended_to_what_is_there_even_where_that_is_torn(file):
     assert list(read(file)) == [START, START]
 
 
+async def test_a_run_waits_for_the_end_of_the_one_that_writes_to_the_file(file, monkeypatch):
+    monkeypatch.setattr(module, "FLUSH_INTERVAL", 0.01)
+    old, new = Recorder(file, START), Recorder(file, START)
+    old.start()
+    of_old, of_new = old.pool("old"), new.pool("new")
+    await until_written(file, b'"old"')
+    new.start()
+    of_new(Tick(), 2.0, [])
+    of_old(Tick(), 1.0, [])
+    await until_written(file, b'"at":1.0')
+    assert b'"new"' not in file.read_bytes()
+    await old.close()
+    await until_written(file, b'"at":2.0')
+    await new.close()
+    assert [getattr(line, "model", "-") for line in read(file)] == ["-", "old", "-", "-", "new", "-"]
+
+
 async def test_a_disk_that_is_too_slow_loses_lines_and_says_how_many(file, monkeypatch):
     monkeypatch.setattr(module, "FLUSH_INTERVAL", 0.01)
     monkeypatch.setattr(module, "MAX_PENDING", 400)
