@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from engine import events, lifecycle
 from engine.diagnosis.log import diagnose
+from engine.diagnosis.look import corroborated
 from engine.diagnosis.sign import Diagnosis
 from engine.fit import MOST_TRIES
 from engine.judgement import judge
@@ -211,7 +212,7 @@ class Runner:
                 f"{progress.current}.",
                 "Give it longer with engine.start_timeout, or see in its log what it waited for.",
             )
-        return diagnose(log, code)
+        return corroborated(diagnose(log, code))
 
     def _conclude(self, diagnosis: Diagnosis, code: int) -> None:
         """Take in why the process ended, and what that means for the next start."""

@@ -5,7 +5,6 @@ import json as json_format
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,11 +14,11 @@ from rich.console import Console
 from engine.cache import cache_folder
 from engine.diagnosis import at_work, machine
 from engine.diagnosis.log import read_log
-from engine.diagnosis.look import cards, killed_for_memory, look
+from engine.diagnosis.look import corroborated, look
 from engine.diagnosis.model import Examined
 from engine.diagnosis.model import examine as examine_model
 from engine.diagnosis.service import examine as examine_service
-from engine.diagnosis.sign import Diagnosis, Kind
+from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import markdown
 
 FOUND = 1
@@ -72,7 +71,7 @@ def _log(path: Path) -> Examined:
         lines = _tail(path)
     except OSError as error:
         _fail(f"{path} cannot be read: {error.strerror}")
-    findings = [*(_corroborated(found) for found in read_log(lines)), *at_work.judge(at_work.from_log(lines))]
+    findings = [*(corroborated(found) for found in read_log(lines)), *at_work.judge(at_work.from_log(lines))]
     return Examined((f"{len(lines):,} lines",), tuple(findings))
 
 
@@ -83,17 +82,6 @@ def _tail(path: Path) -> list[str]:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - _LOG_BYTES))
         return file.read().decode(errors="replace").splitlines()
-
-
-def _corroborated(found: Diagnosis) -> Diagnosis:
-    """The diagnosis with what this machine knows about it, if it is the one the log is from."""
-    more = ""
-    if found.kind is Kind.MEMORY:
-        more = machine.who_holds(cards(), found.facts)
-    elif found.kind is Kind.DEATH:
-        kills, line = killed_for_memory()
-        more = line or (f"{kills} processes were killed here for memory" if kills else "")
-    return replace(found, evidence=f"{found.evidence} [{more}]") if more else found
 
 
 def _machine(port: int) -> Examined:

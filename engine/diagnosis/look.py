@@ -8,11 +8,13 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 
-from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine
+from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine, who_holds
+from engine.diagnosis.sign import Diagnosis, Kind
 from engine.plan.hub import HubSettings
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -47,6 +49,17 @@ def look(environ: Mapping[str, str], ports: tuple[int, ...], engine: str, now: f
         listeners=tuple(found for port in ports if (found := listener(port)) is not None),
         engine=engine,
     )
+
+
+def corroborated(found: Diagnosis) -> Diagnosis:
+    """The diagnosis of something that ran on this machine, with what the machine knows about it beside its evidence."""
+    more = ""
+    if found.kind is Kind.MEMORY:
+        more = who_holds(cards(), found.facts)
+    elif found.kind is Kind.DEATH:
+        kills, line = killed_for_memory()
+        more = line or (f"{kills} processes were killed here for memory so far" if kills else "")
+    return replace(found, evidence=f"{found.evidence} [{more}]".strip()) if more else found
 
 
 def cards() -> tuple[Card, ...]:

@@ -48,10 +48,10 @@ SEVERAL = {
             *by("Worker_TP1", TRACE),
             *by("Worker_TP0", '  File "w.py", line 1, in load_model'),
             *by("Worker_TP1", '  File "w.py", line 1, in execute_model'),
-            *by("Worker_TP0", OOM),
             *by("Worker_TP1", OOM),
+            *by("Worker_TP0", OOM),
         ],
-        "out of memory loading",
+        "out of memory at work",
     ),
     "an error nobody knows before an effect": ([MOON, NCCL], ""),
     "a hint is no reason to die": (

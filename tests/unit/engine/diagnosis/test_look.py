@@ -10,8 +10,9 @@ import pynvml
 import pytest
 
 from engine.diagnosis import look as looking
-from engine.diagnosis.look import cards, hub_cache, listener, look
+from engine.diagnosis.look import cards, corroborated, hub_cache, listener, look
 from engine.diagnosis.machine import Holder
+from engine.diagnosis.sign import Diagnosis, Kind
 
 
 @pytest.fixture
@@ -114,3 +115,23 @@ def test_a_container_without_a_limit_has_the_machine_s_memory(tmp_path: Path, mo
     seen = look({"HF_HOME": str(tmp_path)}, (), "", now=0.0)
     assert seen.memory > seen.available > 0
     assert not seen.limited
+
+
+@pytest.mark.parametrize(
+    ("found", "evidence"),
+    [
+        (Diagnosis("x", evidence="e", kind=Kind.MEMORY, facts={"gpu": "0"}), "e [memory is held now by "),
+        (Diagnosis("x", evidence="e", kind=Kind.DEATH), "e [Killed process 9 (x)]"),
+        (Diagnosis("x", kind=Kind.DEATH), "[Killed process 9 (x)]"),
+        (Diagnosis("x", evidence="e", kind=Kind.MODEL), "e"),
+    ],
+)
+def test_what_the_machine_knows_stands_beside_the_evidence(
+    nvml: None, found: Diagnosis, evidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "killed_for_memory", lambda: (1, "Killed process 9 (x)"))
+    assert corroborated(found).evidence.startswith(evidence)
+    monkeypatch.setattr(looking, "killed_for_memory", lambda: (2, ""))
+    monkeypatch.setattr(looking, "cards", tuple)
+    more = " [2 processes were killed here for memory so far]" if found.kind is Kind.DEATH else ""
+    assert corroborated(found).evidence == f"{found.evidence}{more}".strip()
