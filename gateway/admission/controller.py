@@ -7,8 +7,9 @@ would surely wait in vain is refused on arrival, others at their deadline (`Wait
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.admission import picker
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
@@ -18,7 +19,6 @@ from gateway.admission.events import (
     Cancelled,
     EndpointDown,
     EndpointGone,
-    EndpointId,
     EndpointUp,
     Event,
     Finished,
@@ -54,10 +54,10 @@ WITH_RETRY_AFTER = frozenset(
 )
 PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
 """Refusals that a smaller request, or one of another flow, may not meet."""
-MEDIAN = 0.5
 
 
-class Flight(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Flight:
     """Where a request in flight is, and what it holds there."""
 
     endpoint: Endpoint
@@ -174,8 +174,7 @@ class AdmissionController:
 
     def _weigh(self, request: Request) -> None:
         """Predict what it takes, and how long it may wait."""
-        predicted = request.expected(self._predictor, MEDIAN)
-        request.cost = service(request.arrival.demand, predicted * request.arrival.demand.sequences)
+        request.weigh(self._predictor)
         request.patience = self._waits.patience(request)
         request.deadline = self._waits.deadline(request)
 
@@ -191,22 +190,23 @@ class AdmissionController:
             del self._requests[event.request]
 
     def _progress(self, event: Progress, now: float) -> None:
-        touched: dict[EndpointId, Endpoint] = {}
+        touched: dict[Endpoint, None] = {}  # a set that keeps its order
         find, endpoint = self._flights.get, None
         for key, generated in event.generated:
             flight = find(key)
             if flight is None:
                 continue
-            at, reservation, _ = flight
+            reservation = flight.reservation
             if generated <= reservation.seen:
                 continue
-            if at is not endpoint:
-                endpoint = touched[at.id] = at
+            if flight.endpoint is not endpoint:
+                endpoint = flight.endpoint
+                touched[endpoint] = None
             if generated < reservation.news:  # nearly always: then there is nothing else to do
                 reservation.seen = generated
             else:
-                at.ledger.progress(reservation, generated, now)
-        for endpoint in touched.values():
+                endpoint.ledger.progress(reservation, generated, now)
+        for endpoint in touched:
             endpoint.ledger.stepped(now)
             self._roster.settle(endpoint, now)
 
@@ -215,16 +215,17 @@ class AdmissionController:
         if request is None or not request.take(Trigger.FINISHED):
             return
         del self._requests[event.request]
-        endpoint, reservation, held = self._flights.pop(event.request)
-        self._headroom.left(request.arrival.flow, held, now)
+        flight = self._flights.pop(event.request)
+        endpoint, reservation = flight.endpoint, flight.reservation
+        self._headroom.left(request.arrival.flow, flight.tokens, now)
         tokens = event.completion_tokens
         generated = reservation.seen if tokens is None else tokens
         if event.verdict is Verdict.DONE and generated:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
         if generated or event.verdict is Verdict.ABORTED:
-            used: float = service(reservation.demand, generated)
+            used = service(request.size, generated)
         else:  # refused by the endpoint or failed at once, unless nobody says how long the answer was
-            used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0
+            used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drained.completed(used, now)
         endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
@@ -234,9 +235,10 @@ class AdmissionController:
         request = self._requests.get(event.request)
         if request is None or not request.take(Trigger.RETURNED):
             return
-        endpoint, reservation, held = self._flights.pop(event.request)
-        self._headroom.left(request.arrival.flow, held, now)
-        endpoint.release(reservation, None, now, aborted=False)
+        flight = self._flights.pop(event.request)
+        endpoint = flight.endpoint
+        self._headroom.left(request.arrival.flow, flight.tokens, now)
+        endpoint.release(flight.reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         if event.busy:
             endpoint.hold(now)
@@ -337,28 +339,31 @@ class AdmissionController:
 
         def accept(request: Request) -> Answer:
             lane = (request.arrival.band, request.lane)
-            candidates = [e for e in self._roster.eligible(request) if kept.get(e, lane) == lane]
             self._set_spare(request, now)
-            refusals = [e.refusal(request, now) for e in candidates]
-            takers = [e for e, refusal in zip(candidates, refusals, strict=True) if refusal is None]
+            takers: list[Endpoint] = []
+            refusals: list[tuple[Endpoint, Closed]] = []
+            for endpoint in self._roster.eligible(request):
+                if kept.get(endpoint, lane) != lane:
+                    continue
+                refusal = endpoint.refusal(request, now)
+                if refusal is None:
+                    takers.append(endpoint)
+                else:
+                    refusals.append((endpoint, refusal))
             chosen = picker.pick(takers, request, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
                 return Answer.TAKEN
-            answer = Answer.CLOSED
-            for endpoint, refusal in zip(candidates, refusals, strict=True):
+            for endpoint, refusal in refusals:
                 kept.setdefault(endpoint, lane if refusal in PASSABLE else None)
-                if refusal is Closed.SHARE:
-                    answer = Answer.OVER_SHARE
-                elif refusal in PASSABLE and answer is Answer.CLOSED:
-                    answer = Answer.NO_ROOM
-            return answer
+            return _answer(refusals)
 
         self._queue.offer(accept)
 
     def _set_spare(self, request: Request, now: float) -> None:
         spare = self._headroom.spare(request.arrival.flow, self._queue.waiting, now)
-        request.spare = spare / len(self._roster.live) if spare and self._roster.live else 0.0
+        live = self._roster.live
+        request.spare = spare / len(live) if spare and live else 0.0
 
     def _observe_only(self, now: float) -> Callable[[Request], Answer]:
         """How a mode that lets everything through takes a request: at once, noting what `enforce` would have done.
@@ -382,7 +387,7 @@ class AdmissionController:
         return accept
 
     def _would(self, request: Request) -> str:
-        if request.arrival.demand.longest_prompt > self._roster.reach:
+        if request.longest_prompt > self._roster.reach:
             return Outcome.CONTEXT_LENGTH_EXCEEDED
         if not self._policy.max_requests or request.arrival.body_bytes > self._policy.max_bytes:
             return Outcome.QUEUE_FULL
@@ -404,7 +409,8 @@ class AdmissionController:
             self._wake_at = inf
         due = inf
         for endpoint in self._roster:
-            due = min(due, endpoint.next_change)
+            if endpoint.restless:
+                due = min(due, endpoint.next_change)
         first = self._queue.first_deadline()
         if first is not None:
             due = min(due, first.deadline)
@@ -413,3 +419,14 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
+
+
+def _answer(refusals: list[tuple[Endpoint, Closed]]) -> Answer:
+    """What the queue is told of a request that nobody takes."""
+    answer = Answer.CLOSED
+    for _, refusal in refusals:
+        if refusal is Closed.SHARE:
+            return Answer.OVER_SHARE
+        if refusal in PASSABLE:
+            answer = Answer.NO_ROOM
+    return answer

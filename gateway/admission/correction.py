@@ -92,8 +92,10 @@ class Correction:
         value = self._difference.value
         if not value:
             return 0.0
-        age = (now - self._sampled_at) / self._poll
-        return value * min(1.0, max(0.0, 2.0 - age / FRESH_POLLS))
+        left = 2.0 - (now - self._sampled_at) / self._poll / FRESH_POLLS
+        if left >= 1.0:
+            return value
+        return value * left if left > 0.0 else 0.0
 
     def reset(self) -> None:
         """Start over: nothing of ours is in flight."""

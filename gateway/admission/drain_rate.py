@@ -42,8 +42,9 @@ class DrainRate:
         return served / span if span >= YOUNG else None
 
     def _advance(self, now: float) -> None:
-        self._served, self._span = self._at_time(now)
-        self._at = now
+        if now > self._at:
+            self._served, self._span = self._at_time(now)
+            self._at = now
 
     def _at_time(self, now: float) -> tuple[float, float]:
         """Service and seconds, both faded, as they are by then."""

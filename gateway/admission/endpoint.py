@@ -27,7 +27,6 @@ class Endpoint:
 
     def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy, predictor: Predictor) -> None:
         self.id = endpoint
-        self.capacity = capacity
         self.up = True
         self.gone = False
         self.reason: str | None = None
@@ -49,13 +48,20 @@ class Endpoint:
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
+        self.restless = False
+        """Whether time alone may change something here, see `next_change`."""
         self.peak_sequences = 0
         """The most that were on it at once."""
-        self._restart()
+        self._restart(capacity)
 
-    def _restart(self) -> None:
+    def _restart(self, capacity: Capacity) -> None:
         """Forget what was observed: a process that came up anew shares nothing with the one before."""
         policy = self._policy
+        self.capacity = capacity
+        self._paging = (capacity.block_size, capacity.shares_prefix)
+        room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
+        self.longest_prompt = min(capacity.max_model_len, room) - 1
+        """The most prompt tokens it can serve: one more has to fit its length, and its blocks."""
         self._history = History(2 * FRESH_POLLS * policy.poll_interval)
         self._note(0.0)
         self._correction = Correction(policy.poll_interval)
@@ -68,9 +74,8 @@ class Endpoint:
     def came_up(self, capacity: Capacity) -> None:
         """It takes traffic, with this capacity."""
         if not self.up or capacity != self.capacity:
-            self.capacity = capacity
             self.ledger.rebase(capacity)
-            self._restart()
+            self._restart(capacity)
         self.up, self.gone, self.reason = True, False, None
 
     def went_down(self, reason: str) -> None:
@@ -83,25 +88,18 @@ class Endpoint:
         return self._clock.rate
 
     @property
-    def longest_prompt(self) -> int:
-        """The most prompt tokens it can serve: one more has to fit its length, and its blocks."""
-        capacity = self.capacity
-        blocks = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
-        return min(capacity.max_model_len, blocks) - 1
-
-    @property
     def idle(self) -> bool:
         """Whether nothing of ours is on it."""
-        return not len(self.ledger)
-
-    def effective_blocks(self, now: float) -> float:
-        """Blocks in use: by the ledger, corrected by what the gauge says."""
-        return max(0.0, self.ledger.used + self._correction.read(now))
+        return not self.ledger.sequences
 
     def usage(self, now: float) -> float | None:
-        """Effective usage of its KV cache. Where its size is unknown, the gauge while fresh; else None."""
-        if self.capacity.kv_blocks is not None:
-            return self.effective_blocks(now) / self.capacity.kv_blocks
+        """Effective usage of its KV cache: by the ledger, corrected by what the gauge says.
+
+        Where its size is unknown, the gauge while fresh; else None.
+        """
+        blocks = self.capacity.kv_blocks
+        if blocks is not None:
+            return max(0.0, self.ledger.used + self._correction.read(now)) / blocks
         observed = self.observed
         if observed is None or now - observed.sampled_at > FRESH_POLLS * self._policy.poll_interval:
             return None
@@ -113,18 +111,18 @@ class Endpoint:
         An idle endpoint takes whatever fits it, also what exceeds a limit, or that would wait for ever.
         `peek` leaves no trace: nothing is decided, only asked.
         """
-        if now < self._gate.busy_until:
+        gate = self._gate
+        if now < gate.busy_until:
             return Closed.BUSY
         sequences = self.ledger.sequences
         if not sequences:
             return None
         limit = self.limit.value
-        if limit is not None and sequences + request.arrival.demand.sequences > limit:
+        if limit is not None and sequences + request.sequences > limit:
             return Closed.SEQUENCES
-        closed = self._gate.closed(now)
-        if closed is None and self.capacity.kv_blocks is not None:
-            return self._shortage(request, self.capacity.kv_blocks, now, peek=peek)
-        return closed
+        closed = gate.closed(now)
+        blocks = self.capacity.kv_blocks
+        return closed if closed is not None or blocks is None else self._shortage(request, blocks, now, peek=peek)
 
     def _shortage(self, request: Request, blocks: int, now: float, *, peek: bool) -> Closed | None:
         """Which limit of a cache of so many blocks the request would exceed."""
@@ -132,11 +130,12 @@ class Endpoint:
         unseen = self.ledger.unseen
         if unseen and unseen + first > UNSEEN_SHARE * blocks:
             return Closed.PREFILL
-        free = self._most * blocks - self.effective_blocks(now) - first
+        beyond = self._correction.read(now)
+        free = self._most * blocks - max(0.0, self.ledger.used + beyond) - first
         if free < 0:
             return Closed.KV
         if self._forecasts:
-            free = min(free, self._peak * blocks - self.forecast_with(request, now, peek=peek))
+            free = min(free, self._peak * blocks - (self._peak_with(request, first, now, peek=peek) + beyond))
             if free < 0:
                 self._holding = self._holding or not peek
                 return Closed.FORECAST
@@ -149,22 +148,19 @@ class Endpoint:
         blocks = self.capacity.kv_blocks
         if blocks is None:
             return 0.0
-        short = self.effective_blocks(now) + self.first_blocks(request) - self._most * blocks
+        first = self.first_blocks(request)
+        beyond = self._correction.read(now)
+        short = max(0.0, self.ledger.used + beyond) + first - self._most * blocks
         if self._forecasts:
-            short = max(short, self.forecast_with(request, now, peek=peek) - self._peak * blocks)
+            short = max(short, self._peak_with(request, first, now, peek=peek) + beyond - self._peak * blocks)
         return max(0.0, short) * self.capacity.block_size
 
     def first_blocks(self, request: Request) -> int:
         """Blocks that the request would add with its first token: those that others in flight hold are there."""
-        blocks, prefix = self._whole_blocks(request), request.arrival.prefix
+        blocks, prefix = request.footprint(self._paging).first, request.arrival.prefix
         if prefix and self.capacity.shares_prefix:
             blocks -= self.ledger.sharable(prefix) // self.capacity.block_size
         return blocks
-
-    def _whole_blocks(self, request: Request) -> int:
-        """Blocks of the request with its first token, were it alone."""
-        capacity = self.capacity
-        return request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix).blocks(1)
 
     def forecast(self, now: float) -> float:
         """Blocks that it will hold at its fullest. Leaves no trace."""
@@ -173,16 +169,17 @@ class Endpoint:
 
     def forecast_with(self, request: Request, now: float, *, peek: bool = False) -> float:
         """The same with the request. `peek` leaves no trace."""
+        return self._peak_with(request, self.first_blocks(request), now, peek=peek) + self._correction.read(now)
+
+    def _peak_with(self, request: Request, first: int, now: float, *, peek: bool) -> float:
+        """Blocks that the ledger will hold at its fullest with the request, which would add so many at first."""
         block = self.capacity.block_size
-        remaining = max(0, self.expected(request) - 1)
-        row = (remaining, self.first_blocks(request) * block, request.arrival.demand.sequences)
+        row = (self.expected(request) - 1, first * block, request.sequences)
         prefix = request.arrival.prefix
         other = self.ledger.sole_sharer(prefix) if prefix and self.capacity.shares_prefix else None
         if other is None:
-            peak = self.outlook.peak_with(row, block, now, peek=peek)
-        else:
-            peak = self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block)
-        return peak / block + self._correction.read(now)
+            return self.outlook.peak_with(row, block, now, peek=peek) / block
+        return self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block) / block
 
     def expected(self, request: Request) -> int:
         """Tokens that each sequence of the request is predicted to end with here."""
@@ -191,7 +188,7 @@ class Endpoint:
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
         capacity, arrival = self.capacity, request.arrival
-        footprint = request.footprint(capacity.block_size, shares_prefix=capacity.shares_prefix)
+        footprint = request.footprint(self._paging)
         prefix = arrival.prefix if capacity.shares_prefix else ()
         cached = self.cached(request)
         reservation = self.ledger.reserve(arrival, request.kind, footprint, now, prefix=prefix, cached=cached)
@@ -220,12 +217,15 @@ class Endpoint:
         rate = self._clock.rate
         if not rate or not len(self.ledger):
             return None
-        return rate * sum(service(r.demand, r.expected * r.sequences) / max(1, r.expected) for r in self.ledger)
+        return rate * sum(
+            service(r.demand.prompt_tokens, r.expected * r.sequences) / max(1, r.expected) for r in self.ledger
+        )
 
     def release(self, reservation: Reservation, completion_tokens: int | None, now: float, *, aborted: bool) -> None:
         """A request of ours has left it."""
         if aborted:
             self.ledger.abort(reservation, now)
+            self.restless = True
         else:
             self.ledger.release(reservation, completion_tokens, now)
         if self.capacity.shares_prefix:
@@ -235,6 +235,7 @@ class Endpoint:
     def hold(self, now: float) -> None:
         """It refused a request for lack of room."""
         self._gate.hold(now)
+        self.restless = True
 
     def held(self, now: float) -> bool:
         """Whether it is left alone after such a refusal."""
@@ -242,7 +243,10 @@ class Endpoint:
 
     @property
     def next_change(self) -> float:
-        """When time alone may next free something here: an aborted request's blocks, or the endpoint itself."""
+        """When time alone may next free something here: an aborted request's blocks, or the endpoint itself.
+
+        Infinity unless `restless`.
+        """
         busy_until = self._gate.busy_until
         return min(self.ledger.next_abort_expiry, inf if busy_until <= self._settled_at else busy_until)
 
@@ -250,15 +254,16 @@ class Endpoint:
         """Bring the account up to this time, and the gate after it. Due after every change, and before asking."""
         ledger = self.ledger
         self._settled_at = now
-        ledger.expire_aborted(now)
-        ledger.catch_up(now)
-        idle = self.idle
-        if idle and self._was_busy:
+        ledger.settle(now)
+        busy = ledger.sequences > 0
+        if self._was_busy and not busy:
             self._correction.reset()
-        self._was_busy = not idle
+        self._was_busy = busy
         self._note(now)
         if self._fences:
             self._gate.update(self.usage(now))
+        if self.restless:
+            self.restless = self.next_change < inf
 
     def settle_by(self, now: float) -> None:
         """The same, where that was not done at this very time: every change is followed by it."""
@@ -296,8 +301,7 @@ class Endpoint:
     def _note(self, now: float) -> None:
         ledger = self.ledger
         saved = ledger.saved
-        confirmed = max(0, ledger.confirmed - saved)
-        self._history.record(now, confirmed, ledger.held - saved, ledger.unconfirmed_sequences)
+        self._history.record(now, max(0, ledger.confirmed - saved), ledger.held - saved, ledger.unconfirmed_sequences)
 
     def closed_by(self, now: float) -> tuple[Closed, ...]:
         """Why it takes no more; nothing while its gate is open."""

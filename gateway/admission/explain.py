@@ -90,7 +90,7 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         endpoint=chosen.id if chosen is not None and outcome is None else None,
         prompt_tokens=request.size,
         holds_blocks=None if chosen is None or chosen.capacity.kv_blocks is None else chosen.first_blocks(request),
-        predicted_output=0 if chosen is None else chosen.expected(request) * request.arrival.demand.sequences,
+        predicted_output=0 if chosen is None else chosen.expected(request) * request.sequences,
         predicted_wait=wait,
         predicted_prefill=waits.prefill(request),
         ttft_target=waits.target(request),
@@ -108,7 +108,7 @@ def _candidate(endpoint: Endpoint, request: Request, now: float) -> Candidate:
     blocks = endpoint.capacity.kv_blocks
     if not endpoint.up:
         rule = "down"
-    elif endpoint.longest_prompt < request.arrival.demand.longest_prompt:
+    elif endpoint.longest_prompt < request.longest_prompt:
         rule = "context_length"
     else:
         refusal = endpoint.refusal(request, now, peek=True)

@@ -4,6 +4,9 @@ from bisect import bisect_right
 
 from gateway.admission.events import Demand
 
+Paging = tuple[int, bool]
+"""What the blocks of an endpoint are like: tokens of a block, and whether sequences of one prompt share them."""
+
 
 class Footprint:
     """Blocks held by one request on an endpoint with a given block size, as a function of the tokens generated.
@@ -13,7 +16,7 @@ class Footprint:
     each sequence anew, so a block that ends with that token is not shared: (p - 1) // block of them are.
     """
 
-    __slots__ = ("_block", "_boundaries", "_full", "_n", "_prompts", "_shared", "_tails")
+    __slots__ = ("_block", "_boundaries", "_full", "_n", "_prompts", "_shared", "_tails", "first")
 
     def __init__(self, demand: Demand, block_size: int, *, shares_prefix: bool) -> None:
         prompts = demand.prompts
@@ -23,10 +26,10 @@ class Footprint:
         self._shared = 0
         if shares_prefix and demand.n > 1:
             self._shared = (demand.n - 1) * sum((p - 1) // block_size for p in prompts)
+        self._boundaries: tuple[int, ...] = ()
+        self._tails: tuple[int, ...] = ()
         if len(prompts) == 1:
             self._full = prompts[0]
-            self._boundaries: tuple[int, ...] = ((1 - prompts[0]) % block_size,)
-            self._tails: tuple[int, ...] = ()
         else:
             # The sum over many prompts of ceil((p + g) / block) is, with q, s = divmod(g, block), the prompts' full
             # blocks, plus q for each prompt, plus a term of s alone, tabulated here.
@@ -41,6 +44,8 @@ class Footprint:
                 over += remainders[block_size - s + 1] if s else 0
                 tails.append(len(prompts) - (remainders[0] if s == 0 else 0) + over)
             self._tails = tuple(tails)
+        self.first = self.blocks(1)
+        """Blocks with the first token."""
 
     def blocks(self, generated: int) -> int:
         """Blocks held once each sequence has generated so many tokens."""
@@ -51,8 +56,14 @@ class Footprint:
             ceilings = -(-(self._full + generated) // self._block)
         return self._n * ceilings - self._shared
 
-    def next_growth(self, generated: int) -> int:
-        """The fewest tokens per sequence, more than `generated`, at which the group holds more blocks."""
+    def growth(self, generated: int) -> tuple[int, int]:
+        """Blocks held with so many tokens per sequence, and the number of these from which on it holds more."""
+        if self._tails:
+            return self.blocks(generated), self._next_growth(generated)
+        ceiling = -(-(self._full + generated) // self._block)
+        return self._n * ceiling - self._shared, ceiling * self._block - self._full + 1
+
+    def _next_growth(self, generated: int) -> int:
         rest = generated % self._block
         boundaries = self._boundaries
         index = bisect_right(boundaries, rest)

@@ -1,9 +1,7 @@
 """The peak that the KV cache of an endpoint is heading for (the Past-Future scheduler, arXiv 2507.10150)."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from operator import add, mul
+from collections.abc import Iterable
 
 Row = tuple[int, int, int]
 """One request: tokens each of its sequences has yet to generate, tokens it holds, its sequences."""
@@ -29,33 +27,62 @@ class Forecast:
 
     With the requests in order of their ends, the latest first, a newcomer of r steps and h tokens changes nothing at
     the ends after its own, adds h + r' at an end that is r' steps away, and makes one new candidate, its own end.
+    Requests that end together count as one.
     """
 
-    __slots__ = ("_after", "_ends", "_held", "_sequences", "_upto", "peak", "rows")
+    __slots__ = ("_after", "_ends", "_held", "_sequences", "_upto", "_uses", "peak")
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = sorted(rows, reverse=True)
-        ordered = self.rows
-        self._ends = [-row[0] for row in ordered]  # ascending, for bisect
-        self._held = list(accumulate((row[1] for row in ordered), initial=0))
-        self._sequences = list(accumulate((row[2] for row in ordered), initial=0))
-        remaining = [row[0] for row in ordered]
-        uses = list(map(add, self._held[1:], map(mul, remaining, self._sequences[1:])))
-        self._upto = list(accumulate(uses, max, initial=0))
+    def __init__(self, rows: Iterable[Row]) -> None:
+        holds: dict[int, int] = {}
+        grows: dict[int, int] = {}
+        for remaining, tokens, sequences in rows:
+            if remaining in holds:
+                holds[remaining] += tokens
+                grows[remaining] += sequences
+            else:
+                holds[remaining] = tokens
+                grows[remaining] = sequences
+        held = all_grow = most = 0
+        self._ends: list[int] = []
+        """Negative, so that they ascend."""
+        self._uses: list[int] = []
+        """Tokens held at each end."""
+        self._held = [0]
+        """By the first k, now, and how many sequences these are."""
+        self._sequences = [0]
+        self._upto = [0]
         """The most at any of the first k ends."""
-        after = list(accumulate(map(add, reversed(uses), reversed(remaining)), max, initial=0))
-        after.reverse()
-        self._after = after
-        """The most at any but the first k ends, with a token more for each step to it."""
-        self.peak = self._upto[-1]
+        for remaining in sorted(holds, reverse=True):
+            held += holds[remaining]
+            all_grow += grows[remaining]
+            use = held + remaining * all_grow
+            if use > most:  # noqa: PLR1730 - a call would take as long as all else
+                most = use
+            self._ends.append(-remaining)
+            self._uses.append(use)
+            self._held.append(held)
+            self._sequences.append(all_grow)
+            self._upto.append(most)
+        self.peak = most
         """Tokens."""
+        most = 0
+        self._after = [0]
+        """The most at any but the first k ends, with a token more for each step to it."""
+        for end, use in zip(reversed(self._ends), reversed(self._uses), strict=True):
+            if use - end > most:  # noqa: PLR1730
+                most = use - end
+            self._after.append(most)
+        self._after.reverse()
 
     def with_request(self, row: Row) -> int:
         """The peak, tokens, if this request were in flight as well."""
         remaining, holds, grows = row
-        if grows != 1:  # its growth is not the one that was summed up
-            return peak([*self.rows, row])
-        later = bisect_left(self._ends, -remaining)  # requests that end after it
-        own = self._held[later] + holds + remaining * (self._sequences[later] + 1)
-        before = self._after[later] + holds if later < len(self._ends) else 0
-        return max(self._upto[later], own, before)
+        later = bisect_left(self._ends, -remaining)  # ends after its own
+        own = self._held[later] + holds + remaining * (self._sequences[later] + grows)
+        if later == len(self._ends):
+            return max(own, self._upto[later])
+        if grows == 1:
+            return max(own, self._upto[later], self._after[later] + holds)
+        ends, uses = self._ends[later:], self._uses[later:]
+        after = max(use - end * grows for end, use in zip(ends, uses, strict=True))
+        return max(own, self._upto[later], after + holds)

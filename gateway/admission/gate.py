@@ -68,7 +68,11 @@ class Gate:
 
     def closed(self, now: float) -> Closed | None:
         """Why it is; None while it is open."""
-        return next(iter(self.reasons(now)), None)
+        if self._kv_closed:
+            return Closed.KV
+        if self._engine_waiting(now):
+            return Closed.ENGINE_WAITING
+        return Closed.BUSY if now < self.busy_until else None
 
     def reasons(self, now: float) -> tuple[Closed, ...]:
         """All that close it; nothing when it is open."""

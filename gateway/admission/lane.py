@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import inf
 
 from gateway.admission.events import EndpointId
@@ -19,30 +19,50 @@ SLACK = 64
 class Line:
     """What one flow has in one lane: first in, first out. A request that comes back has the turn it had."""
 
-    __slots__ = ("entry", "flow", "waiting")
+    __slots__ = ("_asked", "_front", "entry", "flow", "front_cost", "waiting")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         """By their turn."""
-        self.entry: Entry | None = None
-        """The one that counts of those in the lane's heap; never behind where the line stands."""
+        self.entry = 0
+        """The number of the one that counts of those in the lane's heap; never behind where the line stands."""
+        self._front: list[Request] = []
+        """The first of them, as long as they are; `front_cost` is that of all but the last of these."""
+        self._asked = 0
+        self.front_cost = 0.0
+
+    def front(self, count: int) -> list[Request]:
+        """The first so many."""
+        if not self._front or self._asked != count:
+            self._front, self._asked = list(islice(self.waiting.values(), count)), count
+            self.front_cost = float(sum([request.cost for request in self._front[:-1]]))
+        return self._front
 
     def push(self, request: Request) -> bool:
         """Let it wait; True when it is now the first."""
         waiting, order = self.waiting, request.order
         if not waiting or next(reversed(waiting)) < order:
+            if len(self._front) == len(waiting):  # it is of the first, too
+                self._front = []
             waiting[order] = request
             return len(waiting) == 1
+        self._front = []
         earlier = list(takewhile(lambda other: other < order, waiting))
         waiting[order] = request
         for other in (order, *reversed(earlier)):
             waiting.move_to_end(other, last=False)
         return not earlier
 
+    def remove(self, request: Request) -> None:
+        """It no longer waits."""
+        if self._front and request.order <= self._front[-1].order:
+            self._front = []
+        del self.waiting[request.order]
+
 
 Entry = tuple[float, int, int, Line]
-"""Where a line stands: the flow's counter, then the turn of its first request, which is in its stay `ticket`."""
+"""Where a line stands: the flow's counter, then the turn of its first request. The third is the entry's number."""
 
 
 class Lane:
@@ -52,10 +72,11 @@ class Lane:
     line comes to the front; what moves it forward is entered anew, and leaves an entry behind that is over.
     """
 
-    __slots__ = ("_heap", "_lines", "blocked", "reach", "yields")
+    __slots__ = ("_entries", "_heap", "_lines", "blocked", "reach", "yields")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
+        self._entries = 0
         self._lines: dict[str, Line] = {}
         self.blocked: Request | None = None
         """The head that was asked last, where it did not fit."""
@@ -82,9 +103,9 @@ class Lane:
         """It no longer waits."""
         name = request.arrival.flow
         line = self._lines[name]
-        del line.waiting[request.order]
+        line.remove(request)
         if not line.waiting:
-            line.entry = None
+            line.entry = 0
             del self._lines[name]
 
     def refunded(self, flow: Flow) -> None:
@@ -105,17 +126,15 @@ class Lane:
         """
         heap = self._heap
         while True:
-            entry = heap[0]
-            line = entry[3]
-            if line.entry is not entry:
+            entered, order, number, line = heap[0]
+            if line.entry != number:
                 heappop(heap)
                 continue
             head = next(iter(line.waiting.values()))
             counter = line.flow.counter
-            if entry[0] == counter and entry[1] == head.order:
+            if entered == counter and order == head.order:
                 return head
-            line.entry = entry = (counter, head.order, head.ticket, line)
-            heapreplace(heap, entry)
+            heapreplace(heap, self._entry(line, head))
 
     def place(self) -> tuple[float, int]:
         """Where its head stands among those of other lanes: the counter of its flow, then its turn."""
@@ -135,15 +154,17 @@ class Lane:
         found: list[Request] = []
         self.reach = inf
         while len(found) <= count and (again or len(taken) < len(self._lines)):
-            fresh = len(taken) < len(self._lines)
-            if not fresh or (again and again[0][:2] < self.place()):
+            fresh: Entry | None = None
+            if len(taken) < len(self._lines):
+                self.head()
+                if not again or self._heap[0][:2] <= again[0][:2]:
+                    fresh = self._heap[0]
+            if fresh is None:
                 counter, _, request, line, flow = heappop(again)
             else:
-                request = self.head()
-                entry = heappop(self._heap)
-                taken.append(entry)
-                counter, flow, line = entry[0], entry[3].flow, iter(entry[3].waiting.values())
-                next(line)
+                taken.append(heappop(self._heap))
+                counter, flow, line = fresh[0], fresh[3].flow, iter(fresh[3].waiting.values())
+                request = next(line)
             found.append(request)
             following = next(line, None)
             if following is not None:
@@ -156,16 +177,18 @@ class Lane:
 
     def _behind_in_line(self, count: int) -> list[Request]:
         (line,) = self._lines.values()
-        found = [request for request, _ in zip(line.waiting.values(), range(count + 1), strict=False)]
-        self.reach = inf
-        if len(found) > count:
-            self.reach = line.flow.counter + sum(request.cost for request in found[:-1]) / line.flow.weight
+        found = line.front(count + 1)
+        self.reach = line.flow.counter + line.front_cost / line.flow.weight if len(found) > count else inf
         return found[1:]
 
     def _enter(self, line: Line) -> None:
-        head = next(iter(line.waiting.values()))
-        line.entry = (line.flow.counter, head.order, head.ticket, line)
-        heappush(self._heap, line.entry)
+        heappush(self._heap, self._entry(line, next(iter(line.waiting.values()))))
         if len(self._heap) > SLACK + 2 * len(self._lines):
-            self._heap = [line.entry for line in self._lines.values() if line.entry is not None]
+            self._heap = [entry for entry in self._heap if entry[3].entry == entry[2]]
             heapify(self._heap)
+
+    def _entry(self, line: Line, head: Request) -> Entry:
+        """A new entry of a line, the one that counts from now on."""
+        self._entries += 1
+        line.entry = self._entries
+        return line.flow.counter, head.order, self._entries, line

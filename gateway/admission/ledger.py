@@ -121,7 +121,7 @@ class Ledger:
     @property
     def used(self) -> int:
         """Blocks of all reservations, shared ones once."""
-        return self.held - self._prefixes.saved // self._block if self._prefixes.saved else self.held
+        return self.held - self._prefixes.saved // self._block
 
     @property
     def saved(self) -> int:
@@ -153,7 +153,6 @@ class Ledger:
         """
         reading = self._clock.read(now)
         demand = arrival.demand
-        held = footprint.blocks(1)
         sequences = demand.sequences
         reservation = Reservation(
             demand=demand,
@@ -162,13 +161,14 @@ class Ledger:
             sequences=sequences,
             limit=max(1, demand.max_tokens),
             dispatched=reading,
-            held=held,
+            held=0,
             kind=kind,
             prefix=prefix,
             sent_at=now,
             computed=demand.prompt_tokens - cached,
         )
-        self._find_edge(reservation)
+        self._measure(reservation)
+        held = reservation.held
         self._reservations[reservation] = None
         if prefix:
             self._prefixes.add(reservation)
@@ -199,7 +199,8 @@ class Ledger:
         if seen <= reservation.seen:
             return
         reservation.seen = seen
-        self.stepped(now)
+        if self._aborting:
+            self.stepped(now)
         sequences = reservation.sequences
         tokens = seen if sequences == 1 else -(-seen // sequences)
         if tokens >= reservation.edge:
@@ -222,8 +223,14 @@ class Ledger:
         if self._aborting:
             self._release_aborted(now - REPORT_SPAN)
 
-    def catch_up(self, now: float) -> None:
-        """Let the decode clock count for every request it has carried over a block's edge."""
+    def settle(self, now: float) -> None:
+        """Bring the account up to this time.
+
+        The aborted requests whose time is over are released, and the decode clock counts for every request that it
+        has carried over a block's edge.
+        """
+        if self._aborting:
+            self._release_aborted(now - ABORT_BOUND)
         growth = self._growth
         if not growth:
             return
@@ -259,11 +266,6 @@ class Ledger:
         reservation.aborted_at = now
         self._aborting.append(reservation)
 
-    def expire_aborted(self, now: float) -> None:
-        """Release the aborted requests whose time is over."""
-        if self._aborting:
-            self._release_aborted(now - ABORT_BOUND)
-
     @property
     def next_abort_expiry(self) -> float:
         """When the next aborted request is released at the latest; infinity when there is none."""
@@ -285,8 +287,7 @@ class Ledger:
             )
             seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
             reservation.generated = max(reservation.generated, seen)  # what was no news with the blocks before
-            reservation.held = reservation.footprint.blocks(reservation.generated)
-            self._find_edge(reservation)
+            self._measure(reservation)
             self.held += reservation.held
             if reservation.unseen:
                 reservation.unseen = reservation.held
@@ -311,18 +312,20 @@ class Ledger:
 
     def _grow(self, reservation: Reservation, tokens: int) -> None:
         reservation.generated = min(tokens, reservation.limit)
-        grown = reservation.footprint.blocks(reservation.generated) - reservation.held
-        reservation.held += grown
+        before = reservation.held
+        self._measure(reservation)
+        grown = reservation.held - before
         self.held += grown
         if reservation.phase is Phase.CONFIRMED:
             self.confirmed += grown
-        self._find_edge(reservation)
 
-    def _find_edge(self, reservation: Reservation) -> None:
-        edge = reservation.footprint.next_growth(reservation.generated)
-        reservation.edge = edge if edge <= reservation.limit else inf
+    def _measure(self, reservation: Reservation) -> None:
+        """Set what it holds, and when that will be more."""
+        reservation.held, more = reservation.footprint.growth(reservation.generated)
+        edge: float = more if more <= reservation.limit else inf
+        reservation.edge = edge
         if reservation.phase is not Phase.UNCONFIRMED:
-            reservation.news = (reservation.edge - 1) * reservation.sequences + 1
+            reservation.news = (edge - 1) * reservation.sequences + 1
 
     def _schedule(self, reservation: Reservation) -> None:
         if reservation.edge == inf:

@@ -6,10 +6,10 @@ whose client left outlive it: that is the ledger's affair (`ledger.Phase`).
 """
 
 from collections.abc import Mapping
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 
-class State(Enum):
+class State(IntEnum):
     """Where a request is."""
 
     NEW = auto()
@@ -22,7 +22,7 @@ class State(Enum):
     """Its one outcome is known and its record dropped."""
 
 
-class Trigger(Enum):
+class Trigger(IntEnum):
     """What can happen to a request."""
 
     ARRIVED = auto()

@@ -1,7 +1,5 @@
 """What the requests in flight on one endpoint will come to: each one's end, and the peak of them all."""
 
-from collections.abc import Iterator
-
 from gateway.admission.forecast import Forecast, Row, peak
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.level import Level
@@ -65,35 +63,35 @@ class Outlook:
         What they share is not the other's any more, and stays when that one ends: the forecast is made for this alone.
         """
         moved = shared - other.shared
-        rows = [
-            (remaining, holds - moved if reservation is other else holds, grows)
-            for reservation, (remaining, holds, grows) in self._rows(block_size, peek=True)
-        ]
-        return peak([*rows, row]) + self._ledger.shared_tokens + moved
+        rows = [row]
+        for reservation, (remaining, holds, grows) in zip(self._ledger, self._rows(block_size, peek=True), strict=True):
+            rows.append((remaining, holds - moved if reservation is other else holds, grows))
+        return peak(rows) + self._ledger.shared_tokens + moved
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
         """The forecast, and the tokens beside it: those that are shared, and those that have come since."""
-        longest = min(FRESH, len(self._ledger) * HOLDS) if self._changed else FRESH
-        if now - self._made_at < longest:
+        age = now - self._made_at
+        if age < FRESH and (not self._changed or age < len(self._ledger) * HOLDS):
             return self._forecast, self._shared + self._arrived
-        rows = [row for _, row in self._rows(block_size, peek=peek)]
-        forecast, shared = Forecast(rows), self._ledger.shared_tokens
+        forecast, shared = Forecast(self._rows(block_size, peek=peek)), self._ledger.shared_tokens
         if not peek:
             self._forecast, self._shared, self._made_at = forecast, shared, now
             self._changed, self._arrived = False, 0
         return forecast, shared
 
-    def _rows(self, block_size: int, *, peek: bool) -> Iterator[tuple[Reservation, Row]]:
-        """Every request in flight as it is now, predicted anew where that is due."""
+    def _rows(self, block_size: int, *, peek: bool) -> list[Row]:
+        """Every request in flight as it is now, in the ledger's order, predicted anew where that is due."""
+        rows: list[Row] = []
         for reservation in self._ledger:
-            expected = reservation.expected
-            if reservation.generated >= reservation.review:
+            expected, generated = reservation.expected, reservation.generated
+            if generated >= reservation.review:
                 expected = self._predicted(reservation)
                 if not peek:
                     reservation.expected = expected
-                    reservation.review = _review(expected, reservation.generated)
-            holds = reservation.held * block_size - reservation.shared
-            yield reservation, (max(0, expected - reservation.generated), holds, reservation.sequences)
+                    reservation.review = _review(expected, generated)
+            remaining = expected - generated if expected > generated else 0
+            rows.append((remaining, reservation.held * block_size - reservation.shared, reservation.sequences))
+        return rows
 
     def _predicted(self, reservation: Reservation) -> int:
         return self._predictor.predict(reservation.kind, self.level.value, reservation.generated, reservation.limit)

@@ -14,11 +14,11 @@ def pick(candidates: Sequence[Endpoint], request: Request, now: float) -> Endpoi
 
     Among equals the fewest requests in flight, then the first by id.
     """
-    if len(candidates) == 1:
-        return candidates[0]
+    if len(candidates) <= 1:
+        return candidates[0] if candidates else None
 
     def load(endpoint: Endpoint) -> tuple[float, int, str]:
         pull = PREFIX_PULL * endpoint.cached(request) / request.size
         return (endpoint.usage(now) or 0.0) - pull, len(endpoint.ledger), endpoint.id
 
-    return min(candidates, key=load, default=None)
+    return min(candidates, key=load)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from math import inf
 
 from gateway.admission.events import Arrived
@@ -25,29 +26,26 @@ class Lengths:
     prediction is cut at the request's own `max_tokens` anyway.
     """
 
-    __slots__ = ("_ordered", "_recent")
+    __slots__ = ("_recent", "ordered")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
-        self._ordered: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._recent)
+        self.ordered: list[float] = []
 
     def add(self, length: float) -> None:
         """Learn one, and forget the oldest where there are too many."""
-        if len(self._recent) == WINDOW:
-            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
-        self._recent.append(length)
-        insort(self._ordered, length)
-
-    def quantile(self, level: float, beyond: int) -> float:
-        """The length that a share `level` of those longer than `beyond` tokens does not exceed."""
-        return conditional_quantile(self._ordered, level, beyond)
+        recent, ordered = self._recent, self.ordered
+        if len(recent) == WINDOW:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        recent.append(length)
+        insort(ordered, length)
 
 
-def conditional_quantile(ordered: list[float] | tuple[float, ...], level: float, beyond: int) -> float:
-    """The quantile of the lengths over `beyond`. Where too few are, of a Pareto tail of index 2 that starts there."""
+def conditional_quantile(ordered: Sequence[float], level: float, beyond: int) -> float:
+    """The length that a share `level` of those over `beyond` does not exceed.
+
+    Where too few are longer, that of a Pareto tail of index 2 that starts there.
+    """
     shorter = bisect_right(ordered, beyond)
     longer = len(ordered) - shorter
     if longer < TAIL:
@@ -102,18 +100,18 @@ class Predictor:
             generated: tokens it has.
             max_tokens: the most it may have.
         """
+        ordered: Sequence[float] = PRIOR
         for lengths in (kind.own, kind.everybody, self._all):
-            if len(lengths) >= ENOUGH:
-                predicted = lengths.quantile(level, generated)
+            if len(lengths.ordered) >= ENOUGH:
+                ordered = lengths.ordered
                 break
-        else:
-            predicted = conditional_quantile(PRIOR, level, generated)
+        predicted = conditional_quantile(ordered, level, generated)
         return max_tokens if predicted >= max_tokens else max(int(predicted), min(generated + 1, max_tokens))
 
     def _known(self, key: tuple[str, int, bool, bool], *, peek: bool) -> Lengths:
         lengths = self._lengths.get(key)
         if peek:
-            return lengths or Lengths()
+            return Lengths() if lengths is None else lengths
         if lengths is None:
             lengths = self._lengths[key] = Lengths()
             if len(self._lengths) > KINDS:

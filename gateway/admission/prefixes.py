@@ -188,12 +188,16 @@ class RecentPrefixes:
             prefix: of a prompt that was sent; empty where not known, or for tokens that no other prompt begins with.
             tokens: all that it takes, its tail beyond the prefix included: the prompt's, or those of an answer.
         """
-        entry = _Sent(prefix, len(prefix), tokens - (prefix[-1][0] if prefix else 0))
-        self._tokens += tokens - self.cached(prefix)
-        self._parts.update(dict.fromkeys(prefix, entry))
+        entry = _Sent(prefix, len(prefix), tokens)
+        self._tokens += tokens
+        if prefix:
+            entry.tail -= prefix[-1][0]
+            self._tokens -= self.cached(prefix)
+            self._parts.update(dict.fromkeys(prefix, entry))
         self._sent.append(entry)
         self._kept += 1 + len(prefix)
-        self._make_room()
+        if self._tokens > self._room or self._kept > self._most:
+            self._make_room()
 
     def cached(self, prefix: Prefix) -> int:
         """Tokens of a prompt that need not be computed again, probably."""

@@ -3,10 +3,9 @@
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from typing import NamedTuple
 
 from gateway.admission.band import BandQueue
 from gateway.admission.fairness import STARVED_SHARE
@@ -36,8 +35,7 @@ class Answer(Enum):
     """Nobody could go there now: its lane ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """What goes before a newcomer, in tokens of service, if nobody else comes."""
 
     urgent: float
@@ -106,18 +104,26 @@ class Queue:
         """How many wait in a band."""
         return self._bands[band].depth if band in self._bands else 0
 
-    def ahead(self, band: int, flow: str, lane: LaneKey | None = None) -> Ahead:
+    def ahead(self, band: int, flow: str, lane: LaneKey | None = None, own: float = 0.0) -> Ahead:
         """What would go before a newcomer of that flow to that band; never less, while nobody else comes.
 
         Exact to the request where few flows wait; with many, or with long backlogs, a bound from above. Without the
-        lane it would stand in, an idle flow counts as one that starts behind.
+        lane it would stand in, an idle flow counts as one that starts behind. `own` is the cost of the request in
+        question where it waits already.
         """
         waiting = self._bands.get(band)
+        same = 0.0 if waiting is None else waiting.ahead(flow, lane)
+        urgent = yielded = 0.0
+        for other in self._order:
+            if other.number < band:
+                urgent += other.cost
+            elif other.number > band:
+                yielded += other.share.share
         return Ahead(
-            urgent=sum(other.cost for other in self._order if other.number < band),
-            same=0.0 if waiting is None else waiting.ahead(flow, lane),
+            urgent=urgent,
+            same=max(0.0, same - own) if own else same,
             reserved=max(self._settings.get(band, DEFAULTS).reserved, STARVED_SHARE),
-            yielded=sum(other.share.share for other in self._order if other.number > band),
+            yielded=yielded,
         )
 
     def push(self, request: Request, lane: LaneKey) -> None:
@@ -242,8 +248,8 @@ class Queue:
 
     def _let_pass(self, lane: Lane, head: Request, accept: Callable[[Request], Answer]) -> None:
         """Ask a few that may pass the head: those of other flows where it yields, else smaller ones."""
-        behind = (other for other in lane.behind(LOOK) if self._may_pass(other, head, yields=lane.yields))
-        for request in islice(behind, ASK):
+        passing = [other for other in lane.behind(LOOK) if self._may_pass(other, head, yields=lane.yields)]
+        for request in passing[:ASK]:
             answer = accept(request)
             if answer is Answer.CLOSED:
                 return

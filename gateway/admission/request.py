@@ -2,18 +2,19 @@
 
 from math import inf
 
-from gateway.admission.events import Arrived, Demand, EndpointId
-from gateway.admission.footprint import Footprint
+from gateway.admission.events import Arrived, EndpointId
+from gateway.admission.footprint import Footprint, Paging
 from gateway.admission.lifecycle import TRANSITIONS, State, Trigger
 from gateway.admission.predictor import Kind, Predictor
 
+MEDIAN = 0.5
 OUTPUT_WEIGHT = 2
 """What an output token takes of the engine beside a prompt token (Virtual Token Counter, arXiv 2401.00588)."""
 
 
-def service(demand: Demand, generated: int) -> int:
+def service(prompt_tokens: int, generated: int) -> float:
     """Tokens of service: what a request takes of its pool, with so many tokens generated over all its sequences."""
-    return demand.prompt_tokens + OUTPUT_WEIGHT * generated
+    return float(prompt_tokens + OUTPUT_WEIGHT * generated)
 
 
 class Request:
@@ -22,6 +23,7 @@ class Request:
     __slots__ = (
         "_expected",
         "_footprints",
+        "_level",
         "arrival",
         "arrived_at",
         "avoid",
@@ -30,9 +32,11 @@ class Request:
         "failures",
         "kind",
         "lane",
+        "longest_prompt",
         "order",
         "passed",
         "patience",
+        "sequences",
         "size",
         "spare",
         "state",
@@ -46,6 +50,8 @@ class Request:
         self.kind = kind
         self.size = demand.prompt_tokens
         """Tokens of KV cache that it needs to start."""
+        self.longest_prompt = demand.longest_prompt
+        self.sequences = demand.sequences
         self.cost = 0.0
         """Tokens of service it is expected to take, see `service`."""
         self.patience = inf
@@ -66,8 +72,9 @@ class Request:
         """Its turn there, given when it first waits; 0 before."""
         self.ticket = 0
         """Numbers its stay there: it may come back."""
-        self._footprints: dict[tuple[int, bool], Footprint] = {}
-        self._expected: tuple[float, int] = (-1.0, 0)
+        self._footprints: dict[Paging, Footprint] = {}
+        self._level: float | None = None
+        self._expected = 0
 
     def take(self, trigger: Trigger) -> bool:
         """Go where the table says; False, and nothing changes, where it does not list this."""
@@ -77,17 +84,26 @@ class Request:
         self.state = state
         return True
 
+    def weigh(self, predictor: Predictor) -> None:
+        """Predict what it takes, as it comes to wait."""
+        self.cost = service(self.size, self._predicted(predictor, MEDIAN) * self.sequences)
+        self._level = None
+
     def expected(self, predictor: Predictor, level: float) -> int:
         """Tokens that each of its sequences is predicted to end with, at this level: asked anew when that changes."""
-        if self._expected[0] != level:
-            limit = max(1, self.arrival.demand.max_tokens)
-            self._expected = (level, predictor.predict(self.kind, level, 0, limit))
-        return self._expected[1]
+        if self._level != level:
+            self._level, self._expected = level, self._predicted(predictor, level)
+        return self._expected
 
-    def footprint(self, block_size: int, *, shares_prefix: bool) -> Footprint:
+    def footprint(self, paging: Paging) -> Footprint:
         """What it would hold on an endpoint with such blocks."""
-        key = (block_size, shares_prefix)
-        footprint = self._footprints.get(key)
+        footprint = self._footprints.get(paging)
         if footprint is None:
-            footprint = self._footprints[key] = Footprint(self.arrival.demand, block_size, shares_prefix=shares_prefix)
+            block_size, shares_prefix = paging
+            footprint = self._footprints[paging] = Footprint(
+                self.arrival.demand, block_size, shares_prefix=shares_prefix
+            )
         return footprint
+
+    def _predicted(self, predictor: Predictor, level: float) -> int:
+        return predictor.predict(self.kind, level, 0, max(1, self.arrival.demand.max_tokens))

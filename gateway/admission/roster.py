@@ -1,6 +1,7 @@
 """The endpoints of one model: which are there, which take traffic, and who can go where."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from gateway.admission.endpoint import UNBOUNDED, Endpoint
@@ -18,10 +19,12 @@ class Roster:
         self._policy = policy
         self._predictor = predictor
         self._endpoints: dict[EndpointId, Endpoint] = {}
-        self._reaches: list[int] = []
-        """The `longest_prompt` of every endpoint that is not gone, sorted."""
+        self.reaches: tuple[int, ...] = ()
+        """The `longest_prompt` of every endpoint that is not gone, sorted: what the lanes of requests depend on."""
         self.live: list[Endpoint] = []
         """Those that take traffic, by id."""
+        self._common_reach = -1
+        """The longest prompt that every one of these can serve, tokens."""
         self.since = -inf
         """When the first came to be live, or the last ceased to be."""
 
@@ -60,25 +63,21 @@ class Roster:
     @property
     def reach(self) -> int:
         """The longest prompt that any of them can serve, tokens. There is one."""
-        return self._reaches[-1]
-
-    @property
-    def reaches(self) -> tuple[int, ...]:
-        """What the lanes of requests depend on."""
-        return tuple(self._reaches)
+        return self.reaches[-1]
 
     def lane(self, request: Request) -> LaneKey | None:
         """Where a request stands in the queue; None when it fits no endpoint that is known, up or down."""
-        longest = request.arrival.demand.longest_prompt
-        reach = next((reach for reach in self._reaches if reach >= longest), None)
-        if reach is None and self._reaches:
-            return None
-        return (UNBOUNDED if reach is None else reach), request.avoid
+        reaches = self.reaches
+        index = bisect_left(reaches, request.longest_prompt)
+        if index < len(reaches):
+            return reaches[index], request.avoid
+        return None if reaches else (UNBOUNDED, request.avoid)
 
-    def eligible(self, request: Request) -> list[Endpoint]:
+    def eligible(self, request: Request) -> Sequence[Endpoint]:
         """Live endpoints that can serve it; the one that failed on it only where it is the only one."""
-        longest = request.arrival.demand.longest_prompt
-        fitting = [e for e in self.live if e.longest_prompt >= longest]
+        longest, fitting = request.longest_prompt, self.live
+        if longest > self._common_reach:
+            fitting = [e for e in fitting if e.longest_prompt >= longest]
         if request.avoid is not None and len(fitting) > 1:
             return [e for e in fitting if e.id != request.avoid]
         return fitting
@@ -88,4 +87,5 @@ class Roster:
         self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
         if was_live != bool(self.live):
             self.since = now
-        self._reaches = sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone})
+        self._common_reach = min((e.longest_prompt for e in self.live), default=-1)
+        self.reaches = tuple(sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone}))

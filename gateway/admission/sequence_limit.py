@@ -16,41 +16,37 @@ class SequenceLimit:
     waiting it is raised a little, again and again; a true limit shows itself anew, a false one is soon gone.
     """
 
-    __slots__ = ("_configured", "_kv_low", "_learned", "_previous", "_settled_at")
+    __slots__ = ("_configured", "_kv_low", "_previous", "_settled_at", "value")
 
     def __init__(self, configured: int | None, kv_low: float) -> None:
-        self._configured = configured
+        self._configured = configured is not None
         self._kv_low = kv_low
-        self._learned: int | None = None
+        self.value = configured
+        """Sequences; None while unknown."""
         self._previous: Observed | None = None
         self._settled_at = 0.0
 
     @property
-    def value(self) -> int | None:
-        """Sequences; None while unknown."""
-        return self._learned if self._configured is None else self._configured
-
-    @property
     def learned(self) -> bool:
         """Whether the limit in force was learned."""
-        return self._configured is None and self._learned is not None
+        return not self._configured and self.value is not None
 
     def observe(self, sample: Observed, sequences: int) -> None:
         """Take a scrape, and how many sequences of ours were on the endpoint."""
         previous, self._previous = self._previous, sample
-        if self._configured is not None or sample.running is None or sample.waiting is None:
+        if self._configured or sample.running is None or sample.waiting is None:
             return
         at = sample.sampled_at
-        if self._learned is not None and sample.running > self._learned:
-            self._learned, self._settled_at = sample.running, at
+        if self.value is not None and sample.running > self.value:
+            self.value, self._settled_at = sample.running, at
         elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self._kv_low:
             if previous is not None and previous.waiting and previous.running == sample.running > 0:
-                self._learned, self._settled_at = sample.running, at
+                self.value, self._settled_at = sample.running, at
         elif (
-            self._learned is not None
+            self.value is not None
             and not sample.waiting
-            and sequences >= self._learned
+            and sequences >= self.value
             and at - self._settled_at > PROBE_AFTER
         ):
-            self._learned += max(1, self._learned // PROBE_SHARE)
+            self.value += max(1, self.value // PROBE_SHARE)
             self._settled_at = at

@@ -1,7 +1,5 @@
 """How long requests will wait, how long they may, and when a refused one should come back."""
 
-from dataclasses import replace
-
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.lifecycle import State
 from gateway.admission.outcomes import Outcome
@@ -35,7 +33,7 @@ class Waits:
 
     def prefill(self, request: Request) -> float:
         """From its dispatch to its first token, where that is soonest; 0 while nothing is known."""
-        return min((e.prefill_seconds(request) for e in self._roster.eligible(request)), default=0.0)
+        return min([e.prefill_seconds(request) for e in self._roster.eligible(request)], default=0.0)
 
     def patience(self, request: Request) -> float:
         """The longest it may wait while an endpoint is live."""
@@ -68,11 +66,10 @@ class Waits:
         if not rate:
             return None
         arrival = request.arrival
-        ahead = self._queue.ahead(arrival.band, arrival.flow, request.lane)
-        if request.state is State.WAITING:
-            ahead = replace(ahead, same=max(0.0, ahead.same - request.cost))
+        own = request.cost if request.state is State.WAITING else 0.0
+        ahead = self._queue.ahead(arrival.band, arrival.flow, request.lane, own)
         service = ahead.service(request.cost) if ahead.urgent or ahead.same else 0.0
-        short = min((e.deficit(request, now, peek=peek) for e in self._roster.eligible(request)), default=0.0)
+        short = min([e.deficit(request, now, peek=peek) for e in self._roster.eligible(request)], default=0.0)
         return (service + short) / rate
 
     def full(self, requests: int = 0, size: int = 0) -> bool:

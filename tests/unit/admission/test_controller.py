@@ -280,6 +280,10 @@ class TestEndings:
             p >> Returned(1, busy=True) << nothing << wakes(second + 1)
             p >> at(second + 1) >> Tick() << Dispatch(1, "a")
 
+    def test_its_second_is_up_before_the_next_poll_where_polls_are_seldom(self, play):
+        p = play(poll_interval=30.0) >> up("a") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, busy=True) << nothing << wakes(1) >> at(1) >> Tick() << Dispatch(1, "a")
+
     def test_another_endpoint_takes_what_a_busy_one_refused(self, play):
         p = play() >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
         p >> Returned(1, busy=True) << Dispatch(1, "b")

@@ -33,7 +33,7 @@ def test_the_next_growth_is_the_first_token_that_takes_another_block(demand, blo
     footprint = Footprint(Demand(tuple(prompts), 1000, n), block, shares_prefix=True)
     now = footprint.blocks(generated)
     following = next(g for g in range(generated + 1, generated + block + 2) if footprint.blocks(g) > now)
-    assert footprint.next_growth(generated) == following
+    assert footprint.growth(generated) == (footprint.blocks(generated), following)
 
 
 def test_sequences_share_the_full_blocks_of_their_prompt_only():

@@ -30,7 +30,7 @@ class Bench:
         return self.ledger.reserve(arrival, Predictor().kind(arrival), footprint, now)
 
     def held_at(self, now):
-        self.ledger.catch_up(now)
+        self.ledger.settle(now)
         return self.ledger.held
 
 
@@ -91,9 +91,9 @@ def test_it_counts_as_confirmed_once_its_first_token_is_due():
     for _ in range(200):
         bench.clock.saw_delay(20.0)  # two seconds
     bench.reserve(16, streamed=False)
-    bench.ledger.catch_up(1.9)
+    bench.ledger.settle(1.9)
     assert bench.ledger.unconfirmed_sequences == 1
-    bench.ledger.catch_up(2.2)
+    bench.ledger.settle(2.2)
     assert bench.ledger.unconfirmed_sequences == 0
     assert bench.ledger.confirmed == bench.ledger.held == 2
 
@@ -122,7 +122,7 @@ def test_a_stream_whose_tokens_come_merged_is_counted_by_the_clock_at_its_pace()
     bench.ledger.progress(reservation, 1, 0.0)
     for step in range(1, 101):  # each delta carries ten tokens
         bench.ledger.progress(reservation, 1 + step * 5 // 10, step * 0.1)
-        bench.ledger.catch_up(step * 0.1)
+        bench.ledger.settle(step * 0.1)
     truth = 1 + 501 / BLOCK
     assert truth * STREAM_PACE * 0.85 < bench.ledger.held <= truth
 
@@ -141,9 +141,9 @@ def test_an_aborted_request_counts_in_all_but_not_as_confirmed():
     bench.ledger.abort(reservation, 1.0)
     assert (bench.ledger.held, bench.ledger.confirmed, bench.ledger.aborting) == (2, 0, 1)
     assert bench.ledger.next_abort_expiry == 2.0
-    bench.ledger.expire_aborted(1.99)
+    bench.ledger.settle(1.99)
     assert bench.ledger.held == 2
-    bench.ledger.expire_aborted(2.0)
+    bench.ledger.settle(2.0)
     assert (bench.ledger.held, bench.ledger.aborting, bench.ledger.sequences) == (0, 0, 0)
 
 

@@ -91,12 +91,12 @@ def test_a_peek_leaves_no_trace():
     assert not predictor._lengths
 
 
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=600), st.floats(0, 0.99), st.integers(0, 600))
-def test_a_window_tells_the_quantile_of_its_last_lengths(lengths, level, beyond):
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=600))
+def test_a_window_keeps_its_last_lengths_in_order(lengths):
     window = Lengths()
     for length in lengths:
         window.add(length)
-    assert window.quantile(level, beyond) == conditional_quantile(sorted(lengths[-WINDOW:]), level, beyond)
+    assert window.ordered == sorted(lengths[-WINDOW:])
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 0.99), st.integers(0, 300))
