@@ -119,11 +119,4 @@ SIGNS = (
         "Give --pipeline-parallel-size in place of some --tensor-parallel-size: stages exchange far less.",
         weight=Weight.HINT,
     ),
-    _sign(
-        "workers wait",
-        r"No available shared memory broadcast block found in (?P<seconds>\d+) seconds",
-        "The engine's processes have waited {seconds} s for one of them: it hangs, or compiles.",
-        "At start, wait. While serving, look for a rank that hangs (`py-spy dump`), and for swapping.",
-        weight=Weight.HINT,
-    ),
 )
