@@ -78,15 +78,15 @@ _oom = partial(_sign, pattern=_OUT_OF_MEMORY, derive=_sizes)
 SIGNS = (
     _sign(
         "context over the KV cache",
-        r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) GiB KV cache is needed.*?"
-        r"available KV cache memory \((?P<there>[\d.]+) GiB\).*?estimated maximum model length is (?P<fits>\d+)",
+        r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) Gi?B KV cache is needed.*?"
+        r"available KV cache memory \((?P<there>[\d.]+) Gi?B\).*?estimated maximum model length is (?P<fits>\d+)",
         "One request of {asked} tokens does not fit: it needs {needed} GiB of KV cache, and {there} GiB are there.",
         "Give --max-model-len {fits}, which fits, " + _MORE_KV,
     ),
     _sign(
         "context over the KV cache, no length fits",
-        r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) GiB KV cache is needed.*?"
-        r"available KV cache memory \((?P<there>[\d.]+) GiB\)",
+        r"max seq len \((?P<asked>\d+)\).*?\((?P<needed>[\d.]+) Gi?B KV cache is needed.*?"
+        r"available KV cache memory \((?P<there>[\d.]+) Gi?B\)",
         "One request of {asked} tokens does not fit: it needs {needed} GiB of KV cache, and {there} GiB are there.",
         "Lower --max-model-len, " + _MORE_KV,
     ),
