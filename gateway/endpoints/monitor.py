@@ -153,15 +153,18 @@ class EndpointMonitor:
         """A request has left the endpoint, however it ended."""
         self._progress.finished(request, self._clock())
 
-    def failed(self, reason: str, *, aborted: bool = False) -> None:
+    def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
         """A request failed on the endpoint: it is probed at once.
 
         `aborted`: the engine gave the request up (`finish_reason` "abort"), as it does when it shuts down or is
-        paused while `/health` still answers 200.
+        paused while `/health` still answers 200. `dead`: the engine says that it is, so that nothing more is sent to
+        it in the moment until it does not answer any more.
         """
         _log.debug("request failed on endpoint", endpoint=self._id, reason=reason)
         if aborted:
             self._handle(Aborted())
+        if dead:
+            self._handle(Missed(reason, certain=True))
         self._hurry.set()
 
     # What the operator asks for.

@@ -21,6 +21,7 @@ from gateway.wire.stream import (
     StreamReader,
     error_message,
     is_busy,
+    is_dead,
     is_preliminary,
     read_body,
 )
@@ -134,7 +135,7 @@ class Attempt:
         if is_busy(answer.status, message):
             return Again(busy=True, reason=message)
         if answer.status >= _SERVER_ERRORS:
-            self._endpoint.monitor.failed(f"it answered {answer.status}")
+            self._endpoint.monitor.failed(f"it answered {answer.status}", dead=is_dead(message))
             return Again(busy=False, reason=f"The endpoint answered {answer.status}: {message}")
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
@@ -243,7 +244,9 @@ class Attempt:
         return await self._end_with(failure.event or self._error_event(f"The endpoint failed: {failure.message}."))
 
     def _report(self, failure: Failure) -> None:
-        self._endpoint.monitor.failed(failure.message, aborted=failure.kind is FailureKind.ABORTED)
+        self._endpoint.monitor.failed(
+            failure.message, aborted=failure.kind is FailureKind.ABORTED, dead=is_dead(failure.message)
+        )
 
     async def _broken(self, message: str) -> Settled | Again:
         """The connection was lost: again from the start, unless the client has seen a part."""

@@ -107,9 +107,13 @@ class Flights:
             flights[0].endpoint.monitor.progressed([flight.request for flight in flights])
 
     def evacuate(self, endpoint: EndpointId) -> None:
-        """Take off an endpoint that went down or hangs what has not been answered yet: it may go elsewhere."""
+        """Take off an endpoint that went down or hangs what has not been answered yet: it may go elsewhere.
+
+        The one that found out, where it was one of them, knows.
+        """
+        finder = asyncio.current_task()
         for flight in list(self._flights.values()):
-            if flight.endpoint.id == endpoint and not flight.answering:
+            if flight.endpoint.id == endpoint and not flight.answering and flight.task is not finder:
                 flight.interrupt(Interruption.EVACUATED)
 
     def sweep(self) -> None:

@@ -137,10 +137,18 @@ _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "messa
 _BUSY_SENTENCES = ("currently busy", "backlog limit", "currently scaling")
 """Of vLLM's 503s, those that mean "no room now"; any other means that the engine is not well."""
 
+_DEAD_SENTENCE = "EngineCore encountered an issue"
+"""vLLM's `EngineDeadError` (v1/engine/exceptions.py, 0.32), which it calls unrecoverable."""
+
 
 def is_busy(status: int, message: str) -> bool:
     """Whether an engine's error says that it has no room, and not that it is ill."""
     return status == 503 and any(sentence in message for sentence in _BUSY_SENTENCES)  # noqa: PLR2004
+
+
+def is_dead(message: str) -> bool:
+    """Whether an engine's error says that its core is gone for good: its server ends a moment later."""
+    return _DEAD_SENTENCE in message
 
 
 class StreamReader:

@@ -42,6 +42,10 @@ async def endpoint_states(kvgate):
     return [endpoint["state"] for endpoint in (await kvgate.state())["endpoints"]]
 
 
+async def all_up(kvgate):
+    return set(await endpoint_states(kvgate)) == {"up"}
+
+
 def for_whoever_is_first(*fakes):
     """One plan of faults for all of them: a fault strikes whichever gets the next request."""
     for fake in fakes:
@@ -64,6 +68,8 @@ async def test_a_failure_nobody_has_seen_goes_to_another_endpoint(kind):
             assert len(generations(one, two)) == 2, (path, streamed)
             if kind is not FaultKind.BUSY_IN_STREAM:  # who was busy may have room again by then
                 assert len(generations(one)) == 1, (path, streamed)
+            if kind is FaultKind.ENGINE_DEATH:  # the fake says it is dead, and lives
+                await until(lambda: all_up(kvgate))
             assert set(await endpoint_states(kvgate)) == {"up"}
             one.seen.clear()
             two.seen.clear()

@@ -318,6 +318,13 @@ async def test_an_engine_that_aborts_requests_rests(up, told, clock):
     assert [kind for kind, *_ in told.take()] == ["up"]
 
 
+async def test_an_engine_that_says_it_is_dead_gets_nothing_more_until_a_probe_finds_it_well(up, told):
+    up.failed("EngineCore encountered an issue.", dead=True)
+    assert told.take() == [("down", "down: EngineCore encountered an issue.")]
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
 async def test_the_operator_drains_and_undrains(up, told, clock):
     up.drain()
     assert told.take() == [("down", "draining: drained by the operator")]

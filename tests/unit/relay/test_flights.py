@@ -127,6 +127,14 @@ async def test_an_endpoint_that_went_down_loses_only_what_it_has_not_answered(fl
         assert answering.interruption is elsewhere.interruption is None
 
 
+async def test_the_request_that_found_its_endpoint_down_is_not_interrupted(flights):
+    down = endpoint_of()
+    mine = flights.open(ONE, down, 1, streams=True)
+    flights.evacuate(down.id)
+    assert mine.interruption is None
+    flights.close(mine)
+
+
 async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flights, clock):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:

@@ -13,6 +13,7 @@ from gateway.wire.stream import (
     Usage,
     error_message,
     is_busy,
+    is_dead,
     is_preliminary,
     read_body,
 )
@@ -354,3 +355,8 @@ def test_busy_is_one_status_and_known_sentences():
     assert is_busy(503, BUSY.message)
     assert not is_busy(500, BUSY.message)
     assert not is_busy(503, DEAD.message)
+
+
+def test_what_an_engine_says_when_its_core_is_gone_is_known():
+    assert is_dead(DEAD.message)
+    assert not is_dead(BUSY.message)
