@@ -33,10 +33,16 @@ def check_model(model: str, args: Sequence[str], environ: Mapping[str, str]) -> 
     if elsewhere or Path(model).is_file() or flags_of(args) & _OTHER_SOURCES:
         return
     try:
-        read_checkpoint(model, environ, revision=value_of(args, "--revision"))
+        found = read_checkpoint(model, environ, revision=value_of(args, "--revision"))
     except CheckpointError as error:
         if not _in_mistrals_format(model, error):
             raise
+        return
+    if not found.weight_bytes and not any(Path(model).glob("consolidated*")):  # so Mistral's own format is named
+        raise CheckpointError(
+            f"there are no weights in {found.where}",
+            "Complete the download (*.safetensors), or have them made up with --load-format dummy.",
+        )
 
 
 def is_downloaded(model: str, environ: Mapping[str, str], revision: str | None = None) -> bool:

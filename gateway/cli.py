@@ -16,6 +16,7 @@ from rich.console import Console
 import gateway
 from engine.cache import SetupError
 from engine.control import ControlError, Reload, ask
+from engine.diagnosis.look import listener
 from gateway.advise_command import advise_command
 from gateway.config import Settings
 from gateway.demo import DemoError, demo
@@ -220,7 +221,9 @@ def _serve(settings: Settings, again: Load) -> int:
     try:
         preflight(settings)
         deployment = Deployment(settings, again, log, say)
-    except (ConfigurationError, SetupError, PortTakenError) as error:
+    except PortTakenError as error:
+        _fail(_with_way_out(error))
+    except (ConfigurationError, SetupError) as error:
         _fail(str(error))
     code = _run(_supervise(deployment))
     log.last_words()
@@ -260,9 +263,19 @@ def _gateway(settings: Settings, listening: Sequence[int] = ()) -> int:
 
     try:
         code: int = uvloop.run(run(settings, listening=listening))
-    except (ConfigurationError, PortTakenError, ValueError) as error:
+    except PortTakenError as error:
+        _fail(_with_way_out(error))
+    except (ConfigurationError, ValueError) as error:
         _fail(str(error))
     return code
+
+
+def _with_way_out(error: PortTakenError) -> str:
+    taken = listener(error.port)
+    if taken is None:  # the address is not this machine's, or the port is not for everybody
+        return f"{error}\nListen somewhere else with --host and --port."
+    who = f"{taken.name} (process {taken.pid})" if taken.pid is not None else "a process of another user"
+    return f"{error}: {who} listens there\nEnd it, or listen somewhere else with --port."
 
 
 def _fail(message: str) -> NoReturn:

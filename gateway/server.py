@@ -23,7 +23,15 @@ BACKLOG = 4096
 
 
 class PortTakenError(Exception):
-    """Nothing can listen there. The message says where and why."""
+    """Nothing can listen there. The message says where and why.
+
+    Attributes:
+        port: which.
+    """
+
+    def __init__(self, message: str, port: int) -> None:
+        super().__init__(message)
+        self.port = port
 
 
 class _Server(uvicorn.Server):
@@ -128,6 +136,6 @@ def bind(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        raise PortTakenError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise PortTakenError(f"cannot listen on {host}:{port}: {error.strerror}", port) from None
     listening.set_inheritable(False)
     return listening

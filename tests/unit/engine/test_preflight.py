@@ -43,6 +43,16 @@ def test_a_folder_cut_off_in_its_download_is_refused(tmp_path: Path) -> None:
         check_model(str(tmp_path), (), {})
 
 
+def test_a_folder_without_weights_is_refused_unless_they_are_to_be_made_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(CheckpointError, match="there are no weights in") as refused:
+        check_model(str(tmp_path), (), {})
+    assert "--load-format dummy" in refused.value.remedy
+    check_model(str(tmp_path), ("--load-format", "dummy"), {})
+    (tmp_path / "consolidated.00.pth").write_bytes(b"0")
+    check_model(str(tmp_path), (), {})
+
+
 @pytest.mark.parametrize(
     ("model", "args", "environ"),
     [
