@@ -186,6 +186,7 @@ CASES = (
         n_layer=4,
         n_head=8,
         n_positions=4096,
+        max_position_embeddings=4096,
     ),
     _case(
         "opt",
