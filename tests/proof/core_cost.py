@@ -39,10 +39,11 @@ STREAM_SECONDS = 5.0
 class Saturated:
     """A pool with so many in flight and so many waiting, and the CPU time its core has taken so far, seconds."""
 
-    def __init__(self, in_flight: int, queued: int, endpoints: int) -> None:
+    def __init__(self, in_flight: int, queued: int, endpoints: int, flows: int) -> None:
         policy = Policy(max_requests=10**6, max_bytes=2**50, ttl=1e6, ttft_target=1e6)
         self.controller = AdmissionController(policy)
         self.each = in_flight // endpoints
+        self.flows = flows
         self.endpoints = [EndpointId(f"e{number}") for number in range(endpoints)]
         self.flying: dict[RequestId, int] = {}
         self.arrived = 0
@@ -66,7 +67,8 @@ class Saturated:
 
     def arrive(self, now: float) -> None:
         self.arrived += 1
-        self.feed(Arrived(RequestId(self.arrived), Demand((PROMPT,), OUTPUT), body_bytes=1000), now)
+        flow = f"flow {self.arrived % self.flows}"
+        self.feed(Arrived(RequestId(self.arrived), Demand((PROMPT,), OUTPUT), flow=flow, body_bytes=1000), now)
 
     def finish(self, now: float) -> None:
         oldest = next(iter(self.flying))
@@ -81,9 +83,9 @@ class Saturated:
             self.feed(Observed(endpoint, now, 0.8, self.each, 0, tokens / len(self.endpoints)), now)
 
 
-def measure(in_flight: int, queued: int, endpoints: int, rounds: int) -> tuple[float, float]:
+def measure(in_flight: int, queued: int, endpoints: int, flows: int, rounds: int) -> tuple[float, float]:
     """Microseconds of CPU for one request: arrival and end, and its share of progress and scrapes."""
-    pool = Saturated(in_flight, queued, endpoints)
+    pool = Saturated(in_flight, queued, endpoints, flows)
     rate = in_flight / STREAM_SECONDS
     now, next_report, next_scrape = 0.0, REPORT, 1.0
     turnover = reports = 0.0
@@ -110,18 +112,25 @@ def measure(in_flight: int, queued: int, endpoints: int, rounds: int) -> tuple[f
 def main() -> None:
     """Print the table."""
     print(f"Python {platform.python_version()}, {platform.processor() or platform.machine()}, {sys.platform}")
-    print(f"{'in flight':>9} {'queued':>7} {'endpoints':>9} {'arrive+end us':>14} {'progress us':>12} {'sum us':>8}")
-    for in_flight, queued, endpoints in (
-        (10, 10, 1),
-        (100, 100, 1),
-        (100, 1000, 1),
-        (1000, 1000, 1),
-        (1000, 10_000, 1),
-        (1000, 10_000, 4),
-        (10_000, 10_000, 16),
+    print(
+        f"{'in flight':>9} {'queued':>7} {'endpoints':>9} {'flows':>5} {'arrive+end us':>14} {'progress us':>12} "
+        f"{'sum us':>8}"
+    )
+    for in_flight, queued, endpoints, flows in (
+        (10, 10, 1, 1),
+        (100, 100, 1, 1),
+        (100, 1000, 1, 1),
+        (1000, 1000, 1, 1),
+        (1000, 10_000, 1, 1),
+        (1000, 10_000, 1, 16),
+        (1000, 10_000, 4, 1),
+        (10_000, 10_000, 16, 1),
     ):
-        turnover, progress = measure(in_flight, queued, endpoints, rounds=max(2000, in_flight))
-        print(f"{in_flight:9} {queued:7} {endpoints:9} {turnover:14.1f} {progress:12.1f} {turnover + progress:8.1f}")
+        turnover, progress = measure(in_flight, queued, endpoints, flows, rounds=max(2000, in_flight))
+        print(
+            f"{in_flight:9} {queued:7} {endpoints:9} {flows:5} {turnover:14.1f} {progress:12.1f} "
+            f"{turnover + progress:8.1f}"
+        )
 
 
 if __name__ == "__main__":
