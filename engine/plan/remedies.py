@@ -229,6 +229,8 @@ def _cache_to_host(now: Situation) -> Proposal | None:
 
 _AWQ = "look for a checkpoint with `quant_method: awq` (the model's name with -AWQ); vLLM cannot make one while loading"
 _GPTQ = "look for a checkpoint with `quant_method: gptq` (-GPTQ-Int4)"
+# Out of vLLM's core since 0.28 (vllm-project/vllm#43529).
+_BITSANDBYTES = "of this checkpoint, while loading; slower than AWQ, and from vLLM 0.28 on needs vllm-bnb-plugin"
 
 _UTILIZATION = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
 _SIXTEEN_BITS = "weights of 16 bits on a card that has kernels for it"
@@ -282,7 +284,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "bitsandbytes weights", Stage.RESHAPE, ("--quantization",),
         _SIXTEEN_BITS,
-        _quantized("bitsandbytes", BITSANDBYTES, "of this checkpoint, while loading; slower than AWQ", by_flag=True),
+        _quantized("bitsandbytes", BITSANDBYTES, _BITSANDBYTES, by_flag=True),
     ),
     Remedy(
         "tensor and pipeline parallelism", Stage.RESHAPE, ("--pipeline-parallel-size",),
