@@ -203,7 +203,7 @@ _KINDS = {
     "fp8": "--quantization fp8 of this checkpoint, or one named -FP8",
     "awq": "a checkpoint named -AWQ",
     "gptq": "a checkpoint named -GPTQ-Int4",
-    "bitsandbytes": "--quantization bitsandbytes of this checkpoint, or one named -bnb-4bit; vllm-bnb-plugin from vLLM 0.28 on",
+    "bitsandbytes": "--quantization bitsandbytes of this one, or one named -bnb-4bit (from vLLM 0.28 on a plugin)",
 }
 
 
