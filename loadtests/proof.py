@@ -49,7 +49,7 @@ LOAD_TESTS = {
         ("--load", "2", "--drain", "30", "--prompt-scale", "0.25"),
         ("direct", "limited", "kvgate"),
     ),
-    "noisy-neighbour": LoadTest("noisy-neighbour", ("--load", "0.7", "--seconds", "120")),
+    "noisy-neighbour": LoadTest("noisy-neighbour", ("--seconds", "120")),
     "fair-shares": LoadTest("fair-shares", ("--seconds", "120")),
     "spike": LoadTest("spike", ()),
 }

@@ -94,12 +94,10 @@ async def preemptions(session: aiohttp.ClientSession, engine: Vllm) -> float:
         return parse(await response.read()).preemptions or 0.0
 
 
-def trace(name: str, requests: int, outputs: float = 1.0) -> Workload:
-    """As much of a trace, with prompts that are short enough for the machine."""
+def trace(name: str, requests: int, prompts: float, outputs: float) -> Workload:
+    """As much of a trace, scaled to what the machine can serve."""
     offered = workload.load(TRACES / f"azure_llm_2023_{name}.csv.gz", requests)
-    return workload.fitted(
-        workload.scaled(offered, prompts=0.25, outputs=outputs), MACHINE.max_model_len, MACHINE.kv_tokens
-    )
+    return workload.fitted(workload.scaled(offered, prompts, outputs), MACHINE.max_model_len, MACHINE.kv_tokens)
 
 
 def long_outputs() -> Workload:
@@ -107,11 +105,11 @@ def long_outputs() -> Workload:
     return tuple(Request(n / 12, random.randint(100, 200), random.randint(300, 600)) for n in range(150))
 
 
-LEARNED = workload.in_phases(trace("conv", 300), (2.0, 7.0, 12.0))
-"""Nearly idle, then busy, and never overloaded."""
+LEARNED = workload.in_phases(trace("conv", 300, 0.1, 2.0), (1.5, 4.0, 6.0))
+"""Nearly idle, then some twenty at once, and never overloaded."""
 UNSEEN = {
     "long outputs": long_outputs(),
-    "long prompts": workload.at_rate(trace("code", 250, outputs=4.0), 25.0),
+    "long prompts": workload.at_rate(trace("code", 250, 0.25, 4.0), 25.0),
 }
 
 
