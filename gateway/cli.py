@@ -217,9 +217,13 @@ def _serve(settings: Settings, again: Load) -> int:
     def say(line: object) -> None:
         _console.print(str(line), markup=False, soft_wrap=True)
 
+    from gateway.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
+
     log = SupervisionLog(_console)
     try:
         preflight(settings)
+        for line in foreseen(settings):
+            say(line)
         deployment = Deployment(settings, again, log, say)
     except PortTakenError as error:
         _fail(_with_way_out(error))

@@ -3,20 +3,16 @@
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from engine.gpu import gpus as cards_here
-from engine.gpu import holders
-from engine.plan.cards import Hardware, Process, SizeError, UnknownCardError, find, of_driver, parse_bytes
+from engine.plan.cards import Hardware, SizeError, UnknownCardError, find, of_driver, parse_bytes
+from gateway.hardware import cards_here, hardware_here
 
 USAGE_ERROR = 2
 DOES_NOT_FIT = 1
-_ALIKE = 0.9
-"""Cards whose free memory is at least this share of the freest one's are planned for together."""
 
 
 def plan_command(  # noqa: PLR0917 - the parameters of a command line
@@ -59,7 +55,7 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
     if model is None:
         _fail("nothing to plan: name a MODEL, a folder or a name on the hub")
     try:
-        hardware = _hardware(gpu, gpus, vram, os.environ, memory_bytes())
+        hardware = _hardware(gpu, gpus, vram, os.environ)
         arguments = Arguments.parse(args or ())
         checkpoint = read_checkpoint(model)
         shape = ModelShape.from_config(checkpoint.config)
@@ -88,9 +84,7 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
     sys.exit(DOES_NOT_FIT if made.verdict is Verdict.NOT else 0)
 
 
-def _hardware(
-    gpu: str | None, count: int | None, vram: str | None, environ: Mapping[str, str], memory: int
-) -> Hardware:
+def _hardware(gpu: str | None, count: int | None, vram: str | None, environ: Mapping[str, str]) -> Hardware:
     """The cards that were named, else this machine's, else its CPU."""
     if gpu is not None and vram is not None:
         _fail("--gpu and --vram say the same thing: give one")
@@ -100,39 +94,13 @@ def _hardware(
     if vram is not None:
         _, total = of_driver("", parse_bytes(vram))
         return Hardware(f"a card of {vram}", count or 1, total)
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    named = None if visible is None else {part.strip() for part in visible.split(",")}
-    here = [card for card in cards_here() if named is None or str(card.index) in named]
-    if not here:
-        if count is not None:
-            _fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
-        return Hardware("the CPU", 1, memory, _free_memory(memory), cpu=True, measured=True)
-    if count is not None and count > len(here):
-        _fail(f"--gpus {count}: there {'is 1 card' if len(here) == 1 else f'are {len(here)} cards'} here")
-    freest = sorted(here, key=lambda card: -card.free_bytes)
-    chosen = freest[:count] if count else [one for one in freest if one.free_bytes >= _ALIKE * freest[0].free_bytes]
-    least = min(chosen, key=lambda card: card.total_bytes)
-    known, total = of_driver(least.name, least.total_bytes)
-    return Hardware(
-        known.name if known else least.name,
-        len(chosen),
-        total,
-        min(total, *(one.free_bytes for one in chosen)),
-        known.capability if known else None,
-        known.nvlink if known else None,
-        processes=tuple(Process(held.pid, held.used_bytes) for one in chosen for held in holders(one.index)),
-        measured=True,
-    )
-
-
-def _free_memory(total: int) -> int:
-    """Memory that programs can get without swapping, as the kernel estimates it; all of it where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return total
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return total if found is None else min(total, int(found) * 1024)
+    here = hardware_here(environ, count)
+    if here is None:
+        cards = cards_here(environ)
+        _fail(f"--gpus {count}: there {'is 1 card' if cards == 1 else f'are {cards} cards'} here")
+    if here.cpu and count is not None:
+        _fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
+    return here
 
 
 def _fail(message: str) -> NoReturn:

@@ -33,8 +33,8 @@ def folder(tmp_path):
 def cards(monkeypatch):
     """The cards of this machine: none, until a test puts some there."""
     here = []
-    monkeypatch.setattr("gateway.plan_command.cards_here", lambda: tuple(here))
-    monkeypatch.setattr("gateway.plan_command.holders", lambda index: (Holder(4711, GIB),) if index == 0 else ())
+    monkeypatch.setattr("gateway.hardware.gpus", lambda: tuple(here))
+    monkeypatch.setattr("gateway.hardware.holders", lambda index: (Holder(4711, GIB),) if index == 0 else ())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return here
 
@@ -66,7 +66,7 @@ def test_what_stands_after_two_dashes_is_left_as_it_is(folder):
     result = run(folder, "--gpu", "rtx-4090", "--gpus", 2, "--json", "--", "--max-model-len", "8k", "--enforce-eager")
     told = json.loads(result.stdout)
     assert told["verdict"] == "fits"
-    assert told["command"][3:] == ["--max-model-len", "8k", "--enforce-eager"]
+    assert told["command"][3:] == ["--max-model-len", "8k", "--enforce-eager", "--tensor-parallel-size", "2"]
     assert told["settings"]["tensor_parallel"] == 2
 
 
