@@ -20,6 +20,7 @@ from engine.diagnosis.model import examine as examine_model
 from engine.diagnosis.service import examine as examine_service
 from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import markdown
+from gateway.config import usable_key
 
 FOUND = 1
 """Exit code when something is wrong."""
@@ -53,6 +54,7 @@ def doctor_command(  # noqa: PLR0917 - typer's arguments
         parts[f"log {log}"] = _log(log)
     if url is not None:
         # A model's name at a server is not a folder or a hub id: MODEL says which of its models to ask.
+        api_key, admin_key = _key("--api-key", api_key), _key("--admin-key", admin_key)
         parts[url] = examine_service(url, model=model, api_key=api_key, admin_key=admin_key)
     if log is None and url is None:
         parts["this machine"] = _machine(port)
@@ -64,6 +66,14 @@ def doctor_command(  # noqa: PLR0917 - typer's arguments
         for name, part in parts.items():
             _show(name, part, out)
     sys.exit(FOUND if any(part.findings for part in parts.values()) else 0)
+
+
+def _key(option: str, given: str | None) -> str | None:
+    """A key that can be sent: what the HTTP client says of one that cannot shows it."""
+    try:
+        return usable_key(given) if given else None
+    except ValueError as error:
+        _fail(f"{option}: {error}")
 
 
 def _log(path: Path) -> Examined:

@@ -7,6 +7,7 @@ import httpx
 
 from engine.plan.trace_file import read_trace
 from engine.plan.traffic import Seen, Traffic, TrafficError, from_exposition, from_lengths
+from gateway.config import usable_key
 from gateway.record.lines import EventLogError
 from gateway.record.served import Served, account
 
@@ -78,7 +79,12 @@ def fetch(client: httpx.Client, address: str, key: str | None) -> str:
         TrafficError: it cannot be reached, or answers with an error.
     """
     try:
-        answer = client.get(address, headers={"authorization": f"Bearer {key}"} if key is not None else {})
+        # Checked before it is sent: what the HTTP client says of one that is none shows it.
+        headers = {"authorization": f"Bearer {usable_key(key)}"} if key else {}
+    except ValueError as error:
+        raise TrafficError(f"{address}: the admin key cannot be sent: {error}") from None
+    try:
+        answer = client.get(address, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TrafficError(f"{address}: cannot be reached: {str(error) or type(error).__name__}") from None
     if answer.status_code == httpx.codes.UNAUTHORIZED:

@@ -4,6 +4,7 @@ The addresses, environment variables and error codes are those of huggingface_hu
 {revision}/{file}`, `X-Error-Code`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,15 +65,18 @@ class HubSettings:
         home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
         home = Path(environ.get("HF_HOME") or home / "huggingface").expanduser()
         cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
-        token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
+        token = _cleaned(environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or "")
         if not token:
-            try:
-                token = Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser().read_text().strip()
-            except OSError:
-                token = None
+            with contextlib.suppress(OSError):
+                token = _cleaned(Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser().read_text())
         offline = any(environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
         endpoint = (environ.get("HF_ENDPOINT") or PUBLIC).rstrip("/")
         return cls(endpoint, token or None, offline, Path(cache).expanduser())
+
+
+def _cleaned(token: str) -> str:
+    """A token as huggingface_hub takes it: secrets are often stored with the end of their line."""
+    return token.replace("\r", "").replace("\n", "").strip()
 
 
 def is_model_id(model: str) -> bool:
@@ -156,12 +160,21 @@ _REFUSALS = (
 
 
 class Hub:
-    """One model on the hub, read over HTTP. Close it after use."""
+    """One model on the hub, read over HTTP. Close it after use.
+
+    Raises:
+        CheckpointError: The token is none.
+    """
 
     def __init__(self, settings: HubSettings, model: str, revision: str) -> None:
         self._settings = settings
         self._model = model
         self._revision = revision
+        if settings.token and not (settings.token.isascii() and settings.token.isprintable()):
+            raise CheckpointError(
+                "HF_TOKEN, or the file it was saved in, is no token: it cannot stand in a header",
+                f"Make a new one on {settings.endpoint}/settings/tokens.",
+            )
         headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         # httpx leaves the token out when a redirect leads to another host, such as the hub's CDN.

@@ -103,3 +103,11 @@ def test_the_table_it_prints_is_the_one_of_the_page() -> None:
     assert printed.strip() in page
     for sign in SIGNS:
         assert f"| {sign.name} | `" in printed
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--admin-key"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(option: str) -> None:
+    result = RUNS.invoke(cli, ["doctor", "--url", "http://127.0.0.1:1", option, "sec\nret"])
+    assert result.exit_code == 2
+    assert f"{option}: expected a key of one line" in result.output
+    assert "ret" not in result.output

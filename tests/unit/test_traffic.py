@@ -71,6 +71,9 @@ def test_who_wants_a_key_is_given_it():
             read_traffic(url)
         with pytest.raises(TrafficError, match="not the one given"):
             read_traffic(url, key="guess")
+        assert read_traffic(url, key="sesame\n").requests == 3
+        with pytest.raises(TrafficError, match=r"cannot be sent: expected a key of one line of ASCII characters$"):
+            read_traffic(url, key="gu\ness")
 
 
 @pytest.mark.parametrize(

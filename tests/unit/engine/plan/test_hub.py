@@ -16,6 +16,14 @@ def test_settings_come_from_the_variables_vllm_obeys(tmp_path: Path) -> None:
     assert told == HubSettings("https://mirror.example", "hf_from_file", offline=False, cache=tmp_path / "hub")
     told = HubSettings.from_environ({"HF_TOKEN": "hf_x", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"})
     assert told == HubSettings(PUBLIC, "hf_x", offline=True, cache=tmp_path)
+    assert HubSettings.from_environ({"HF_TOKEN": " hf_x\r\n"}).token == "hf_x"
+
+
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown() -> None:
+    for token in ("hf_se\x00cret", "hf_secr\N{LATIN SMALL LETTER E WITH ACUTE}t"):
+        with pytest.raises(CheckpointError, match="is no token") as raised:
+            Hub(settings("https://hub.example", token), "owner/name", "main")
+        assert "hf_se" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
