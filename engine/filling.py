@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from engine.command import flags_of, value_of
 from engine.gpu import Gpu
-
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's own `--gpu-memory-utilization` (config/cache.py, 0.32)."""
-
-CONTEXT_BYTES = 512 * 2**20
-"""What the engine's own CUDA context takes before it looks how much is free; 0.3 to 0.5 GiB are usual. Not measured
-here, where there is no GPU."""
+from engine.plan.budget import CONTEXT_BYTES, UTILIZATION
 
 _LEAST_SHARE = 0.05
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
@@ -35,17 +29,22 @@ def gpus_needed(args: Sequence[str]) -> int:
     return math.prod(int(size) if size.isdecimal() else 1 for size in sizes)  # vLLM says what is wrong with others
 
 
-def filled(
-    args: Sequence[str], cards: Sequence[Gpu], *, named: bool, engines: int = 1, free: bool = True
-) -> tuple[Filled, ...]:
+def share_of(args: Sequence[str]) -> float:
+    """Return the share of each card's memory that an engine with these arguments takes."""
+    try:
+        return float(value_of(args, "--gpu-memory-utilization") or UTILIZATION)
+    except ValueError:
+        return UTILIZATION  # vLLM says what is wrong with it
+
+
+def filled(args: Sequence[str], cards: Sequence[Gpu], *, named: bool, engines: int = 1) -> tuple[Filled, ...]:
     """Return what to add to an engine's arguments. What the user gave, or may have given in a file, stays.
 
     Args:
         args: The user's arguments.
-        cards: The GPUs it runs on, measured now; empty on a machine without.
+        cards: The GPUs it runs on, as it will find them; empty on a machine without.
         named: Whether the user named these GPUs for it.
         engines: How many engines share them.
-        free: Whether what is free now is what will be: not where an engine of kvgate's is about to leave them.
     """
     given = flags_of(args)
     if not cards or "--config" in given:
@@ -55,12 +54,12 @@ def filled(
         found.append(
             Filled(("--tensor-parallel-size", str(len(cards))), f"`gpus` gives this engine {len(cards)} of them")
         )
-    if "--gpu-memory-utilization" in given or not free:
+    if "--gpu-memory-utilization" in given:
         return tuple(found)
     fullest = min(cards, key=lambda card: card.free_bytes / card.total_bytes)
     fits = (fullest.free_bytes - CONTEXT_BYTES) / fullest.total_bytes / engines
     share = math.floor(fits * 100) / 100
-    if _LEAST_SHARE <= share < DEFAULT_UTILIZATION:
+    if _LEAST_SHARE <= share < UTILIZATION:
         unused, total = fullest.free_bytes / 2**30, fullest.total_bytes / 2**30
         shared = f", which {engines} engines share" if engines > 1 else ""
         found.append(

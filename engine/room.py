@@ -3,20 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from engine.command import GIB, value_of
+from engine.command import GIB, KV_SPACE, flags_of, value_of
+from engine.filling import gpus_needed, share_of
 from engine.gpu import Gpu
-
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's own `--gpu-memory-utilization` (config/cache.py, 0.32)."""
 
 CPU_PROCESSES = 2 * GIB
 """What an engine on a CPU takes beside its weights and its KV cache: API server, engine core and worker are half a
 GiB each (measured: 1.5 GiB in all for a model of 5 MB), and the rest is work space."""
 
-_RANKS = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
 _FULL = ("float32", "float")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def shortage(
@@ -43,8 +39,8 @@ def shortage(
         return _on_cpu(argv, env, host_free, weights)
     visible = [part.strip() for part in env[_VISIBLE].split(",")] if env.get(_VISIBLE) else [str(g.index) for g in gpus]
     by_index = {str(gpu.index): gpu for gpu in gpus}
-    share = float(value_of(argv, "--gpu-memory-utilization") or DEFAULT_UTILIZATION)
-    for device in visible[: math.prod(_size(argv, flag) for flag in _RANKS)]:
+    share = share_of(argv)
+    for device in visible[: gpus_needed(argv)]:
         gpu = by_index.get(device)
         if gpu is None:
             return f"nothing is known of the memory of GPU {device}"
@@ -57,19 +53,19 @@ def shortage(
 def _on_cpu(argv: Sequence[str], env: Mapping[str, str], host_free: int, weights: int | None) -> str | None:
     if weights is None:
         return "the size of its weights is not known"
-    given = value_of(argv, "--kv-cache-memory-bytes")
-    cache = int(given) if given is not None and given.isdecimal() else int(env.get(_KV_SPACE, "0")) * GIB
+    space, given = env.get(KV_SPACE, ""), value_of(argv, "--kv-cache-memory-bytes")
+    if given is not None and given.isdecimal():
+        cache = int(given)
+    elif space.isdecimal() and int(space) and not {"--kv-cache-memory-bytes", "--config"} & flags_of(argv):
+        cache = int(space) * GIB
+    else:
+        return "the size of its KV cache is not known"  # a share of the machine, for one
     # Weights are stored in 16 bits, but for old models, which are small.
     held = weights * 2 if value_of(argv, "--dtype") in _FULL else weights
     wanted = held + cache + CPU_PROCESSES
     if host_free < wanted:
         return f"the machine has {_gib(host_free)} of memory to give, and a second engine takes {_gib(wanted)}"
     return None
-
-
-def _size(argv: Sequence[str], flag: str) -> int:
-    given = value_of(argv, flag)
-    return int(given) if given is not None and given.isdecimal() else 1
 
 
 def _gib(size: int) -> str:

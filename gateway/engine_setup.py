@@ -1,12 +1,13 @@
 """What each engine that is launched gets: its GPUs, the arguments nobody gave, and what may be lowered to fit."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import SecretStr
 
 from engine.command import DEBUG_ENVIRONMENT, EngineSpec, flags_of
-from engine.filling import filled, gpus_needed
+from engine.filling import filled, gpus_needed, share_of
 from engine.fit import Bounds
 from engine.gpu import Gpu
 from engine.placement import PlacementError, Wish, place, visible
@@ -21,17 +22,16 @@ class Seat:
 
     Attributes:
         gpus: What `CUDA_VISIBLE_DEVICES` shall hold; nothing to leave it as it is.
-        cards: Those GPUs, as they were measured; none where they are not known by index.
+        cards: Those GPUs, with what would be free without kvgate's own engines; none where they are not known by
+            index.
         on_gpus: Whether this machine has any.
         engines: How many engines share them.
-        free: Whether none of them holds an engine of kvgate's that runs already, so that what is free tells something.
     """
 
     gpus: tuple[str, ...]
     cards: tuple[Gpu, ...] = ()
     on_gpus: bool = False
     engines: int = 1
-    free: bool = True
 
 
 def seats(
@@ -46,7 +46,7 @@ def seats(
         engines: that are launched.
         cards: this machine's GPUs, measured now.
         environ: kvgate's own environment.
-        running: engines that run already.
+        running: engines that run already; what they hold counts as free, as they are replaced or share a card.
 
     Raises:
         ConfigurationError: they cannot be placed.
@@ -62,24 +62,34 @@ def seats(
     except PlacementError as error:
         raise ConfigurationError(f"engines: {error}") from None
     seen = visible(present, environ)
-    taken = {
-        device
-        for program in running
-        for device in (program.env.get("CUDA_VISIBLE_DEVICES") or ",".join(seen)).split(",")
-    }
+    ours = _shares(running, seen)
+    unheld = [
+        replace(card, free_bytes=min(card.total_bytes, card.free_bytes + round(held * card.total_bytes)))
+        for card in cards
+        for held in [ours.get(str(card.index), 0.0)]
+    ]
 
     def seat(devices: tuple[str, ...], wish: Wish) -> Seat:
         used = devices or tuple(seen[: wish.size])
         sharing = max((sum(device in other for other in placed) for device in devices), default=1)
         return Seat(
             devices,
-            tuple(card for card in cards if str(card.index) in used),
+            tuple(card for card in unheld if str(card.index) in used),
             bool(cards),
             sharing,
-            taken.isdisjoint(used),
         )
 
     return [seat(devices, wish) for devices, wish in zip(placed, wishes, strict=True)]
+
+
+def _shares(running: Sequence[Program], seen: Sequence[str]) -> Mapping[str, float]:
+    """The share of each GPU's memory that engines of kvgate's were given."""
+    shares: dict[str, float] = defaultdict(float)
+    for program in running:
+        said = program.env.get("CUDA_VISIBLE_DEVICES")
+        for device in (said.split(",") if said else seen)[: gpus_needed(program.argv)]:
+            shares[device] += share_of(program.argv)
+    return shares
 
 
 def debugged(settings: Settings) -> Settings:
@@ -96,7 +106,7 @@ def debugged(settings: Settings) -> Settings:
 
 def fitted(spec: EngineSpec, settings: EngineSettings, seat: Seat) -> tuple[EngineSpec, tuple[str, ...], Bounds | None]:
     """Return the engine with what nobody gave filled in, what was filled and why, and what may be lowered to fit."""
-    more = filled(settings.args, seat.cards, named=settings.gpus is not None, engines=seat.engines, free=seat.free)
+    more = filled(settings.args, seat.cards, named=settings.gpus is not None, engines=seat.engines)
     bounds = Bounds(flags_of(settings.args), settings.min_model_len, on_gpus=seat.on_gpus)
     return (
         replace(spec, args=(*spec.args, *(arg for fill in more for arg in fill.args))),

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.diagnosis.sign import Diagnosis, Kind
+from engine.plan.budget import UTILIZATION
 
 GIB = 2**30
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's --gpu-memory-utilization where none is given, since 0.20 (vllm/config/cache.py, 0.32)."""
 LITTLE_DISK = 10 * GIB
 LITTLE_MEMORY = 2 * GIB
 STALE = 600.0
@@ -165,13 +164,13 @@ def who_holds(cards: Sequence[Card], facts: Mapping[str, str]) -> str:
 
 
 def _memory_taken(card: Card) -> Iterator[Diagnosis]:
-    if card.free >= DEFAULT_UTILIZATION * card.total or any(holder.is_engine for holder in card.holders):
+    if card.free >= UTILIZATION * card.total or any(holder.is_engine for holder in card.holders):
         return
     fits = int(card.free / card.total * 100) / 100
     held = "; ".join(str(holder) for holder in card.holders) or "processes that the driver does not name here"
     yield Diagnosis(
         f"GPU {card.index}: {_gib(card.free)} of {_gib(card.total)} are free, less than the share of "
-        f"{DEFAULT_UTILIZATION} that vLLM takes.",
+        f"{UTILIZATION} that vLLM takes.",
         f"Stop what holds it, or give --gpu-memory-utilization {fits:.2f}.",
         f"held by {held}",
         kind=Kind.MEMORY,

@@ -47,12 +47,31 @@ def test_engines_that_share_a_card_share_its_memory():
 
 
 @pytest.mark.parametrize(
-    ("env", "fills"), [({"CUDA_VISIBLE_DEVICES": "0"}, True), ({"CUDA_VISIBLE_DEVICES": "1"}, False), ({}, False)]
+    ("devices", "argv", "filled"),
+    [
+        ("0", (), ("--gpu-memory-utilization", "0.49")),
+        ("1", ("--gpu-memory-utilization", "0.4"), ("--gpu-memory-utilization", "0.89")),
+        ("1", ("--gpu-memory-utilization=0.5",), ()),
+        ("1", (), ()),
+        (None, (), ("--gpu-memory-utilization", "0.49")),
+        (None, ("-tp", "2"), ()),
+    ],
 )
-def test_memory_held_by_an_engine_of_ours_is_not_taken_for_somebody_elses(env, fills):
-    running = [Program("old", Role.ENGINE, (), env)]
+def test_memory_held_by_an_engine_of_ours_is_not_taken_for_somebody_elses(devices, argv, filled):
+    running = [Program("old", Role.ENGINE, argv, {"CUDA_VISIBLE_DEVICES": devices} if devices else {})]
     (seat,) = seats([engine(gpus=[[1]])], [IDLE, HALF], {}, running)
-    assert bool(fitted(spec(), engine(gpus=[[1]]), seat)[1]) is fills
+    assert fitted(spec(), engine(gpus=[[1]]), seat)[0].args == filled
+
+
+def test_engines_that_share_a_card_have_its_parts_again_when_one_of_them_is_replaced():
+    sharing = engine(gpus=[[0]], share_gpu=True)
+    full = Gpu(0, "card", 80 * GIB, GIB // 2)
+    running = [
+        Program(name, Role.ENGINE, ("--gpu-memory-utilization", "0.49"), {"CUDA_VISIBLE_DEVICES": "0"})
+        for name in ("a", "b")
+    ]
+    for seat in seats([sharing, sharing], [full], {}, running):
+        assert fitted(spec(), sharing, seat)[0].args == ("--gpu-memory-utilization", "0.48")
 
 
 def test_what_is_filled_in_is_told_and_may_be_lowered_and_what_was_given_may_not():

@@ -16,6 +16,7 @@ def card(index, free):
         ((), {}, [card(0, 70)], "GPU 0 has 70.0 GiB free, and a second engine takes 73.6 GiB of it"),
         (("--gpu-memory-utilization", "0.4"), {}, [card(0, 40)], None),
         (("--gpu-memory-utilization=0.6",), {}, [card(0, 40)], "GPU 0 has 40.0"),
+        (("--gpu-memory-utilization", "much"), {}, [card(0, 79)], None),
         ((), {"CUDA_VISIBLE_DEVICES": "1"}, [card(0, 0), card(1, 79)], None),
         ((), {"CUDA_VISIBLE_DEVICES": "1"}, [card(0, 79), card(1, 0)], "GPU 1 has 0.0"),
         (("--tensor-parallel-size", "2"), {}, [card(0, 79), card(1, 9)], "GPU 1 has 9.0"),
@@ -37,6 +38,8 @@ def test_on_gpus_vllms_own_share_must_be_free(argv, env, cards, found):
         ((), {"VLLM_CPU_KVCACHE_SPACE": "4"}, CPU_PROCESSES + 5 * GIB - 1, GIB, "the machine has 7.0 GiB of memory"),
         (("--kv-cache-memory-bytes", str(GIB)), {}, CPU_PROCESSES + 2 * GIB, GIB, None),
         ((), {}, 1 << 60, None, "the size of its weights is not known"),
+        (("--gpu-memory-utilization", "0.5"), {}, 1 << 60, GIB, "the size of its KV cache is not known"),
+        (("--kv-cache-memory-bytes", "4G"), {}, 1 << 60, GIB, "the size of its KV cache is not known"),
     ],
 )
 def test_on_a_cpu_its_weights_and_its_cache_must_fit(argv, env, free, weights, found):
