@@ -1,5 +1,6 @@
 """The GPUs of this machine, as NVML sees them."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +40,30 @@ class Holder:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return every GPU present; none where there is no driver."""
+    """Return every GPU present that tells of its memory; none where there is no driver.
+
+    One that shares the machine's memory does not (DGX Spark, Jetson), nor one that fell off the bus.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_read(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _read(index)) is not None)
+    except pynvml.NVMLError:
+        return ()
     finally:
         pynvml.nvmlShutdown()
 
 
-def _read(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name = pynvml.nvmlDeviceGetName(handle)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(index, name, int(memory.total), int(memory.free), _busy(handle))
+def _read(index: int) -> Gpu | None:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name = pynvml.nvmlDeviceGetName(handle)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError:
+        return None
+    return Gpu(index, name, int(memory.total), int(memory.free), _busy(handle)) if memory.total else None
 
 
 def _busy(handle: Any) -> float | None:
@@ -70,15 +79,13 @@ def holders(index: int) -> tuple[Holder, ...]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
+    held: dict[int, Any] = {}
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found = [
-            *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
-            *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
-        ]
-    except pynvml.NVMLError:
-        return ()
+        for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+            with contextlib.suppress(pynvml.NVMLError):
+                held |= {
+                    int(process.pid): process.usedGpuMemory for process in ask(pynvml.nvmlDeviceGetHandleByIndex(index))
+                }
     finally:
         pynvml.nvmlShutdown()
-    held = {int(process.pid): process.usedGpuMemory for process in found}
     return tuple(Holder(pid, None if used is None else int(used)) for pid, used in sorted(held.items()))

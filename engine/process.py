@@ -71,21 +71,28 @@ class GuardedProcess:
             on_news: Gets each line that it writes to the descriptor named in its environment by `NEWS`.
 
         Raises:
-            LaunchError: There is no such program, or it may not be executed.
+            LaunchError: There is no such program, it may not be executed, or the machine has no room for a process.
         """
         ours, theirs = socket.socketpair()
         news, tells = socket.socketpair()
         with theirs, tells:
             promised = {NEWS: str(tells.fileno())} if on_news else {}
-            guard = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), *argv),
-                env={**env, **promised},
-                stdin=DEVNULL if stdin is None else PIPE,
-                stdout=PIPE if on_line else None,
-                stderr=STDOUT if on_line else None,
-                pass_fds=(theirs.fileno(), *fds, *([tells.fileno()] if on_news else [])),
-                process_group=0,  # not a session: see `guard`
-            )
+            try:
+                guard = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), *argv),
+                    env={**env, **promised},
+                    stdin=DEVNULL if stdin is None else PIPE,
+                    stdout=PIPE if on_line else None,
+                    stderr=STDOUT if on_line else None,
+                    pass_fds=(theirs.fileno(), *fds, *([tells.fileno()] if on_news else [])),
+                    process_group=0,  # not a session: see `guard`
+                )
+            except BaseException as error:
+                ours.close()
+                news.close()
+                if isinstance(error, OSError):  # no memory or no process ids are left
+                    raise LaunchError(f"{argv[0]}: {error.strerror}") from error
+                raise
         process = cls(guard, *await asyncio.open_connection(sock=ours))
         if on_news is not None:
             process._follow(await _opened(news), on_news)

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import pynvml
-
 from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine, who_holds
 from engine.diagnosis.sign import Diagnosis, Kind
+from engine.gpu import Gpu, gpus, holders
 from engine.plan.hub import HubSettings
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -64,27 +63,12 @@ def corroborated(found: Diagnosis) -> Diagnosis:
 
 def cards() -> tuple[Card, ...]:
     """Every GPU with the processes on it; none where there is no driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(_card(index) for index in range(pynvml.nvmlDeviceGetCount()))
-    finally:
-        pynvml.nvmlShutdown()
+    return tuple(_card(gpu) for gpu in gpus())
 
 
-def _card(index: int) -> Card:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    found: dict[int, Holder] = {}
-    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-        with contextlib.suppress(pynvml.NVMLError):
-            for process in ask(handle):
-                used = process.usedGpuMemory
-                found[process.pid] = Holder(process.pid, process_name(process.pid), None if used is None else int(used))
-    name = str(pynvml.nvmlDeviceGetName(handle))
-    return Card(index, name, int(memory.total), int(memory.free), tuple(found.values()))
+def _card(gpu: Gpu) -> Card:
+    found = tuple(Holder(held.pid, process_name(held.pid), held.used_bytes) for held in holders(gpu.index))
+    return Card(gpu.index, gpu.name, gpu.total_bytes, gpu.free_bytes, found)
 
 
 def process_name(pid: int) -> str:

@@ -34,6 +34,22 @@ def test_each_gpu_is_read_and_nvml_is_left_as_it_was(monkeypatch: pytest.MonkeyP
     assert shut == [True, True]
 
 
+def test_a_gpu_that_does_not_tell_of_its_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(index: int) -> SimpleNamespace:
+        if index == 0:  # as one that shares the machine's memory
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(total=100 * (index == 1), free=0)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA GB10")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=0))
+    assert [gpu.index for gpu in gpus()] == [1]
+
+
 def test_who_holds_memory_of_a_gpu_is_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)

@@ -1,8 +1,10 @@
 import asyncio
+import errno
 import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,21 @@ async def test_killing_ends_the_whole_group() -> None:
 async def test_a_program_that_is_not_there() -> None:
     with pytest.raises(LaunchError, match="/no/such: No such file"):
         await GuardedProcess.launch(["/no/such"], env={})
+
+
+def descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+async def test_a_machine_without_room_for_a_process_is_a_failed_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    before = descriptors()
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    with pytest.raises(LaunchError, match="vllm: Resource temporarily unavailable"):
+        await GuardedProcess.launch(["vllm"], env={}, on_news=print)
+    assert descriptors() == before
 
 
 def test_a_free_port_can_be_bound() -> None:
