@@ -114,6 +114,10 @@ class Supervisor:
         await asyncio.wait([task])
         del self._leaving[runner]
 
+    def program(self, name: str) -> Program:
+        """A program as it runs now: one that did not fit was changed."""
+        return self._find(name).program
+
     def gave_up(self, name: str) -> bool:
         """Whether a program is not started any more."""
         return self._find(name).state is State.FAILED

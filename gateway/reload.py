@@ -197,14 +197,14 @@ class Deployment:
         patience = settings.admission.queue.no_endpoint_ttl
         said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
-        before = self._gateway
+        before, was = self._gateway, self._supervisor.program(old.name)
         await self._hand_over(gateway)
         await self._stop(old)
         try:
             await self._start(new)
         except _FailedError as error:
             self._say(f"{error}\n{old.name}: started again as it was")
-            back = moved(old, new)
+            back = moved(was, new)
             await self._start(back)
             await self._hand_over(fronting(before, [(back, old)]))
             raise _FailedError(_STILL) from None

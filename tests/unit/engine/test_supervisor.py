@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from engine import events
+from engine.diagnosis.sign import Diagnosis
 from engine.events import SupervisorEvent
 from engine.lifecycle import Policy
 from engine.process import free_port
-from engine.program import Program, Role
+from engine.program import Program, Refit, Role
 from engine.supervisor import Supervisor
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -317,6 +318,18 @@ async def test_what_hangs_is_killed_and_started_again_for_that_reason() -> None:
         at_work.supervisor.hung("e", "It hung: no progress for 90 s.")
         await at_work.until(events.BecameReady, times=2)
         assert [event.diagnosis.cause for event in at_work.of(events.Crashed)] == ["It hung: no progress for 90 s."]
+
+
+async def test_a_program_that_was_changed_to_fit_is_known_as_it_runs() -> None:
+    fits = server("e")
+
+    def refit(_: Diagnosis) -> Refit:
+        return Refit(fits, "less", 1)
+
+    failing = replace(program("e", "raise SystemExit('ValueError: no')", url=fits.ready_url), refit=refit)
+    async with running(failing) as at_work:
+        await at_work.until(events.BecameReady)
+        assert at_work.supervisor.program("e").argv == fits.argv
 
 
 PARENT = """
