@@ -107,6 +107,13 @@ class ModelShape:
         Raises:
             UnknownShapeError: A size is missing, or a layer keeps something whose size is not known.
         """
+        try:
+            return cls._read(config)
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise UnknownShapeError(f"its config.json has a value of an unexpected kind: {error}") from error
+
+    @classmethod
+    def _read(cls, config: Config) -> "ModelShape":
         text = _text_config(config)
         model_type = str(text.get("model_type") or config.get("model_type") or "")
         if text.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
@@ -118,6 +125,8 @@ class ModelShape:
         kinds = kinds_of(text, model_type, layers) if generates else nothing(layers)
         attends = any(kind not in {Kind.STATE, Kind.NONE} for of_layer in kinds for kind in of_layer)
         heads = heads_of(text, model_type) if attends else Heads(0, 0, latent=False)
+        if attends and not heads.latent and not heads.size * heads.kv_heads:
+            raise UnknownShapeError(f"{model_type or 'the model'} has attention, and heads without a size")
         caches = layer_caches(text, model_type, kinds, heads)
         longest, default = _lengths(config, text, model_type)
         return cls(

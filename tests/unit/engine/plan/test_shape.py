@@ -76,6 +76,21 @@ def test_a_missing_size_is_named(missing: str) -> None:
         ModelShape.from_config({**config, "model_type": "brand_new"})
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"architectures": 1.5},
+        {"model_type": []},
+        {"num_attention_heads": 0},
+        {"head_dim": 0, "hidden_size": 1},
+        {"num_key_value_heads": 0},
+    ],
+)
+def test_a_value_that_makes_no_sense_is_an_error_of_the_config(odd: dict[str, Any]) -> None:
+    with pytest.raises(UnknownShapeError):
+        ModelShape.from_config({**LLAMA, **odd})
+
+
 def test_an_unknown_family_with_the_usual_keys_is_planned_and_marked() -> None:
     assert shape_of(model_type="brand_new", architectures=["BrandNewForCausalLM"]).assumed
 
