@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from engine.command import value_of
 from engine.filling import gpus_needed
 from engine.plan.arguments import ArgumentError, Arguments
 from engine.plan.budget import RefusedError, Request
@@ -11,6 +12,7 @@ from engine.plan.checkpoint import read_checkpoint
 from engine.plan.hub import CheckpointError
 from engine.plan.kv import UnpackableError
 from engine.plan.planner import Plan, Verdict, plan
+from engine.plan.remedies import FREE_MEMORY
 from engine.plan.shape import ModelShape, UnknownShapeError
 from gateway.config import EngineSettings, Settings
 from gateway.hardware import hardware_here
@@ -34,16 +36,17 @@ def _foreseen(engine: EngineSettings) -> str | None:
     if hardware is None:
         return None
     try:
-        checkpoint = read_checkpoint(engine.model, environ)
+        checkpoint = read_checkpoint(engine.model, environ, revision=value_of(engine.args, "--revision"))
         shape = ModelShape.from_config(checkpoint.config)
         arguments = Arguments.parse(engine.args)
-        # The share of a card is filled in from what is free: `engine.filling`.
         made = plan(Request(engine.model, shape, checkpoint.weights(shape), hardware, arguments, environ=environ))
     except RefusedError as error:
         return f"vLLM will refuse it: {error}"
     except (ArgumentError, CheckpointError, UnknownShapeError, UnpackableError):
         return None
-    return None if made.asked.fits else _said(made, f"{hardware.count} x {hardware.name}")
+    # The share of a card is filled in from what is free: `engine.filling`.
+    filled_in = made.verdict is Verdict.CHANGES and all(change.remedy == FREE_MEMORY for change in made.changes)
+    return None if made.asked.fits or filled_in else _said(made, f"{hardware.count} x {hardware.name}")
 
 
 def _said(made: Plan, where: str) -> str:

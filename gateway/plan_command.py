@@ -35,7 +35,8 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
     ] = False,
 ) -> None:
     """Say whether MODEL fits, what to change where it does not, and the command that follows."""
-    from engine.plan import report  # noqa: PLC0415 - other commands start without all this
+    from engine.host_memory import free_bytes  # noqa: PLC0415 - other commands start without all this
+    from engine.plan import report  # noqa: PLC0415
     from engine.plan.arguments import ArgumentError, Arguments  # noqa: PLC0415
     from engine.plan.budget import RefusedError, Request  # noqa: PLC0415
     from engine.plan.checkpoint import read_checkpoint  # noqa: PLC0415
@@ -44,7 +45,6 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
     from engine.plan.planner import Verdict, plan  # noqa: PLC0415
     from engine.plan.shape import ModelShape, UnknownShapeError  # noqa: PLC0415
     from engine.plan.traffic import TrafficError  # noqa: PLC0415
-    from engine.program import memory_bytes  # noqa: PLC0415
     from gateway.traffic import read_traffic  # noqa: PLC0415
 
     out = Console(highlight=False, markup=False)
@@ -57,7 +57,7 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
     try:
         hardware = _hardware(gpu, gpus, vram, os.environ)
         arguments = Arguments.parse(args or ())
-        checkpoint = read_checkpoint(model)
+        checkpoint = read_checkpoint(model, revision=arguments.text("--revision"))
         shape = ModelShape.from_config(checkpoint.config)
         request = Request(
             model,
@@ -67,7 +67,7 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
             arguments,
             traffic=read_traffic(traffic, key=admin_key) if traffic is not None else None,
             all_cards=gpus is not None,
-            host_bytes=memory_bytes() if hardware.measured else None,
+            host_bytes=free_bytes() if hardware.measured else None,
             environ=os.environ,
         )
         made = plan(request)

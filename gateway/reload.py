@@ -304,7 +304,9 @@ class Deployment:
 def _shortage(engine: Program) -> str | None:
     """Why an engine has no room beside what runs now; None where it has."""
     try:
-        weights = read_checkpoint(value_of(engine.argv, "--model") or "", engine.env).weight_bytes or None
+        revision = value_of(engine.argv, "--revision")
+        found = read_checkpoint(value_of(engine.argv, "--model") or "", engine.env, revision=revision)
+        weights = found.weight_bytes or None
     except CheckpointError:
         weights = None
     return shortage(engine.argv, engine.env, gpus=gpus(), host_free=free_bytes(), weights=weights)

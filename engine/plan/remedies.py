@@ -14,6 +14,8 @@ from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS
 from engine.plan.remedy import Proposal, Remedy, Situation, Stage
 from engine.plan.shape import Kind
 
+FREE_MEMORY = "measured free memory"
+"""The remedy that `kvgate serve` takes by itself (engine/filling.py)."""
 _MOST_UTILIZATION = 0.95
 """Never 1.0: kernels compiled later, fragmentation and the graphs' own error need room."""
 _OTHERS_GROW = 512 * 2**20
@@ -237,7 +239,7 @@ _SIXTEEN_BITS = "weights of 16 bits on a card that has kernels for it"
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        "measured free memory", Stage.TRIM, _UTILIZATION,
+        FREE_MEMORY, Stage.TRIM, _UTILIZATION,
         "the cards were read, and others hold so much that the wanted share is not free",
         _free_memory, always=True,
     ),

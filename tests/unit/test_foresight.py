@@ -51,6 +51,11 @@ def test_a_context_that_does_not_fit_is_foreseen_with_what_would(cards, said):
     assert "--max-model-len" in line
 
 
+def test_a_share_that_serve_fills_in_is_not_spoken_of(cards, said):
+    cards[0] = Gpu(0, cards[0].name, cards[0].total_bytes, 22000 * 2**20)
+    assert said(LLAMA_8B, "--max-model-len", "8192") == []
+
+
 def test_a_model_that_nothing_makes_fit_names_what_would_hold_it(cards, said):
     (line,) = said(LLAMA_3_70B)
     assert "does not fit on 1 x rtx-4090" in line

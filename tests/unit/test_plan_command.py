@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.gpu import Gpu, Holder
+from engine.plan.hub import CheckpointError
 from gateway.cli import cli
 from gateway.plan_command import DOES_NOT_FIT, USAGE_ERROR
 from tests.unit.engine.plan.models import LLAMA_3_70B
@@ -149,3 +150,19 @@ def test_published_starts_are_printed():
 def test_other_commands_do_not_load_it():
     code = "import sys, gateway.cli; sys.exit('engine.plan.planner' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_revision_that_is_given_is_planned(monkeypatch):
+    def read(model, *, revision):
+        raise CheckpointError(f"{model} at {revision}", "")
+
+    monkeypatch.setattr("engine.plan.checkpoint.read_checkpoint", read)
+    assert "org/m at v2" in run("org/m", "--", "--revision", "v2").output
+
+
+def test_what_is_moved_to_the_host_must_fit_into_what_is_free_there(folder, cards, monkeypatch):
+    cards.append(Gpu(0, "NVIDIA GeForce RTX 4090", 24564 * 2**20, 24000 * 2**20))
+    asked = []
+    monkeypatch.setattr("engine.host_memory.free_bytes", lambda: asked.append(None) or GIB)
+    planned(folder)
+    assert asked
