@@ -150,6 +150,11 @@ class Runner:
         self._hung = ""
         self._killed = False
         if not await self._turn_to_download():
+            if self._killed:
+                self._diagnosis = Diagnosis(
+                    f"Another launch was still downloading its model after {program.policy.start_timeout:g} s.",
+                    "Wait for that one, or end it; a slow download needs a higher engine.start_timeout.",
+                )
             self._inbox.put_nowait(lifecycle.Exited())
             return
         before, watch = program.history.read() if program.history is not None else StartTimes(), Stopwatch(_now())

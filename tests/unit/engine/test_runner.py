@@ -225,3 +225,17 @@ async def test_a_launch_that_waits_can_be_stopped(monkeypatch: pytest.MonkeyPatc
 
     at_work = Runner(replace(program(START), download=Busy(10**9)), hear, probe)
     assert await asyncio.wait_for(at_work.run(), 15) is State.STOPPED
+
+
+async def test_a_launch_that_waited_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_TURN_INTERVAL", 0.01)
+    told: list[events.SupervisorEvent] = []
+
+    async def probe(_: str) -> bool:
+        return False
+
+    impatient = Policy(start_timeout=0.05, max_restarts=0)
+    at_work = Runner(replace(program(START, impatient), download=Busy(10**9)), told.append, probe)
+    assert await asyncio.wait_for(at_work.run(), 15) is State.FAILED
+    (gave_up,) = (event for event in told if isinstance(event, events.GaveUp))
+    assert "still downloading its model after 0.05 s" in gave_up.diagnosis.cause
