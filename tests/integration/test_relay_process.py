@@ -127,13 +127,15 @@ async def test_streams_that_outlast_the_bound_are_cut(fronting, monkeypatch):
     assert "gave up on requests" in kvgate.log.read_text()
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(fronting):
+def test_a_port_that_is_taken_is_said_with_who_has_it_and_the_way_out(fronting):
     kvgate = fronting()
     port = kvgate.url.rsplit(":", 1)[1]
     with serving(kvgate.log.with_name("second.log"), int(port), "--endpoint", "http://127.0.0.1:9") as second:
         assert second.process.wait(20) == 2
-        (line,) = [line for line in second.log.read_text().splitlines() if line.startswith("kvgate:")]
-        assert f":{port}" in line
+        what, way_out = [line for line in second.log.read_text().splitlines() if line.startswith("kvgate:")]
+        assert f":{port}: " in what
+        assert f"(process {kvgate.process.pid}) listens there" in what
+        assert "--port" in way_out
         assert "Traceback" not in second.log.read_text()
 
 
