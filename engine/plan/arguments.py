@@ -1,5 +1,6 @@
 """PURE. What a person gave on vLLM's command line: no plan ever changes it."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class Arguments:
         unit = _UNITS.get(value[-1:], 1)
         try:
             return int(float(value[:-1] if unit > 1 else value) * unit)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ArgumentError(f"{flag} {value} is no number") from None
 
     def number(self, flag: str) -> float | None:
@@ -66,6 +67,9 @@ class Arguments:
         """
         value = self.text(flag)
         try:
-            return None if value is None else float(value)
+            number = None if value is None else float(value)
         except ValueError:
-            raise ArgumentError(f"{flag} {value} is no number") from None
+            number = math.nan
+        if number is not None and not math.isfinite(number):
+            raise ArgumentError(f"{flag} {value} is no number")
+        return number

@@ -8,10 +8,11 @@ What cannot be known without the card is a range, and a plan has to hold at its 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine.plan.arguments import Arguments
+from engine.plan.arguments import ArgumentError, Arguments
 from engine.plan.cards import GIB, Hardware
 from engine.plan.kv import Device, KvLayout, TokenRange
 from engine.plan.overhead import Overhead, Run, Span, cpu_overhead, overhead
+from engine.plan.pages import DTYPE_BYTES, is_known_kv_dtype, resolved_dtype, resolved_kv_dtype
 from engine.plan.shape import ModelShape
 from engine.plan.traffic import Traffic
 from engine.plan.weights import Weights
@@ -139,6 +140,8 @@ def defaults(request: Request) -> Settings:
     pipeline = given.integer("--pipeline-parallel-size") or 1
     if tensor is None:
         tensor = widest(shape, hardware.count // pipeline) if request.all_cards and not hardware.cpu else 1
+    if tensor < 1 or pipeline < 1:
+        raise RefusedError(f"{tensor} x {pipeline} ranks: parallel sizes begin with 1")
     _check_parallel(request, tensor, pipeline)
     length = given.integer("--max-model-len")
     if length is not None and length > shape.max_positions and not given.given("--hf-overrides"):
@@ -160,6 +163,10 @@ def defaults(request: Request) -> Settings:
         kv_bytes=given.integer("--kv-cache-memory-bytes"),
         cpu_offload_bytes=round((given.number("--cpu-offload-gb") or 0) * GIB),
     )
+    if not is_known_kv_dtype(kv_dtype := resolved_kv_dtype(shape, settings.kv_cache_dtype)):
+        raise ArgumentError(f"--kv-cache-dtype {kv_dtype}: what it takes is not known here")
+    if resolved_dtype(shape, settings.dtype) not in DTYPE_BYTES:
+        raise ArgumentError(f"--dtype {settings.dtype} is none of auto, {', '.join(DTYPE_BYTES)}")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise RefusedError(
             f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "

@@ -89,6 +89,12 @@ def resolved_kv_dtype(shape: ModelShape, kv_cache_dtype: str) -> str:
     return kv_cache_dtype
 
 
+def is_known_kv_dtype(kv_cache_dtype: str) -> bool:
+    """Whether the bytes of an element of this type are known here."""
+    known = kv_cache_dtype == "auto" or kv_cache_dtype in DTYPE_BYTES or kv_cache_dtype.endswith("_per_token_head")
+    return known or kv_cache_dtype.startswith(("fp8", "int8", "nvfp4"))
+
+
 def token_bytes(cache: LayerCache, paging: Paging, *, sparse: bool = False) -> int:
     """Bytes of one token in a layer with attention, on one rank."""
     if cache.token_bytes:

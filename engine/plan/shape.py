@@ -188,7 +188,7 @@ def _rope(text: Config) -> list[Config]:
 
 def _lengths(config: Config, text: Config, model_type: str) -> tuple[int, int]:
     """The longest length vLLM accepts, and the one it takes (0.32, config/model.py, `_get_and_verify_max_len`)."""
-    found = [int(text[key]) for key in families.LENGTHS if isinstance(text.get(key), int | float)]
+    found = [int(text[key]) for key in families.LENGTHS if isinstance(text.get(key), int | float) and text[key] > 0]
     if text.get("model_max_length"):
         found = [int(text["model_max_length"])]
     longest = min(found) if found else 2048

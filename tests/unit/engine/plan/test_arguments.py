@@ -26,3 +26,12 @@ def test_a_value_that_is_no_number_is_named(flag):
         given.integer(flag)
     with pytest.raises(ArgumentError, match=f"{flag} lots"):
         given.number(flag)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_value_without_a_size_is_no_number(value):
+    given = Arguments.parse(["--max-model-len", value])
+    with pytest.raises(ArgumentError, match=value):
+        given.integer("--max-model-len")
+    with pytest.raises(ArgumentError, match=value):
+        given.number("--max-model-len")

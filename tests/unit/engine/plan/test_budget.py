@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.plan.arguments import ArgumentError
 from engine.plan.budget import CONTEXT_BYTES, RefusedError, defaults, divides, measure, widest
 from engine.plan.cards import GIB, Hardware
 from tests.unit.engine.plan.models import hardware, request, shape
@@ -73,11 +74,19 @@ def test_what_was_given_is_taken():
         ("Llama-3.1-8B", ("-pp", "40"), 64, r"40 is more than the model's 32 layers"),
         ("Llama-3.1-8B", ("--max-model-len", "200000"), 1, r"200,000 is more than .*131,072"),
         ("Llama-3.1-8B", ("--max-num-batched-tokens", "64"), 1, r"64 is less than --max-num-seqs 1024"),
+        ("Llama-3.1-8B", ("-tp", "0"), 1, r"0 x 1 ranks: parallel sizes begin with 1"),
+        ("Llama-3.1-8B", ("-pp", "-1"), 1, r"1 x -1 ranks"),
     ],
 )
 def test_what_vllm_refuses_is_refused_before_any_arithmetic(model, given, cards, said):
     with pytest.raises(RefusedError, match=said):
         defaults(request(model, *given, on=hardware("h100", cards)))
+
+
+@pytest.mark.parametrize("given", [("--kv-cache-dtype", "int3"), ("--dtype", "float8")])
+def test_a_type_of_unknown_size_is_named(given):
+    with pytest.raises(ArgumentError, match=" ".join(given)):
+        defaults(request("Llama-3.1-8B", *given, on=hardware("h100")))
 
 
 def test_tensor_parallelism_needs_heads_that_divide():
