@@ -105,13 +105,15 @@ async def _converse(act: Act, reader: asyncio.StreamReader, writer: asyncio.Stre
             writer.write(msgspec.json.encode(answer) + b"\n")
 
     try:
-        if not (line := await reader.readline()):
-            return  # it only looked who is there
-        request = msgspec.json.decode(line, type=Reload)
+        try:
+            if not (line := await reader.readline()):
+                return  # it only looked who is there
+            request = msgspec.json.decode(line, type=Reload)
+        except (msgspec.DecodeError, ValueError) as error:  # the latter for a line without an end
+            send(Answer(line=f"kvgate did not understand the request: {error}"))
+            send(Answer(exit=2))
+            return
         send(Answer(exit=await act(request, lambda line: send(Answer(line=line)))))
-    except (msgspec.DecodeError, ValueError) as error:
-        send(Answer(line=f"kvgate did not understand the request: {error}"))
-        send(Answer(exit=2))
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):

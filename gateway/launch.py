@@ -15,6 +15,7 @@ from engine.command import EngineSpec, value_of
 from engine.environment import engine_python
 from engine.gpu import gpus
 from engine.lifecycle import Policy
+from engine.plan.arguments import ArgumentError, Arguments
 from engine.process import free_port
 from engine.program import Program, Role
 from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
@@ -123,7 +124,7 @@ def served_name(model: ModelSettings) -> str:
 
 def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Program]) -> ModelSettings:
     """The model as the gateway sees it: every engine is an endpoint."""
-    limit = value_of(engine.args, "--max-num-seqs")
+    limit = _sequences(engine)
     urls = [(program.ready_url or "").removesuffix("/health") for program in engines]
     launched = [EndpointSettings.model_validate({"url": url, "max_num_seqs": limit}) for url in urls]
     return model.model_copy(
@@ -134,6 +135,15 @@ def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Progra
             "engine": None,
         }
     )
+
+
+def _sequences(engine: EngineSettings) -> int | None:
+    """How many sequences it runs at most, where that was given; of what is no number vLLM says so."""
+    try:
+        limit = Arguments.parse(engine.args).integer("--max-num-seqs")
+    except ArgumentError:
+        return None
+    return limit if limit is not None and limit > 0 else None
 
 
 def _policy(engine: EngineSettings) -> Policy:

@@ -142,14 +142,14 @@ class Deployment:
     async def _reload(self, file: Path | None) -> int:
         try:
             settings, new = await asyncio.to_thread(self._read, file)
-        except (ConfigurationError, SetupError) as error:
+        except (ConfigurationError, SetupError, OSError) as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         try:
             with self._supervisor.changing():
                 await self._change(settings, new[:-1], new[-1])
-        except _FailedError as error:
-            self._say(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
+            self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
             for engine in [engine for engine in self.engines if not knows(self._gateway, engine)]:
                 await self._stop(engine)
             return _FAILED

@@ -48,19 +48,22 @@ def examine(
     """
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=base, headers=headers, timeout=PATIENCE, follow_redirects=True) as client:
+    # Straight: a proxy of the environment would get the key, and its own answers would be taken for the server's.
+    with httpx.Client(
+        base_url=base, headers=headers, timeout=PATIENCE, follow_redirects=True, trust_env=False
+    ) as client:
         try:
             health = client.get("/health")
         except httpx.InvalidURL as error:
             return Examined((), (_finding(f"{url} is no URL: {error}.", "Write http://HOST:PORT.", "", "no answer"),))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return Examined((), (_silent(base, error),))
         seen = [f"{base}/health answers {health.status_code}"]
         if health.status_code in _GATEWAY_ERRORS:
             return Examined(tuple(seen), (_not_ready(base, health),))
         try:
             return _running(client, model, admin_key, seen, clock)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return Examined(tuple(seen), (_silent(base, error),))
 
 
@@ -132,7 +135,7 @@ def _streams(client: httpx.Client, model: str, seen: list[str], clock: Callable[
         answer = stream(client, model, _LENGTHS[0], clock)
         if isinstance(answer, Arrivals) and streaming.flow(answer) is Flow.UNCLEAR:
             answer = stream(client, model, _LENGTHS[1], clock)
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         yield _finding(
             "A stream broke off.",
             "Something in between gives up on long answers (its read timeout), or the engine died: read its log.",
@@ -194,7 +197,7 @@ def _tokens(said: bytes) -> int | None:
     return None
 
 
-def _silent(base: str, error: httpx.TransportError) -> Diagnosis:
+def _silent(base: str, error: httpx.RequestError) -> Diagnosis:
     address = httpx.URL(base)
     loading = list(_starting(address.port)) if address.host in {"127.0.0.1", "localhost", "::1"} else []
     if loading:

@@ -285,7 +285,8 @@ def _shards(raw: bytes, where: str) -> list[str]:
 
 
 def _cross_check(tensors: Iterable[Tensor], index: bytes) -> list[str]:
-    stated = (json.loads(index).get("metadata") or {}).get("total_size")
+    metadata = json.loads(index).get("metadata")
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     found = sum(tensor.bytes for tensor in tensors)
     if isinstance(stated, int | float) and int(stated) != found:
         return [f"its index says {int(stated)} bytes of weights, its files have {found}"]

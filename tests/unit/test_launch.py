@@ -68,6 +68,12 @@ def test_a_sequence_limit_given_to_the_engine_is_known_to_the_gateway(args):
     assert handed_over(gateway).models[0].endpoints[0].max_num_seqs == 7
 
 
+@pytest.mark.parametrize(("given", "known"), [("1k", 1000), ("lots", None), ("0", None)])
+def test_a_sequence_limit_is_read_as_vllm_reads_it_and_left_to_it_where_it_is_none(given, known):
+    _, gateway = launched({"args": ["--max-num-seqs", given]})
+    assert handed_over(gateway).models[0].endpoints[0].max_num_seqs == known
+
+
 def test_the_engines_own_tokenizer_is_the_gateways():
     assert handed_over(launched({"args": ["--tokenizer", "org/other"]})[-1]).models[0].tokenizer == "org/other"
     assert handed_over(launched({}, model={"tokenizer": "mine"})[-1]).models[0].tokenizer == "mine"

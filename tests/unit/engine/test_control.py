@@ -88,6 +88,18 @@ async def test_what_is_no_request_is_refused():
         client.close()
 
 
+async def test_a_defect_while_it_acts_is_not_taken_for_a_request_that_is_none(caplog):
+    async def act(_, _say):
+        raise ValueError("a defect")
+
+    async with control(1, act):
+        client = await asyncio.to_thread(connected, run_folder() / "1.sock")
+        client.sendall(b"{}\n")
+        assert b"understand" not in await asyncio.to_thread(lambda: client.makefile("rb").read())
+        client.close()
+    assert "a defect" in caplog.text
+
+
 def connected(path):
     import os
 
