@@ -57,6 +57,11 @@ def seats(
         for group in engine.gpus or (None,) * engine.replicas
     ]
     present = [card.index for card in cards]
+    if present and len(wishes) > 1 and any("CUDA_VISIBLE_DEVICES" in engine.env for engine in engines):
+        raise ConfigurationError(
+            "engines: with several engines, an engine's `env` cannot set CUDA_VISIBLE_DEVICES, as the others would not "
+            "know of it: give `gpus`"
+        )
     try:
         placed = place(wishes, present, environ)
     except PlacementError as error:

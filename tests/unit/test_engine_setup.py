@@ -34,6 +34,14 @@ def test_what_cannot_be_placed_is_a_matter_of_configuration():
         seats([engine(gpus=[[0]]), engine(gpus=[[0]])], [IDLE], {})
 
 
+def test_gpus_that_only_one_engine_knows_of_are_refused_beside_others():
+    hidden = engine(env={"CUDA_VISIBLE_DEVICES": "0"})
+    with pytest.raises(ConfigurationError, match="give `gpus`"):
+        seats([hidden, engine()], [IDLE, HALF], {})
+    seats([hidden], [IDLE, HALF], {})
+    seats([hidden, engine()], [], {})
+
+
 def test_a_single_engine_is_measured_on_the_gpu_it_will_use():
     (seat,) = seats([engine()], [IDLE, HALF], {"CUDA_VISIBLE_DEVICES": "1"})
     assert (seat.gpus, seat.cards) == ((), (HALF,))
