@@ -17,7 +17,13 @@ from engine.gpu import Gpu, gpus, holders
 from engine.plan.hub import HubSettings
 
 _CGROUP = Path("/sys/fs/cgroup")
-_KILLED = re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Kill\w* process [^\n]*")
+_KILLED = re.compile(
+    rb"(?:^\d+,\d+,(\d+),[^;\n]*;)?((?:Out of memory|Memory cgroup out of memory): Kill\w* process [^\n]*)",
+    re.MULTILINE,
+)
+"""A line of /dev/kmsg: microseconds since the machine started, and what is said."""
+_LATELY = 60.0
+"""Seconds for which a kill may be why a program of ours has just ended."""
 _KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
 _KERNEL_LOG = 2**20
 """Bytes of it that are read at most."""
@@ -56,7 +62,7 @@ def corroborated(found: Diagnosis) -> Diagnosis:
     if found.kind is Kind.MEMORY:
         more = who_holds(cards(), found.facts)
     elif found.kind is Kind.DEATH:
-        kills, line = killed_for_memory()
+        kills, line = killed_for_memory(max(0.0, time.monotonic() - _LATELY))
         more = line or (f"{kills} processes were killed here for memory so far" if kills else "")
     return replace(found, evidence=f"{found.evidence} [{more}]".strip()) if more else found
 
@@ -93,13 +99,16 @@ def _memory() -> tuple[int, int, bool]:
     return total, available, False
 
 
-def killed_for_memory() -> tuple[int, str]:
-    """How many processes the kernel killed for memory in this control group, and its last line about any, if shown."""
+def killed_for_memory(since: float = 0.0) -> tuple[int, str]:
+    """How many processes the kernel killed for memory in this control group, and its last line about any, if shown.
+
+    `since`: seconds after the machine's start from which on a line counts.
+    """
     kills = 0
     with contextlib.suppress(OSError, ValueError):
         events = dict(line.split() for line in (_CGROUP / "memory.events").read_text().splitlines())
         kills = int(events.get("oom_kill", 0))
-    lines = _KILLED.findall(_kernel_log())
+    lines = [line for at, line in _KILLED.findall(_kernel_log()) if float(at or 0) / 1e6 >= since]
     return kills, lines[-1].decode(errors="replace")[:200] if lines else ""
 
 

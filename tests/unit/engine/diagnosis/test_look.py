@@ -117,6 +117,19 @@ def test_a_container_without_a_limit_has_the_machine_s_memory(tmp_path: Path, mo
     assert not seen.limited
 
 
+def test_a_kill_of_long_ago_is_not_why_something_ends_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = (
+        b"3,100,5000000,-;Out of memory: Killed process 7 (old)\n SUBSYSTEM=memory\n"
+        b"6,101,9000000,-;something else\n"
+        b"3,102,500000000,-;Memory cgroup out of memory: Killed process 9 (new)\n"
+    )
+    monkeypatch.setattr(looking, "_kernel_log", lambda: log)
+    assert looking.killed_for_memory(6.0)[1] == "Memory cgroup out of memory: Killed process 9 (new)"
+    assert looking.killed_for_memory(501.0)[1] == ""
+    monkeypatch.setattr(looking, "_kernel_log", lambda: log.split(b"6,")[0])
+    assert looking.killed_for_memory()[1] == "Out of memory: Killed process 7 (old)"
+
+
 @pytest.mark.parametrize(
     ("found", "evidence"),
     [
@@ -129,9 +142,9 @@ def test_a_container_without_a_limit_has_the_machine_s_memory(tmp_path: Path, mo
 def test_what_the_machine_knows_stands_beside_the_evidence(
     nvml: None, found: Diagnosis, evidence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "killed_for_memory", lambda: (1, "Killed process 9 (x)"))
+    monkeypatch.setattr(looking, "killed_for_memory", lambda _since: (1, "Killed process 9 (x)"))
     assert corroborated(found).evidence.startswith(evidence)
-    monkeypatch.setattr(looking, "killed_for_memory", lambda: (2, ""))
+    monkeypatch.setattr(looking, "killed_for_memory", lambda _since: (2, ""))
     monkeypatch.setattr(looking, "cards", tuple)
     more = " [2 processes were killed here for memory so far]" if found.kind is Kind.DEATH else ""
     assert corroborated(found).evidence == f"{found.evidence}{more}".strip()
