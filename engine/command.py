@@ -92,13 +92,17 @@ def argv(spec: EngineSpec) -> tuple[str, ...]:
 
 
 def kv_space(spec: EngineSpec, inherited: Mapping[str, str], memory_bytes: int) -> int | None:
-    """Return the GiB of KV cache that kvgate chooses for an engine on a CPU; None where somebody says how much.
-
-    That is an eighth of the machine's memory, at least 1 and at most 8 GiB. vLLM's own default is 92 % of all memory,
-    which is seldom free.
-    """
+    """Return the GiB of KV cache that kvgate chooses for an engine on a CPU; None where somebody says how much."""
     said = any(_flag(arg) in _KV_FLAGS for arg in spec.args) or KV_SPACE in inherited or KV_SPACE in spec.env
-    return None if said else max(1, min(_MOST_KV_GIB, memory_bytes // (8 * GIB)))
+    return None if said else cpu_kv_gib(memory_bytes)
+
+
+def cpu_kv_gib(memory_bytes: int) -> int:
+    """Return an eighth of a machine's memory in GiB, at least 1 and at most 8: its KV cache where nobody says how much.
+
+    vLLM's own default is 92 % of all memory, which is seldom free.
+    """
+    return max(1, min(_MOST_KV_GIB, memory_bytes // (8 * GIB)))
 
 
 def environment(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.plan.traffic import Traffic
+from engine.plan.traffic import LOW_HIT_RATE, Traffic
 from gateway.admission.outcomes import Outcome
 
 ENOUGH = 100
@@ -19,7 +19,6 @@ FEW = 0.01
 """Share of requests under which a refusal or a preemption is no reason to change anything."""
 MANY_WAIT = 0.05
 """Share of time with a queue, from which on waiting is a reason."""
-LOW_HIT_RATE = 0.3
 AROUND = 0.1
 """Share of an engine's tokens that may be missing from our own count: of answers that were broken off."""
 FULL, HALF = 0.85, 0.5

@@ -11,9 +11,8 @@ from typing import Any
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.loglines import parse
 from engine.plan.exposition import Samples
+from engine.plan.traffic import LOW_HIT_RATE
 
-LOW_HIT_RATE = 0.30
-"""Under this share of cached prompt tokens the prefix cache costs more attention than it saves."""
 ENOUGH_TOKENS = 20_000
 """Prompt tokens before a hit rate says anything."""
 FULL = 0.95

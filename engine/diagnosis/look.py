@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine, who_holds
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.gpu import Gpu, gpus, holders
+from engine.host_memory import free_bytes
 from engine.plan.hub import HubSettings
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -87,16 +88,10 @@ def process_name(pid: int) -> str:
 
 def _memory() -> tuple[int, int, bool]:
     """Bytes in all, bytes free, and whether the control group's limit is what counts."""
-    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    total, available = int(fields["MemTotal"]) * 1024, int(fields["MemAvailable"]) * 1024
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    limit = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        # The page cache counts as used and is given back.
-        cached = int(dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())["inactive_file"])
-        if limit < total:
-            return limit, min(available, limit - used + cached), True
-    return total, available, False
+    return min(limit, total), free_bytes(cgroup=_CGROUP), limit < total
 
 
 def killed_for_memory(since: float = 0.0) -> tuple[int, str]:

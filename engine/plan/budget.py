@@ -8,6 +8,7 @@ What cannot be known without the card is a range, and a plan has to hold at its 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from engine.command import KV_SPACE, cpu_kv_gib
 from engine.plan.arguments import ArgumentError, Arguments
 from engine.plan.cards import GIB, Hardware
 from engine.plan.kv import Device, KvLayout, TokenRange
@@ -24,9 +25,6 @@ _LARGE, _HUGE = 70 * GIB, 160 * GIB
 _BATCHES = {"huge": (16384, 1024), "large": (8192, 1024), "small": (2048, 256), "cpu": (2048, 128)}
 """`max_num_batched_tokens` and `max_num_seqs` that a server takes by the card's memory (engine/arg_utils.py,
 `get_batch_defaults`); an A100 counts as small."""
-
-CPU_KV_SHARE, CPU_KV_MOST = 8, 8 * GIB
-"""kvgate gives an engine on a CPU an eighth of the memory for its KV cache, 1 to 8 GiB (engine/command.py)."""
 
 
 class RefusedError(Exception):
@@ -173,9 +171,9 @@ def defaults(request: Request) -> Settings:
             f"{settings.max_num_seqs}: each sequence needs a token of every step"
         )
     if hardware.cpu and settings.kv_bytes is None:
-        space = (request.environ or {}).get("VLLM_CPU_KVCACHE_SPACE", "")
-        ours = max(GIB, min(CPU_KV_MOST, hardware.total_bytes // (CPU_KV_SHARE * GIB) * GIB))
-        settings = replace(settings, kv_bytes=int(space) * GIB if space.isdigit() and int(space) else ours)
+        space = (request.environ or {}).get(KV_SPACE, "")
+        gib = int(space) if space.isdigit() and int(space) else cpu_kv_gib(hardware.total_bytes)
+        settings = replace(settings, kv_bytes=gib * GIB)
     return settings
 
 

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.command import KV_SPACE
 from engine.plan.budget import CONTEXT_BYTES, p99_length, widest
 from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS, GIB
 from engine.plan.remedy import Proposal, Remedy, Situation, Stage
 from engine.plan.shape import Kind
+from engine.plan.traffic import LOW_HIT_RATE
 
 FREE_MEMORY = "measured free memory"
 """The remedy that `kvgate serve` takes by itself (engine/filling.py)."""
@@ -29,7 +31,6 @@ _SPARE = 1.25
 """Sequences planned for each that was seen at once, by the 99th percentile."""
 _MOST_OFFLOAD = 0.5
 """Of the weights: every step reads what is offloaded over PCIe, so that beyond a half a smaller model is faster."""
-_WORTH_HIT_RATE = 0.3
 _GIB_STEP = GIB
 
 
@@ -75,7 +76,7 @@ def _cpu_space(now: Situation) -> Proposal | None:
     if wanted < 1 or wanted * GIB > room or wanted * GIB == now.settings.kv_bytes:
         return None
     reason = f"{wanted} GiB of KV cache hold one request of {now.settings.max_model_len:,} tokens"
-    environ = (("VLLM_CPU_KVCACHE_SPACE", str(wanted)),)
+    environ = ((KV_SPACE, str(wanted)),)
     return Proposal(replace(now.settings, kv_bytes=wanted * GIB), (), reason, environ)
 
 
@@ -212,7 +213,7 @@ def _least_need(now: Situation) -> int:
 def _cache_to_host(now: Situation) -> Proposal | None:
     request, budget = now.request, now.budget
     traffic = request.traffic
-    if not budget.fits or request.hardware.cpu or traffic is None or (traffic.hit_rate or 0) < _WORTH_HIT_RATE:
+    if not budget.fits or request.hardware.cpu or traffic is None or (traffic.hit_rate or 0) < LOW_HIT_RATE:
         return None
     if not traffic.concurrency or not traffic.total_tokens:
         return None

@@ -13,7 +13,20 @@ from typing import NamedTuple
 from engine.plan.exposition import Samples
 from engine.plan.histogram import Distribution, Histogram, Range, rank_of, summed
 
-__all__ = ["Distribution", "Range", "Seen", "Traffic", "TrafficError", "from_exposition", "from_lengths"]
+__all__ = [
+    "LOW_HIT_RATE",
+    "Distribution",
+    "Range",
+    "Seen",
+    "Traffic",
+    "TrafficError",
+    "from_exposition",
+    "from_lengths",
+]
+
+
+LOW_HIT_RATE = 0.3
+"""Under this share of cached prompt tokens the prefix cache costs more attention than it saves."""
 
 
 class TrafficError(Exception):

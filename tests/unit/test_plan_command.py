@@ -9,16 +9,9 @@ from engine.gpu import Gpu, Holder
 from engine.plan.hub import CheckpointError
 from gateway.cli import cli
 from gateway.plan_command import DOES_NOT_FIT, USAGE_ERROR
-from tests.unit.engine.plan.models import LLAMA_3_70B
+from tests.unit.engine.plan.models import LLAMA_3_70B, LLAMA_8B
 
 GIB = 2**30
-LLAMA_8B = LLAMA_3_70B | {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 131072,
-}
 
 
 @pytest.fixture

@@ -19,6 +19,13 @@ LLAMA_3_70B = {
     "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16",
 }
+LLAMA_8B = LLAMA_3_70B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131072,
+}
 GEMMA_3_27B = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "model_type": "gemma3",
