@@ -116,6 +116,11 @@ class Application:
         """What is known of each endpoint now."""
         return [endpoint.monitor.status for endpoint in self._directory.endpoints.values()]
 
+    @property
+    def loaded(self) -> frozenset[str]:
+        """Models whose prompts can be counted: their tokenizers are loaded, or never will be."""
+        return frozenset(name for name, loading in self._loading.items() if loading.done())
+
     async def start(self, settle: float = 0.0) -> None:
         """Watch the endpoints and take requests.
 

@@ -3,14 +3,18 @@
     python -m loadtests.proof [--out FOLDER] [--rounds N] [--seconds S] [--only NAME ...]
 
 Sets up two real vLLMs with a small random model behind kvgate, one of them with vLLM's own limits, and writes a file
-for each measurement, with the hardware, versions and commit it was taken with.
+for each measurement, with the hardware, versions and commit it was taken with. The engines have their cores to
+themselves, as they have their GPU: kvgate and the clients share the last one.
 """
 
 import argparse
 import asyncio
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +89,10 @@ def main() -> None:
 
 
 def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: float) -> None:
+    *engines_cores, core = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})  # of the clients, which inherit it
     with tempfile.TemporaryDirectory() as scratch:
+        python = _pinned(_said("-m", "engine.environment"), engines_cores, Path(scratch, "python"))
         port = free_port()
         file, log = Path(scratch, "kvgate.yaml"), Path(scratch, "kvgate.log")
         models = [
@@ -94,8 +101,9 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
         ]
         server = {"port": port, "host": "127.0.0.1", "trusted_flow_header": "x-flow"}
         file.write_text(yaml.safe_dump({"server": server, "models": models}))
-        serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
-        with child(serve, None, log) as process:
+        environment = ["env", f"KVGATE_ENGINE_PYTHON={python}"]
+        serve = [*environment, sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
+        with child(serve, core, log) as process:
             kvgate = f"http://127.0.0.1:{port}"
             print("starting two real vLLMs behind kvgate", flush=True)
             engines = asyncio.run(_engines(kvgate, process, log))
@@ -111,6 +119,14 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
                     *(*test.options, *lasting),
                     *("--out", str(out / f"{name}.json"), "--html", str(out / f"{name}.html")),
                 )
+
+
+def _pinned(interpreter: str, cores: Sequence[int], at: Path) -> Path:
+    """Write a command that is the interpreter, on these cores."""
+    on = ",".join(map(str, cores))
+    at.write_text(f'#!/bin/sh\nexec taskset -c {on} {shlex.quote(interpreter)} "$@"\n')
+    at.chmod(0o755)
+    return at
 
 
 async def _engines(kvgate: str, process: "subprocess.Popen[bytes]", log: Path) -> dict[str, str]:
