@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -32,6 +32,23 @@ def child(argv: Sequence[str], core: int | None, log: Path) -> Iterator[subproce
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """Run on these, with all children that begin in the block."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def split_cores() -> tuple[list[int], int]:
+    """Those of what is measured, and the last, of what measures it: on a single core, both are that one."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    return others or [last], last
 
 
 async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -4,12 +4,11 @@
 
 Sets up two real vLLMs with a small random model behind kvgate, one of them with vLLM's own limits, and writes a file
 for each measurement, with the hardware, versions and commit it was taken with. The engines have their cores to
-themselves, as they have their GPU: kvgate and the clients share the last one.
+themselves, as they would have a GPU; kvgate and the clients share the last one.
 """
 
 import argparse
 import asyncio
-import os
 import shlex
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from loadtests.processes import child, free_port
+from loadtests.processes import child, free_port, on_cores, split_cores
 
 RESULTS = Path("docs/results")
 START_SECONDS = 600
@@ -89,10 +88,9 @@ def main() -> None:
 
 
 def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: float) -> None:
-    *engines_cores, core = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {core})  # of the clients, which inherit it
-    with tempfile.TemporaryDirectory() as scratch:
-        python = _pinned(_said("-m", "engine.environment"), engines_cores, Path(scratch, "python"))
+    of_engines, core = split_cores()
+    with tempfile.TemporaryDirectory() as scratch, on_cores({core}):
+        python = _pinned(_said("-m", "engine.environment"), of_engines, Path(scratch, "python"))
         port = free_port()
         file, log = Path(scratch, "kvgate.yaml"), Path(scratch, "kvgate.log")
         models = [
@@ -103,7 +101,7 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
         file.write_text(yaml.safe_dump({"server": server, "models": models}))
         environment = ["env", f"KVGATE_ENGINE_PYTHON={python}"]
         serve = [*environment, sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
-        with child(serve, core, log) as process:
+        with child(serve, None, log) as process:
             kvgate = f"http://127.0.0.1:{port}"
             print("starting two real vLLMs behind kvgate", flush=True)
             engines = asyncio.run(_engines(kvgate, process, log))

@@ -1,6 +1,7 @@
 """The simulation, calibrated on one workload on a real vLLM, predicts others it has not seen."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from gateway.simulation.contenders import direct
 from gateway.simulation.machine import Machine, StepTime
 from gateway.simulation.simulate import simulate
 from gateway.simulation.workload import Request, Workload
+from loadtests.processes import on_cores, split_cores
 from tests.conftest import Vllm, VllmFactory
 
 pytestmark = [pytest.mark.engine, pytest.mark.proof]
@@ -113,8 +115,17 @@ UNSEEN = {
 }
 
 
-async def test_workloads_the_model_has_not_seen_are_predicted(vllm: VllmFactory) -> None:
-    engine = vllm(args=FLAGS, tag="simulation")
+@pytest.fixture
+def engine(vllm: VllmFactory) -> Iterator[Vllm]:
+    """A vLLM with its cores to itself: the client has the last one."""
+    of_engine, last = split_cores()
+    with on_cores(of_engine):
+        started = vllm(args=FLAGS, tag="simulation")
+    with on_cores({last}):
+        yield started
+
+
+async def test_workloads_the_model_has_not_seen_are_predicted(engine: Vllm) -> None:
     await measure(engine, LEARNED[:20], seed=0)  # the first steps allocate, and say nothing about the others
     learned = await measure(engine, LEARNED, seed=1)
     machine = calibrated(LEARNED, MACHINE, learned.answers)

@@ -1,10 +1,11 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtests.processes import answers, child, cpu_seconds, free_port
+from loadtests.processes import answers, child, cpu_seconds, free_port, on_cores, split_cores
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\ninput()"
@@ -29,3 +30,23 @@ def test_a_child_ends_with_its_block(tmp_path: Path):
     with child([sys.executable, "-c", "import time; time.sleep(60)"], 0, tmp_path / "log") as process:
         assert process.poll() is None
     assert process.poll() is not None
+
+
+def test_a_child_that_begins_on_some_cores_stays_there_and_we_do_not():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(ZeroDivisionError), on_cores({min(before)}):
+        said = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+        assert (
+            subprocess.run(said, check=True, stdout=subprocess.PIPE, text=True).stdout.strip() == f"{{{min(before)}}}"
+        )
+        1 / 0  # noqa: B018
+    assert os.sched_getaffinity(0) == before
+
+
+def test_what_measures_has_the_last_core_and_what_is_measured_the_others():
+    with on_cores({min(os.sched_getaffinity(0))}):
+        of_measured, of_measurer = split_cores()
+        assert of_measured == [of_measurer]
+    of_measured, of_measurer = split_cores()
+    assert {*of_measured, of_measurer} == os.sched_getaffinity(0)
+    assert len(os.sched_getaffinity(0)) == 1 or of_measurer not in of_measured
