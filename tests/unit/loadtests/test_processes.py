@@ -34,12 +34,10 @@ def test_a_child_ends_with_its_block(tmp_path: Path):
 
 def test_a_child_that_begins_on_some_cores_stays_there_and_we_do_not():
     before = os.sched_getaffinity(0)
-    with pytest.raises(ZeroDivisionError), on_cores({min(before)}):
-        said = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
-        assert (
-            subprocess.run(said, check=True, stdout=subprocess.PIPE, text=True).stdout.strip() == f"{{{min(before)}}}"
-        )
-        1 / 0  # noqa: B018
+    ask = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+    with on_cores({min(before)}):
+        said = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert said == f"{min(before)}\n"
     assert os.sched_getaffinity(0) == before
 
 
