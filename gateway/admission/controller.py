@@ -6,7 +6,7 @@ for and does not get is kept for it: only a few smaller ones behind it, or other
 would surely wait in vain is refused on arrival, others at their deadline (`Waits`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -150,6 +150,19 @@ class AdmissionController:
             self._weigh(request)
             self._set_spare(request, now)
         return explain(request, now, self._roster, self._queue, self._waits, draining=self._draining)
+
+    def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
+        """Of those in flight, from how many tokens on a report of progress changes the account; 0: the first does.
+
+        As the endpoints' blocks are now: ask again when one has come up.
+        """
+        flights = self._flights
+        return {request: flights[request].reservation.news for request in requests if request in flights}
+
+    @property
+    def aborting(self) -> bool:
+        """Whether an endpoint holds blocks of aborted requests until a token of any other shows a step of its engine."""
+        return any([endpoint.ledger.aborting for endpoint in self._roster])
 
     # Requests
 
