@@ -7,7 +7,6 @@ would surely wait in vain is refused on arrival, others at their deadline (`Wait
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -56,14 +55,16 @@ PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
 """Refusals that a smaller request, or one of another flow, may not meet."""
 
 
-@dataclass(frozen=True, slots=True)
 class Flight:
     """Where a request in flight is, and what it holds there."""
 
-    endpoint: Endpoint
-    reservation: Reservation
-    tokens: float
-    """That it is expected to hold there at its end."""
+    __slots__ = ("endpoint", "reservation", "tokens")
+
+    def __init__(self, endpoint: Endpoint, reservation: Reservation, tokens: float) -> None:
+        self.endpoint = endpoint
+        self.reservation = reservation
+        self.tokens = tokens
+        """That it is expected to hold there at its end."""
 
 
 class AdmissionController:
@@ -161,8 +162,8 @@ class AdmissionController:
 
     @property
     def aborting(self) -> bool:
-        """Whether an endpoint holds blocks of aborted requests until a token of any other shows a step of its engine."""
-        return any([endpoint.ledger.aborting for endpoint in self._roster])
+        """Whether blocks of aborted requests are held until a token of any other shows that the engine made a step."""
+        return any(endpoint.ledger.aborting for endpoint in self._roster)
 
     # Requests
 
