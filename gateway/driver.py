@@ -79,8 +79,8 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Tell the core something and carry out what it asks for."""
-        if type(event) is EndpointUp:  # its blocks may be others from now on: the next count of each is news
-            self._tell({**self._untold, **self._moved})
+        if type(event) is EndpointUp and (counts := {**self._untold, **self._moved}):
+            self._tell(counts)  # its blocks may be others from now on: the next count of each is news
             self._news.clear()
         now = self._clock()
         commands = self._controller.handle(event, now)
@@ -168,7 +168,10 @@ class Driver:
             self._progressed(moved.keys())
 
     def _report(self, moved: dict[RequestId, int]) -> None:
-        """Tell the core what is news of this. While it waits for a step of an engine, every token is."""
+        """Tell the core what is news of this. While it waits for a step of an engine, every token is.
+
+        A batch without any is told, too: who waits is asked again with each, as predictions change with time.
+        """
         if self._controller.aborting:
             self._tell(moved)
             return
@@ -182,9 +185,8 @@ class Driver:
         self._tell(told)
 
     def _tell(self, counts: dict[RequestId, int]) -> None:
-        if counts:
-            self.handle(Progress(tuple(counts.items())))
-            self._news.update(self._controller.news(counts))
+        self.handle(Progress(tuple(counts.items())))
+        self._news.update(self._controller.news(counts))
 
     def _forget(self, request: RequestId) -> tuple[int | None, float]:
         """The last count of a request that has left its endpoint, if any, and from which on it is news."""
