@@ -79,8 +79,9 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Tell the core something and carry out what it asks for."""
-        if type(event) is EndpointUp and (counts := {**self._untold, **self._moved}):
-            self._tell(counts)  # its blocks may be others from now on: the next count of each is news
+        if type(event) is EndpointUp:  # its blocks may be others from now on: the next count of each is news
+            if counts := {**self._untold, **self._moved}:
+                self._tell(counts)
             self._news.clear()
         now = self._clock()
         commands = self._controller.handle(event, now)
