@@ -2,22 +2,26 @@
 
     python -m tests.proof.core_cost
 
-Each round is the life of one request in a saturated pool: an arrival that has to wait, one end that lets the head of
-the queue go, and its share of the progress reports and of the scrapes, with streams of five seconds each. The events
-of streams come from the driver, as they do in the gateway: every stream has a token each 20 ms, a batch goes out each
+Interpreted and compiled (`KVGATE_COMPILE=1`, see setup.py), row by row in turn, each in a process of its own. Each
+round is the life of one request in a saturated pool: an arrival that has to wait, one end that lets the head of the
+queue go, and its share of the progress reports and of the scrapes, with streams of five seconds each. The events of
+streams come from the driver, as they do in the gateway: every stream has a token each 20 ms, a batch goes out each
 25 ms, and the driver leaves out what is no news, which are all but the first token of a stream and the one that
 begins a block of 16. What the driver takes itself, for its notes of every token and for choosing the news, is shown
-beside the core's sum.
+last.
 """
 
 import asyncio
 import gc
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 
-from gateway.admission import controller as core
 from gateway.admission.commands import Command, Dispatch
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
@@ -159,31 +163,47 @@ async def measure(in_flight: int, queued: int, endpoints: int, flows: int, round
     return turnover / rounds * 1e6, reports / rounds * 1e6, driving / rounds * 1e6
 
 
-async def main() -> None:
-    """Print the table."""
-    compiled = "interpreted" if core.__file__.endswith(".py") else "compiled"
-    machine = platform.processor() or platform.machine()
-    print(f"Python {platform.python_version()}, {machine}, {sys.platform}; the admission core is {compiled}")
-    print(
-        f"{'in flight':>9} {'queued':>7} {'endpoints':>9} {'flows':>5} {'arrive+end us':>14} {'progress us':>12} "
-        f"{'sum us':>8} {'driver us':>10}"
-    )
-    for in_flight, queued, endpoints, flows in (
-        (10, 10, 1, 1),
-        (100, 100, 1, 1),
-        (100, 1000, 1, 1),
-        (1000, 1000, 1, 1),
-        (1000, 10_000, 1, 1),
-        (1000, 10_000, 1, 16),
-        (1000, 10_000, 4, 1),
-        (10_000, 10_000, 16, 1),
-    ):
-        turnover, progress, driving = await measure(in_flight, queued, endpoints, flows, rounds=max(2000, in_flight))
-        print(
-            f"{in_flight:9} {queued:7} {endpoints:9} {flows:5} {turnover:14.1f} {progress:12.1f} "
-            f"{turnover + progress:8.1f} {driving:10.1f}"
-        )
+ROWS = (
+    (10, 10, 1, 1),
+    (100, 100, 1, 1),
+    (100, 1000, 1, 1),
+    (1000, 1000, 1, 1),
+    (1000, 10_000, 1, 1),
+    (1000, 10_000, 1, 16),
+    (1000, 10_000, 4, 1),
+    (10_000, 10_000, 16, 1),
+)
+
+
+def measured(row: tuple[int, ...], packages: Path) -> list[float]:
+    """A row of figures, from a process of its own that takes kvgate from this folder."""
+    command = [sys.executable, __file__, *map(str, row)]
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return [float(figure) for figure in done.stdout.split()]
+
+
+def main() -> None:
+    """Print the table; or one row of it, of the core that this process has."""
+    if sys.argv[1:]:
+        in_flight, queued, endpoints, flows = map(int, sys.argv[1:])
+        print(*asyncio.run(measure(in_flight, queued, endpoints, flows, rounds=max(2000, in_flight))))
+        return
+    from tests.proof.compiled import ROOT, with_compiled_core
+
+    print(f"Python {platform.python_version()}, {platform.processor() or platform.machine()}, {sys.platform}; us")
+    print(f"{'':33}{'interpreted':^32}{'compiled':^32}")
+    each = f"{'arrive+end':>11} {'progress':>8} {'sum':>6}"
+    print(f"{'in flight':>9} {'queued':>7} {'endpoints':>9} {'flows':>5}{each}{each} {'driver':>7}")
+    with TemporaryDirectory() as folder:
+        packages = with_compiled_core(Path(folder))
+        for row in ROWS:
+            plain, compiled = measured(row, ROOT), measured(row, packages)
+            figures = "".join(
+                f"{end:11.1f} {progress:8.1f} {end + progress:6.1f}" for end, progress, _ in (plain, compiled)
+            )
+            print(f"{row[0]:9} {row[1]:7} {row[2]:9} {row[3]:5}{figures} {plain[2]:7.1f}", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
