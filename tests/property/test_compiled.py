@@ -47,7 +47,7 @@ def policy(random):
     )
 
 
-def tumult(seed, steps=2000):
+def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
     """Events of every kind at random, in an order that follows what the core decides; with all that it said."""
     random = Random(seed)  # noqa: S311 - the same events every time
     controller = AdmissionController(policy(random))
