@@ -248,7 +248,7 @@ class Ledger:
     def stepped(self, now: float) -> None:
         """Somebody made progress: the engine has taken a step, and dropped those aborted before."""
         if self._aborting:
-            self._release_aborted(now - REPORT_SPAN)
+            self._release_aborted(REPORT_SPAN, now)
 
     def settle(self, now: float) -> None:
         """Bring the account up to this time.
@@ -257,7 +257,7 @@ class Ledger:
         has carried over a block's edge.
         """
         if self._aborting:
-            self._release_aborted(now - ABORT_BOUND)
+            self._release_aborted(ABORT_BOUND, now)
         growth = self._growth
         if not growth:
             return
@@ -373,8 +373,9 @@ class Ledger:
             self._growth = [entry for entry in self._growth if entry[2].ticket == entry[1]]
             heapify(self._growth)
 
-    def _release_aborted(self, before: float) -> None:
-        while self._aborting and self._aborting[0].aborted_at <= before:
+    def _release_aborted(self, after: float, now: float) -> None:
+        # Summed as in `next_abort_expiry`: rounded otherwise, who is woken at that time might find it not yet there.
+        while self._aborting and self._aborting[0].aborted_at + after <= now:
             self._drop(self._aborting.popleft())
 
     def _drop(self, reservation: Reservation) -> None:
