@@ -2,6 +2,10 @@
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
+# For the admission core, which is compiled here; what is shipped has no compiler.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 # pip stays here: the environment that is shipped has none.
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/kvgate
 # What kvgate needs changes less often than kvgate: a layer of its own.
@@ -9,10 +13,10 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
     && /opt/build/bin/pip --python /opt/kvgate/bin/python install --requirement requirements.txt
-COPY README.md LICENSE ./
+COPY README.md LICENSE setup.py ./
 COPY gateway ./gateway
 COPY engine ./engine
-RUN /opt/build/bin/pip wheel --no-deps --wheel-dir dist . \
+RUN KVGATE_COMPILE=1 /opt/build/bin/pip wheel --no-deps --wheel-dir dist . \
     && /opt/build/bin/pip --python /opt/kvgate/bin/python install --no-deps dist/*.whl
 
 FROM python:3.11-slim-bookworm

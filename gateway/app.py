@@ -13,6 +13,7 @@ import structlog
 from fastapi import FastAPI
 
 import gateway
+from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
 from gateway.config import EndpointSettings, ModelSettings, Settings
@@ -138,7 +139,13 @@ class Application:
                 await self._settled()
         for listener in self._listeners:
             listener.start()
-        _log.info("listening", port=self.port, endpoints=[*self._directory.endpoints], version=gateway.__version__)
+        _log.info(
+            "listening",
+            port=self.port,
+            endpoints=[*self._directory.endpoints],
+            version=gateway.__version__,
+            core="interpreted" if core.__file__.endswith(".py") else "compiled",
+        )
 
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait until what runs has finished, at most `timeout` seconds."""

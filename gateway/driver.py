@@ -9,6 +9,7 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Cancelled,
+    EndpointUp,
     Event,
     Finished,
     Progress,
@@ -40,6 +41,9 @@ class RejectedError(Exception):
 class Driver:
     """Runs one controller: the only one to call it, always on the event loop's thread.
 
+    Of what the relay counts, a batch of progress tells the core what changes its account: first tokens, and requests
+    that have come to the edge of their blocks. Before that a count is only kept, for the end of its request.
+
     Args:
         controller: the core of one model.
         clock: monotonic seconds.
@@ -59,7 +63,12 @@ class Driver:
         self._progressed = progressed
         self._record = record
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
-        self._generated: dict[RequestId, int] = {}
+        self._moved: dict[RequestId, int] = {}
+        """Tokens of those that moved since the last batch."""
+        self._untold: dict[RequestId, int] = {}
+        """Tokens, at the last batch, of those that had moved since the core heard of them."""
+        self._news: dict[RequestId, float] = {}
+        """Of those the core has heard of, how many tokens it wants to hear of next."""
         self._flush_timer: asyncio.TimerHandle | None = None
         self._wake_timer: asyncio.TimerHandle | None = None
 
@@ -70,6 +79,10 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Tell the core something and carry out what it asks for."""
+        if type(event) is EndpointUp:  # its blocks may be others from now on: the next count of each is news
+            if counts := {**self._untold, **self._moved}:
+                self._tell(counts)
+            self._news.clear()
         now = self._clock()
         commands = self._controller.handle(event, now)
         if self._record is not None:
@@ -93,19 +106,19 @@ class Driver:
         Raises:
             RejectedError: there is none. The request has ended.
         """
-        self._generated.pop(request, None)
+        self._forget(request)
         return await self._ask(request, Returned(request, busy))
 
     def progress(self, request: RequestId, generated: int) -> None:
-        """Note how many tokens a request has generated; the core hears of it in the next batch."""
-        self._generated[request] = generated
+        """Note how many tokens a request has generated; where that is news, the core hears of it in the next batch."""
+        self._moved[request] = generated
         if self._flush_timer is None:
             self._flush_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._flush)
 
     def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """A dispatched request has left its endpoint."""
-        generated = self._generated.pop(request, None)
-        if generated is not None:
+        generated, news = self._forget(request)
+        if generated is not None and (generated >= news or not completion_tokens):
             self.handle(Progress(((request, generated),)))
         self.handle(Finished(request, verdict, completion_tokens))
 
@@ -150,10 +163,36 @@ class Driver:
 
     def _flush(self) -> None:
         self._flush_timer = None
-        batch, self._generated = self._generated, {}
-        if batch:
-            self.handle(Progress(tuple(batch.items())))
-            self._progressed(batch.keys())
+        moved, self._moved = self._moved, {}
+        if moved:
+            self._report(moved)
+            self._progressed(moved.keys())
+
+    def _report(self, moved: dict[RequestId, int]) -> None:
+        """Tell the core what is news of this. While it waits for a step of an engine, every token is.
+
+        A batch without any is told, too: who waits is asked again with each, as predictions change with time.
+        """
+        if self._controller.aborting:
+            self._tell(moved)
+            return
+        news, untold = self._news, self._untold
+        told: dict[RequestId, int] = {}
+        for request, generated in moved.items():
+            if generated >= news.get(request, 0):
+                told[request] = generated
+            else:
+                untold[request] = generated
+        self._tell(told)
+
+    def _tell(self, counts: dict[RequestId, int]) -> None:
+        self.handle(Progress(tuple(counts.items())))
+        self._news.update(self._controller.news(counts))
+
+    def _forget(self, request: RequestId) -> tuple[int | None, float]:
+        """The last count of a request that has left its endpoint, if any, and from which on it is news."""
+        generated = self._untold.pop(request, None)
+        return self._moved.pop(request, generated), self._news.pop(request, 0)
 
     def _wake(self) -> None:
         self._wake_timer = None

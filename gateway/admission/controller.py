@@ -6,8 +6,7 @@ for and does not get is kept for it: only a few smaller ones behind it, or other
 would surely wait in vain is refused on arrival, others at their deadline (`Waits`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -56,14 +55,16 @@ PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
 """Refusals that a smaller request, or one of another flow, may not meet."""
 
 
-@dataclass(frozen=True, slots=True)
 class Flight:
     """Where a request in flight is, and what it holds there."""
 
-    endpoint: Endpoint
-    reservation: Reservation
-    tokens: float
-    """That it is expected to hold there at its end."""
+    __slots__ = ("endpoint", "reservation", "tokens")
+
+    def __init__(self, endpoint: Endpoint, reservation: Reservation, tokens: float) -> None:
+        self.endpoint = endpoint
+        self.reservation = reservation
+        self.tokens = tokens
+        """That it is expected to hold there at its end."""
 
 
 class AdmissionController:
@@ -150,6 +151,19 @@ class AdmissionController:
             self._weigh(request)
             self._set_spare(request, now)
         return explain(request, now, self._roster, self._queue, self._waits, draining=self._draining)
+
+    def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
+        """Of those in flight, from how many tokens on a report of progress changes the account; 0: the first does.
+
+        As the endpoints' blocks are now: ask again when one has come up.
+        """
+        flights = self._flights
+        return {request: flights[request].reservation.news for request in requests if request in flights}
+
+    @property
+    def aborting(self) -> bool:
+        """Whether blocks of aborted requests are held until a token of any other shows that the engine made a step."""
+        return any(endpoint.ledger.aborting for endpoint in self._roster)
 
     # Requests
 

@@ -71,7 +71,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch of what the relay saw since the last: `(request, tokens generated so far)`, summed over a group."""
+    """One batch of what the relay saw since the last: `(request, tokens generated so far)`, summed over a group.
+
+    It may leave out what changes nothing, see `AdmissionController.news`.
+    """
 
     generated: tuple[tuple[RequestId, int], ...]
 

@@ -14,6 +14,8 @@ BUSY_HOLD = 1.0
 class Closed(StrEnum):
     """Why an endpoint takes no more."""
 
+    __hash__ = str.__hash__  # that of Enum is a Python function, and every refusal asks for it
+
     KV = "kv"
     """Effective KV usage went above `kv_high` and is not yet below `kv_low`."""
     ENGINE_WAITING = "engine_waiting"

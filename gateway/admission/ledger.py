@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from gateway.admission.decode_clock import DecodeClock
-from gateway.admission.events import Arrived, Capacity, Demand, Prefix
+from gateway.admission.events import Arrived, Capacity, Prefix
 from gateway.admission.footprint import Footprint
 from gateway.admission.predictor import Kind
 from gateway.admission.prefill import PrefillRate
@@ -35,52 +34,93 @@ class Phase(Enum):
     ABORTING = auto()
 
 
-@dataclass(slots=True, eq=False)
 class Reservation:
     """What one request in flight holds."""
 
-    demand: Demand
-    footprint: Footprint
-    streamed: bool
-    sequences: int
-    limit: int
-    """Most tokens a sequence may generate."""
-    dispatched: float
-    """The decode clock at its dispatch."""
-    held: int
-    """Blocks, those it shares with others included."""
-    kind: Kind
-    prefix: Prefix
-    sent_at: float
-    computed: int
-    """Prompt tokens that the engine has to compute for it: those it has not cached."""
-    backlog: int = 0
-    """All that it had to compute up to this one's first token, when it was sent."""
-    shared: int = 0
-    """Tokens of its prompt that another request in flight holds too."""
-    expected: int = 0
-    """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
-    review: int = 0
-    phase: Phase = Phase.UNCONFIRMED
-    unseen: int = 0
-    """What of it counts as `Ledger.unseen`."""
-    seen: int = 0
-    """Tokens the relay reported, over all sequences."""
-    generated: int = 1
-    """Tokens per sequence it is taken to hold room for. One from the start: prefill ends with the first."""
-    origin: float = 0.0
-    """The decode clock when its tokens started to be counted by the clock."""
-    base: int = 0
-    """Tokens per sequence it had then."""
-    pace: float = 1.0
-    edge: float = 0
-    """Tokens per sequence at which it holds more blocks than now; infinity where that is beyond its limit."""
-    news: float = 0
-    """Tokens over all sequences from which on a report of progress changes the account; before, it is only noted."""
-    due_tokens: int = 1
-    """Tokens per sequence at which the clock looks at it again, and `ticket` the entry that does so (0: none)."""
-    ticket: int = 0
-    aborted_at: float = 0.0
+    __slots__ = (
+        "aborted_at",
+        "backlog",
+        "base",
+        "computed",
+        "demand",
+        "dispatched",
+        "due_tokens",
+        "edge",
+        "expected",
+        "footprint",
+        "generated",
+        "held",
+        "kind",
+        "limit",
+        "news",
+        "origin",
+        "pace",
+        "phase",
+        "prefix",
+        "review",
+        "seen",
+        "sent_at",
+        "sequences",
+        "shared",
+        "streamed",
+        "ticket",
+        "unseen",
+    )
+
+    def __init__(
+        self,
+        arrival: Arrived,
+        kind: Kind,
+        footprint: Footprint,
+        *,
+        prefix: Prefix,
+        computed: int,
+        reading: float,
+        now: float,
+    ) -> None:
+        demand = arrival.demand
+        self.demand = demand
+        self.footprint = footprint
+        self.streamed = arrival.streamed
+        self.sequences = demand.sequences
+        self.limit = max(1, demand.max_tokens)
+        """Most tokens a sequence may generate."""
+        self.kind = kind
+        self.prefix = prefix
+        self.sent_at = now
+        self.dispatched = reading
+        """The decode clock at its dispatch."""
+        self.computed = computed
+        """Prompt tokens that the engine has to compute for it: those it has not cached."""
+        self.backlog = 0
+        """All that it had to compute up to this one's first token, when it was sent."""
+        self.shared = 0
+        """Tokens of its prompt that another request in flight holds too."""
+        self.expected = 0
+        """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
+        self.review = 0
+        self.phase = Phase.UNCONFIRMED
+        self.unseen = 0
+        """What of it counts as `Ledger.unseen`."""
+        self.seen = 0
+        """Tokens the relay reported, over all sequences."""
+        self.generated = 1
+        """Tokens per sequence it is taken to hold room for. One from the start: prefill ends with the first."""
+        self.held, edge = footprint.growth(1)
+        """Blocks, those it shares with others included."""
+        self.edge: float = edge if edge <= self.limit else inf
+        """Tokens per sequence at which it holds more blocks than now; infinity where that is beyond its limit."""
+        self.news = 0.0
+        """Tokens over all sequences from which on a report of progress changes the account."""
+        self.origin = 0.0
+        """The decode clock when its tokens started to be counted by the clock."""
+        self.base = 0
+        """Tokens per sequence it had then."""
+        self.pace = 1.0
+        self.due_tokens = 1
+        """Tokens per sequence at which the clock looks at it again, and `ticket` the entry that does so (0: none)."""
+        self.ticket = 0
+        self.aborted_at = 0.0
 
 
 class Ledger:
@@ -152,22 +192,9 @@ class Ledger:
             cached: prompt tokens that the engine need not compute.
         """
         reading = self._clock.read(now)
-        demand = arrival.demand
-        sequences = demand.sequences
-        reservation = Reservation(
-            demand=demand,
-            footprint=footprint,
-            streamed=arrival.streamed,
-            sequences=sequences,
-            limit=max(1, demand.max_tokens),
-            dispatched=reading,
-            held=0,
-            kind=kind,
-            prefix=prefix,
-            sent_at=now,
-            computed=demand.prompt_tokens - cached,
-        )
-        self._measure(reservation)
+        computed = arrival.demand.prompt_tokens - cached
+        reservation = Reservation(arrival, kind, footprint, prefix=prefix, computed=computed, reading=reading, now=now)
+        sequences = reservation.sequences
         held = reservation.held
         self._reservations[reservation] = None
         if prefix:
@@ -221,7 +248,7 @@ class Ledger:
     def stepped(self, now: float) -> None:
         """Somebody made progress: the engine has taken a step, and dropped those aborted before."""
         if self._aborting:
-            self._release_aborted(now - REPORT_SPAN)
+            self._release_aborted(REPORT_SPAN, now)
 
     def settle(self, now: float) -> None:
         """Bring the account up to this time.
@@ -230,7 +257,7 @@ class Ledger:
         has carried over a block's edge.
         """
         if self._aborting:
-            self._release_aborted(now - ABORT_BOUND)
+            self._release_aborted(ABORT_BOUND, now)
         growth = self._growth
         if not growth:
             return
@@ -346,8 +373,9 @@ class Ledger:
             self._growth = [entry for entry in self._growth if entry[2].ticket == entry[1]]
             heapify(self._growth)
 
-    def _release_aborted(self, before: float) -> None:
-        while self._aborting and self._aborting[0].aborted_at <= before:
+    def _release_aborted(self, after: float, now: float) -> None:
+        # Summed as in `next_abort_expiry`: rounded otherwise, who is woken at that time might find it not yet there.
+        while self._aborting and self._aborting[0].aborted_at + after <= now:
             self._drop(self._aborting.popleft())
 
     def _drop(self, reservation: Reservation) -> None:

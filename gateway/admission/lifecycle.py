@@ -12,6 +12,8 @@ from enum import IntEnum, auto
 class State(IntEnum):
     """Where a request is."""
 
+    __hash__ = int.__hash__  # that of Enum is a Python function, and every step of a request asks for it
+
     NEW = auto()
     """No record of it."""
     WAITING = auto()
@@ -24,6 +26,8 @@ class State(IntEnum):
 
 class Trigger(IntEnum):
     """What can happen to a request."""
+
+    __hash__ = int.__hash__
 
     ARRIVED = auto()
     DISPATCHED = auto()

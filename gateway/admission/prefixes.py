@@ -10,7 +10,6 @@ until that room is needed: the least recently freed go first, of one request its
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -31,15 +30,17 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
-@dataclass(slots=True, eq=False)
 class _Run:
     """Successive parts with the same holders."""
 
-    end: int
-    """Its last part is the one before this, counted from the beginning of a prompt."""
-    holders: int
-    ids: int
-    """The sum of the holders' ids: once one is left, its id."""
+    __slots__ = ("end", "holders", "ids")
+
+    def __init__(self, end: int, holders: int, ids: int) -> None:
+        self.end = end
+        """Its last part is the one before this, counted from the beginning of a prompt."""
+        self.holders = holders
+        self.ids = ids
+        """The sum of the holders' ids: once one is left, its id."""
 
 
 class SharedPrefixes(Generic[H]):
@@ -148,15 +149,17 @@ class SharedPrefixes(Generic[H]):
         return tokens - tokens % self._block_size
 
 
-@dataclass(slots=True, eq=False)
 class _Sent:
     """What one prompt or answer put into the cache, as far as it is still there and nothing later has it, too."""
 
-    prefix: Prefix
-    end: int
-    """Parts, from the first, that were not dropped."""
-    tail: int
-    """Tokens beyond the parts."""
+    __slots__ = ("end", "prefix", "tail")
+
+    def __init__(self, prefix: Prefix, tail: int) -> None:
+        self.prefix = prefix
+        self.end = len(prefix)
+        """Parts, from the first, that were not dropped."""
+        self.tail = tail
+        """Tokens beyond the parts."""
 
 
 class RecentPrefixes:
@@ -188,7 +191,9 @@ class RecentPrefixes:
             prefix: of a prompt that was sent; empty where not known, or for tokens that no other prompt begins with.
             tokens: all that it takes, its tail beyond the prefix included: the prompt's, or those of an answer.
         """
-        entry = _Sent(prefix, len(prefix), tokens)
+        if not prefix and not self._parts:
+            return  # it only displaces what was sent before, and that is nothing anybody asks for
+        entry = _Sent(prefix, tokens)
         self._tokens += tokens
         if prefix:
             entry.tail -= prefix[-1][0]

@@ -22,8 +22,9 @@ class Request:
 
     __slots__ = (
         "_expected",
-        "_footprints",
+        "_footprint",
         "_level",
+        "_paging",
         "arrival",
         "arrived_at",
         "avoid",
@@ -72,7 +73,8 @@ class Request:
         """Its turn there, given when it first waits; 0 before."""
         self.ticket = 0
         """Numbers its stay there: it may come back."""
-        self._footprints: dict[Paging, Footprint] = {}
+        self._paging: Paging | None = None
+        self._footprint: Footprint | None = None
         self._level: float | None = None
         self._expected = 0
 
@@ -97,12 +99,11 @@ class Request:
 
     def footprint(self, paging: Paging) -> Footprint:
         """What it would hold on an endpoint with such blocks."""
-        footprint = self._footprints.get(paging)
-        if footprint is None:
+        footprint = self._footprint
+        if footprint is None or self._paging != paging:  # the endpoints of a pool seldom differ in this
             block_size, shares_prefix = paging
-            footprint = self._footprints[paging] = Footprint(
-                self.arrival.demand, block_size, shares_prefix=shares_prefix
-            )
+            footprint = self._footprint = Footprint(self.arrival.demand, block_size, shares_prefix=shares_prefix)
+            self._paging = paging
         return footprint
 
     def _predicted(self, predictor: Predictor, level: float) -> int:

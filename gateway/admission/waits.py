@@ -1,5 +1,7 @@
 """How long requests will wait, how long they may, and when a refused one should come back."""
 
+from math import inf
+
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.lifecycle import State
 from gateway.admission.outcomes import Outcome
@@ -33,7 +35,10 @@ class Waits:
 
     def prefill(self, request: Request) -> float:
         """From its dispatch to its first token, where that is soonest; 0 while nothing is known."""
-        return min([e.prefill_seconds(request) for e in self._roster.eligible(request)], default=0.0)
+        soonest = inf
+        for endpoint in self._roster.eligible(request):
+            soonest = min(soonest, endpoint.prefill_seconds(request))
+        return soonest if soonest < inf else 0.0
 
     def patience(self, request: Request) -> float:
         """The longest it may wait while an endpoint is live."""
@@ -69,8 +74,10 @@ class Waits:
         own = request.cost if request.state is State.WAITING else 0.0
         ahead = self._queue.ahead(arrival.band, arrival.flow, request.lane, own)
         service = ahead.service(request.cost) if ahead.urgent or ahead.same else 0.0
-        short = min([e.deficit(request, now, peek=peek) for e in self._roster.eligible(request)], default=0.0)
-        return (service + short) / rate
+        short = inf
+        for endpoint in self._roster.eligible(request):
+            short = min(short, endpoint.deficit(request, now, peek=peek))
+        return (service + (short if short < inf else 0.0)) / rate
 
     def full(self, requests: int = 0, size: int = 0) -> bool:
         """Whether more wait than may, with so many requests and bytes added."""

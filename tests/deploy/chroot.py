@@ -33,7 +33,7 @@ def debian(image: str, cache: Path) -> Path:
     named = re.fullmatch(r"python:(\d+\.\d+)-slim-(\w+)", image)
     assert named, f"{image}: nothing here stands in for it"
     version, suite = named.groups()
-    archive = cache / f"{suite}-python{version}.tar"
+    archive = cache / f"{suite}-python{version}-headers.tar"
     if archive.exists():
         return archive
     assert os.geteuid() == 0, "this needs root: chroot and namespaces"
@@ -41,7 +41,7 @@ def debian(image: str, cache: Path) -> Path:
         install("mmdebstrap", "debian-archive-keyring")
     cache.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(f".{os.getpid()}.tar")
-    packages = f"python{version},python{version}-venv,python3"
+    packages = f"python{version},python{version}-venv,libpython{version}-dev,python3"
     command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", suite, str(partial), MIRROR]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

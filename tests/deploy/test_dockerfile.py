@@ -156,13 +156,16 @@ def test_the_image_holds_what_a_gateway_needs_and_no_more(image: Container) -> N
     assert not installed & {"torch", "vllm", "pip", "setuptools", "pytest", "ruff", "mypy"}
     size = sum(path.lstat().st_size for path in image.inside(PurePosixPath("/opt/kvgate")).rglob("*"))
     assert size < 400e6
+    assert list(image.inside(PurePosixPath("/opt/kvgate")).rglob("admission/controller.*.so")), (
+        "the core is interpreted"
+    )
 
 
 def test_only_what_the_image_needs_is_sent_to_a_build() -> None:
     context = Context(ROOT)
     sent = {path for path in (PurePosixPath(name) for name in tracked()) if context.sends(path)}
     tops = {path.parts[0] for path in sent}
-    assert tops == {"pyproject.toml", "README.md", "LICENSE", "gateway", "engine", "deploy"}
+    assert tops == {"pyproject.toml", "setup.py", "README.md", "LICENSE", "gateway", "engine", "deploy"}
     assert {str(path) for path in sent if path.parts[0] == "deploy"} == {"deploy/healthcheck.py"}
     assert not context.sends(PurePosixPath("gateway/__pycache__/cli.cpython-311.pyc"))
     assert not context.sends(PurePosixPath(".env"))

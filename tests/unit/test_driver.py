@@ -14,6 +14,8 @@ from gateway.admission.events import (
     EndpointDown,
     EndpointId,
     EndpointUp,
+    Finished,
+    Progress,
     ShutdownStarted,
     Verdict,
 )
@@ -214,6 +216,87 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
         driver.close()
 
     asyncio.run(run())
+
+
+def account(controller, now):
+    """What it holds on its endpoint, by request: blocks, and tokens that a sequence is taken to have."""
+    (endpoint,) = controller._roster
+    held = {key: (f.reservation.held, f.reservation.generated) for key, f in controller._flights.items()}
+    return held, controller.snapshot(now).endpoints[0].held_blocks, endpoint.ledger.aborting
+
+
+DEMANDS = (Demand((10,), 300), Demand((31,), 300), Demand((32,), 40), Demand((5, 40, 77), 200), Demand((20,), 200, n=3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
+    """One driver leaves out what is no news, a second core is told everything, in the same batches."""
+
+    async def run():
+        choose, clock, events = random.Random(seed), Clock(), []  # noqa: S311  # a reproducible choice
+        driver = Driver(
+            AdmissionController(Policy()), clock, lambda _: None, record=lambda event, *_: events.append(event)
+        )
+        told = AdmissionController(Policy())
+        # Not both: counts told late, as blocks change, may end the wait for what was aborted a little early.
+        changes, verdicts = choose.choice(((0.05, [Verdict.DONE]), (0.0, list(Verdict))))
+
+        def follow(kinds=(Arrived, EndpointUp)):
+            for event in events:
+                if isinstance(event, kinds):
+                    told.handle(event, clock.now)
+            events.clear()
+
+        driver.handle(EndpointUp(HERE, Capacity(4000, 1000)))
+        arrivals = [Arrived(new_request(), choose.choice(DEMANDS)) for _ in range(5)]
+        counts = {(await driver.admit(arrival)).request: 0 for arrival in arrivals}
+        most = {a.request: a.demand.max_tokens * a.demand.sequences for a in arrivals}
+        follow()
+        for _ in range(60):
+            clock.now += PROGRESS_INTERVAL
+            moved = {key: min(most[key], n + choose.randrange(1, 40)) for key, n in counts.items() if n < most[key]}
+            moved = {key: n for key, n in moved.items() if choose.random() < 0.7}
+            counts.update(moved)
+            for request, generated in moved.items():
+                driver.progress(request, generated)
+            if choose.random() < changes:  # it comes up with other blocks, once everything is told
+                driver.handle(EndpointUp(HERE, Capacity(4000, 1000, choose.choice((16, 32, 48)))))
+                told.handle(Progress(tuple(moved.items())), clock.now)
+                follow()
+            if choose.random() < 0.1 and moved:
+                request, generated = choose.choice(list(moved.items()))
+                del counts[request]
+                driver.finish(request, choose.choice(verdicts), choose.choice((None, generated)))
+                follow((Progress, Finished))
+            driver._flush()
+            follow()
+            told.handle(Progress(tuple((key, n) for key, n in moved.items() if key in counts)), clock.now)
+            assert account(driver.controller, clock.now) == account(told, clock.now)
+        for request in list(counts):
+            driver.finish(request, Verdict.DONE, None)
+        assert not driver._untold
+        assert not driver._news
+        driver.close()
+
+    asyncio.run(run())
+
+
+async def test_the_core_hears_of_a_stream_once_for_each_of_its_blocks():
+    heard = []
+    driver = driver_of()
+    request = new_request()
+    await driver.admit(Arrived(request, Demand((10,), 100)))  # 6 tokens more fill its block of 16
+    driver._record = lambda event, *_: heard.append(event)
+    for generated in range(1, 31):
+        driver.progress(request, generated)
+        driver._flush()
+    driver.progress(request, 31)
+    driver.finish(request, Verdict.DONE, None)
+    assert [event.generated for event in heard if isinstance(event, Progress) and event.generated] == [
+        ((request, 1),), ((request, 7),), ((request, 23),), ((request, 31),)
+    ]  # fmt: skip
+    driver.close()
 
 
 async def test_what_was_generated_before_a_return_is_not_counted_after_it():

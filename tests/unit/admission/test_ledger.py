@@ -147,6 +147,14 @@ def test_an_aborted_request_counts_in_all_but_not_as_confirmed():
     assert (bench.ledger.held, bench.ledger.aborting, bench.ledger.sequences) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("at", [0.9, 1.0, 127.69293180267664])
+def test_an_aborted_request_is_gone_at_the_very_time_that_is_told(at):
+    bench = Bench()
+    bench.ledger.abort(bench.reserve(16), at)
+    bench.ledger.settle(bench.ledger.next_abort_expiry)
+    assert bench.ledger.aborting == 0
+
+
 def test_an_aborted_request_grows_no_more():
     bench = Bench(rate=100)
     reservation = bench.reserve(16, streamed=False)
