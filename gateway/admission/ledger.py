@@ -60,6 +60,8 @@ class Reservation:
     """Tokens of its prompt that another request in flight holds too."""
     expected: int = 0
     """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
+    draw: float = 0.0
+    """Where among the ends that are thought of its own is taken to be: from 0, the nearest, to 1."""
     review: int = 0
     phase: Phase = Phase.UNCONFIRMED
     unseen: int = 0

@@ -1,10 +1,16 @@
-"""How cautiously output lengths are predicted: a quantile that finds its own level."""
+"""How cautiously output lengths are predicted: a range of quantiles that finds its own lower end."""
 
-LOWEST, HIGHEST = 0.30, 0.97
-START = 0.70
-RAISE = 0.4
-"""Part of the way to `HIGHEST` that one sign of too little caution takes it."""
-EASE = 0.03
+LOWEST, HIGHEST = 0.0, 0.90
+TOP = 0.985
+"""The quantile that the most cautious prediction is made at."""
+CAUTION = 0.85
+"""Where the lower end would start in a cache that the forecast may fill to its end."""
+MARGIN = 5.0
+"""What it starts lower for each share of the cache that the forecast leaves free: that is caution, too."""
+RAISE = 0.2
+"""Part of the way to `HIGHEST` that one sign of too little caution takes it. That and `EASE` make such a sign one in
+some thousand requests: predictions follow the requests by themselves, and this is for what they do not know."""
+EASE = 0.01
 """What one span of waste takes off, for each share of the cache that was not needed."""
 SETTLING = 5.0
 """Seconds for which one raise speaks: what was let in before it is still there."""
@@ -17,10 +23,11 @@ SPAN = 15.0
 
 
 class Level:
-    """The quantile at which an endpoint's requests are predicted.
+    """The quantiles at which an endpoint's requests are predicted: from `value` to `TOP`.
 
-    It goes up when the engine preempts or its cache is full, which the forecast should have prevented, and down
-    when the forecast kept work waiting for a while although the cache had room at its fullest.
+    From 0 on they would be as their lengths are: right on average, and too short half of the time. What is left out
+    at the lower end is caution. It goes up when the engine preempts or its cache is full, which the forecast should
+    have prevented, and down when the forecast kept work waiting for a while although the cache had room at its fullest.
     """
 
     __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_roomy", "_since", "value")
@@ -31,7 +38,7 @@ class Level:
         Args:
             share: of the cache, that the forecast may fill: now and then it is reached, if the forecast comes true.
         """
-        self.value = START
+        self.value = max(LOWEST, CAUTION - MARGIN * (1.0 - share))
         """0 to 1."""
         self._roomy = share - NEAR
         self._preemptions: float | None = None
@@ -39,6 +46,10 @@ class Level:
         self._since: float | None = None
         self._fullest = 0.0
         self._held = 0
+
+    def at(self, draw: float) -> float:
+        """The quantile so far (0 to 1) into the range."""
+        return self.value + (TOP - self.value) * draw
 
     def observe(self, usage: float, preemptions: float | None, now: float, *, holding: bool) -> None:
         """Take the effective usage and the engine's counter of preemptions.

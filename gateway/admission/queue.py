@@ -188,15 +188,18 @@ class Queue:
 
         One that stands too far behind to be looked at may not.
         """
-        band = self._bands[request.arrival.band]
-        lane = band.lanes[request.lane]
+        return self._bands[request.arrival.band].lanes[request.lane].head() is request or self.may_pass(request)
+
+    def may_pass(self, request: Request) -> bool:
+        """Whether one that waits, or would, may pass who goes first in its lane, and stands near enough to it."""
+        band = self._bands.get(request.arrival.band)
+        lane = None if band is None else band.lanes.get(request.lane)
+        if band is None or lane is None:
+            return False
         head = lane.head()
-        if head is request:
-            return True
         if lane.blocked is not head or not self._may_pass(request, head, yields=lane.yields):
             return False
-        flow = band.fairness.active[request.arrival.flow]
-        return flow.counter + (flow.backlog - request.cost) / flow.weight <= lane.reach
+        return band.turn(request, lane) <= lane.reach
 
     def first_deadline(self) -> Request | None:
         """Whoever's deadline comes first."""
