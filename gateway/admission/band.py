@@ -94,7 +94,7 @@ class BandQueue:
         return ahead
 
     def turn(self, request: Request, lane: Lane) -> float:
-        """What its flow will have been given, over its weight, when one that waits last of it, or would, has its turn."""
+        """What its flow will have been given, over its weight, at the turn of its last request, or of one more."""
         flow = self.fairness.active.get(request.arrival.flow)
         if flow is None:
             return self.fairness.start(request.arrival.flow, *self._front(lane))

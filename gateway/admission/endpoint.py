@@ -185,7 +185,7 @@ class Endpoint:
 
     def expected(self, request: Request) -> int:
         """Tokens that each sequence of the request is predicted to end with here."""
-        return request.expected(self._predictor, self.outlook.level.at(MIDDLE))
+        return request.expected(self._predictor, self.outlook.level.at(MIDDLE, self.ledger.sequences))
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""

@@ -104,7 +104,7 @@ class Outlook:
         return rows
 
     def _predicted(self, reservation: Reservation) -> int:
-        level = self.level.at(reservation.draw)
+        level = self.level.at(reservation.draw, self._ledger.sequences)
         return self._predictor.predict(reservation.kind, level, reservation.generated, reservation.limit)
 
 
