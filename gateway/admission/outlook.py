@@ -11,8 +11,9 @@ HOLDS = 200e-6
 half a microsecond for each, so this bounds what it costs, however busy the endpoint."""
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
-REVIEW = 4
-"""A prediction is reviewed when the tokens it leaves have shrunk to one part in so many."""
+REVIEW = 2
+"""A prediction is reviewed when the tokens it leaves have shrunk to one part in so many: what a request has lived
+through says what it will, and the sooner it is asked the fewer it outlives unforeseen."""
 
 
 class Outlook:

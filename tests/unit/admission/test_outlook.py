@@ -104,7 +104,7 @@ def test_one_that_comes_near_its_prediction_is_predicted_anew(pool):
         pool.predictor.learn(one.kind, 10, 500)
     for _ in range(60):
         pool.predictor.learn(one.kind, 450, 500)
-    pool.endpoint.ledger.progress(one, 300, LATER)
+    pool.endpoint.ledger.progress(one, 200, LATER)
     pool.make(LATER + 1)
     assert one.expected == 500
     pool.endpoint.ledger.progress(one, 400, LATER)
