@@ -93,6 +93,14 @@ class BandQueue:
             ahead += min(cost, max(0.0, turn - least) * weight + one_each + ROUNDING)
         return ahead
 
+    def turn(self, request: Request, lane: Lane) -> float:
+        """What its flow will have been given, over its weight, at the turn of its last request, or of one more."""
+        flow = self.fairness.active.get(request.arrival.flow)
+        if flow is None:
+            return self.fairness.start(request.arrival.flow, *self._front(lane))
+        waits = request.cost if request.ticket else 0.0
+        return flow.counter + (flow.backlog - waits) / flow.weight
+
     def relane(self, lane_of: Callable[[Request], LaneKey]) -> None:
         """Sort everybody into lanes anew."""
         waiting = sorted((request for lane in self.lanes.values() for request in lane), key=lambda r: r.order)

@@ -20,6 +20,8 @@ GAUGE_LAG = 0.25
 UNBOUNDED = 2**63
 MOST_SPARED = 0.3
 """Share of a cache that is kept free for flows within their share, at the most."""
+MIDDLE = 0.5
+"""Where among the ends that are thought of one is taken to be that is not sent yet."""
 
 
 class Endpoint:
@@ -183,7 +185,7 @@ class Endpoint:
 
     def expected(self, request: Request) -> int:
         """Tokens that each sequence of the request is predicted to end with here."""
-        return request.expected(self._predictor, self.outlook.level.value)
+        return request.expected(self._predictor, self.outlook.level.at(MIDDLE, self.ledger.sequences))
 
     def reserve(self, request: Request, now: float) -> Reservation:
         """Enter a request that is being dispatched here."""
@@ -192,7 +194,6 @@ class Endpoint:
         prefix = arrival.prefix if capacity.shares_prefix else ()
         cached = self.cached(request)
         reservation = self.ledger.reserve(arrival, request.kind, footprint, now, prefix=prefix, cached=cached)
-        reservation.expected = self.expected(request)
         self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
         self.outlook.came(reservation, capacity.block_size)
         if capacity.shares_prefix:

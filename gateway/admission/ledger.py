@@ -44,6 +44,7 @@ class Reservation:
         "computed",
         "demand",
         "dispatched",
+        "draw",
         "due_tokens",
         "edge",
         "expected",
@@ -98,6 +99,8 @@ class Reservation:
         """Tokens of its prompt that another request in flight holds too."""
         self.expected = 0
         """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
+        self.draw = 0.0
+        """Where among the ends that are thought of its own is taken to be: from 0, the nearest, to 1."""
         self.review = 0
         self.phase = Phase.UNCONFIRMED
         self.unseen = 0

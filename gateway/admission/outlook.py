@@ -4,25 +4,31 @@ from gateway.admission.forecast import Forecast, Row, peak
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.level import Level
 from gateway.admission.predictor import Predictor
+from gateway.admission.spread import spread
 
 HOLDS = 200e-6
 """Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes about
 half a microsecond for each, so this bounds what it costs, however busy the endpoint."""
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
-REVIEW = 4
-"""A prediction is reviewed when the tokens it leaves have shrunk to one part in so many."""
+REVIEW = 2
+"""A prediction is reviewed when the tokens it leaves have shrunk to one part in so many: what a request has lived
+through says what it will, and the sooner it is asked the fewer it outlives unforeseen."""
 
 
 class Outlook:
     """Predictions and the forecast of one endpoint.
+
+    Requests in flight are not all predicted at one quantile, which of many would predict that all are long, and end
+    together. Each has its own, spread over the range of the `Level`: together they end as so many requests do, some
+    early, some late, and what one takes more another takes less.
 
     The forecast is made anew as requests come and go, in proportion to their number, so that its cost for each
     stays the same. In between, who came since counts in full, at its end, who left counts on, and so does what they
     shared: it is too low by no more than what those in flight have grown since.
     """
 
-    __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "_shared", "level")
+    __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "_sent", "_shared", "level")
 
     def __init__(self, ledger: Ledger, predictor: Predictor, share: float) -> None:
         self._ledger = ledger
@@ -33,11 +39,16 @@ class Outlook:
         self._changed = False
         self._shared = 0
         """Tokens that several held when it was made, once: as long as it holds, somebody may need them."""
+        self._sent = 0
+        """Requests that came, ever."""
         self._arrived = 0
         """Tokens at their ends of those that came since, as if they shared nothing."""
 
     def came(self, reservation: Reservation, block_size: int) -> None:
-        """A request was sent to the endpoint, its `expected` set."""
+        """A request was sent to the endpoint."""
+        self._sent += 1
+        reservation.draw = spread(self._sent)
+        reservation.expected = self._predicted(reservation)
         reservation.review = _review(reservation.expected, reservation.generated)
         remaining = max(0, reservation.expected - reservation.generated)
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
@@ -94,7 +105,8 @@ class Outlook:
         return rows
 
     def _predicted(self, reservation: Reservation) -> int:
-        return self._predictor.predict(reservation.kind, self.level.value, reservation.generated, reservation.limit)
+        level = self.level.at(reservation.draw, self._ledger.sequences)
+        return self._predictor.predict(reservation.kind, level, reservation.generated, reservation.limit)
 
 
 def _review(expected: int, generated: int) -> int:

@@ -188,15 +188,18 @@ class Queue:
 
         One that stands too far behind to be looked at may not.
         """
-        band = self._bands[request.arrival.band]
-        lane = band.lanes[request.lane]
+        return self._bands[request.arrival.band].lanes[request.lane].head() is request or self.may_pass(request)
+
+    def may_pass(self, request: Request) -> bool:
+        """Whether one that waits, or would, may pass who goes first in its lane, and stands near enough to it."""
+        band = self._bands.get(request.arrival.band)
+        lane = None if band is None else band.lanes.get(request.lane)
+        if band is None or lane is None:
+            return False
         head = lane.head()
-        if head is request:
-            return True
         if lane.blocked is not head or not self._may_pass(request, head, yields=lane.yields):
             return False
-        flow = band.fairness.active[request.arrival.flow]
-        return flow.counter + (flow.backlog - request.cost) / flow.weight <= lane.reach
+        return band.turn(request, lane) <= lane.reach
 
     def first_deadline(self) -> Request | None:
         """Whoever's deadline comes first."""
@@ -247,8 +250,13 @@ class Queue:
         return False
 
     def _let_pass(self, lane: Lane, head: Request, accept: Callable[[Request], Answer]) -> None:
-        """Ask a few that may pass the head: those of other flows where it yields, else smaller ones."""
+        """Ask a few that may pass the head: those of other flows where it yields, in order; else the smallest.
+
+        These fit the soonest, and of as much of the cache more of them are served.
+        """
         passing = [other for other in lane.behind(LOOK) if self._may_pass(other, head, yields=lane.yields)]
+        if not lane.yields:
+            passing.sort(key=_size)
         for request in passing[:ASK]:
             answer = accept(request)
             if answer is Answer.CLOSED:
@@ -277,3 +285,7 @@ class Queue:
             (due if owed else later).append(band)
         due.sort(key=lambda band: band.share.since)
         return due + later
+
+
+def _size(request: Request) -> int:
+    return request.size

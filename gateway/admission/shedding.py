@@ -1,5 +1,7 @@
 """Who waits in vain, and when a refused request should come back."""
 
+from gateway.admission.spread import spread
+
 FLOOR = 1.0
 CAP = 60.0
 """Seconds: OpenAI's SDKs follow a Retry-After of up to a minute in every release."""
@@ -7,8 +9,6 @@ UNKNOWN = 5.0
 """Seconds told while no rate is known."""
 JITTER = 0.25
 """Share of the answer that is spread, so that those refused together do not come back together."""
-GOLDEN = 0.6180339887498949
-"""Its multiples, modulo 1, spread evenly however many there are: a low-discrepancy sequence."""
 WAITING_SHARE = 0.5
 """Share of its TTFT target that a request may wait at the least, however long its own prefill takes: a long prompt is
 no reason to refuse it."""
@@ -38,6 +38,6 @@ class RetryAfter:
     def after(self, seconds: float | None) -> float:
         """Seconds to tell a client whose request could go in so many; jittered upwards, from `FLOOR` to `CAP`."""
         self._refusals += 1
-        spread = 1 + JITTER * (self._refusals * GOLDEN % 1)
+        jitter = 1 + JITTER * spread(self._refusals)
         wait = UNKNOWN if seconds is None else seconds
-        return min(max(wait, FLOOR), CAP / (1 + JITTER)) * spread
+        return min(max(wait, FLOOR), CAP / (1 + JITTER)) * jitter

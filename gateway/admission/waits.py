@@ -85,8 +85,11 @@ class Waits:
         return queue.depth + requests > policy.max_requests or queue.bytes + size > policy.max_bytes
 
     def in_vain(self, request: Request, now: float, *, peek: bool = False) -> bool:
-        """Whether it would surely wait longer than it may."""
-        if not self._roster.live or self.target(request) is None:
+        """Whether it would surely wait longer than it may.
+
+        Not one that may pass who is first: it does not wait for its turn, but for room that is too little for that one.
+        """
+        if not self._roster.live or self.target(request) is None or self._queue.may_pass(request):
             return False
         wait = self.predicted(request, now, peek=peek)
         return wait is not None and wait > request.patience * SURE

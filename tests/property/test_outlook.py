@@ -91,7 +91,8 @@ class Outlooks(RuleBasedStateMachine):
         for reservation in self.flying:
             expected = reservation.expected
             if anew and reservation.generated >= reservation.review:
-                level, limit = self.endpoint.outlook.level.value, reservation.limit
+                level = self.endpoint.outlook.level.at(reservation.draw, self.endpoint.ledger.sequences)
+                limit = reservation.limit
                 expected = self.predictor.predict(reservation.kind, level, reservation.generated, limit)
             holds = reservation.held * BLOCK - reservation.shared
             rows.append((max(0, expected - reservation.generated), holds, reservation.sequences))

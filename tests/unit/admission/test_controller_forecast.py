@@ -74,10 +74,10 @@ class TestForecast:
 
     def test_cold_it_takes_nobody_at_max_tokens(self, play):
         p = play(rule=Rule.BOTH) >> up("a", blocks=100)
-        for request in (1, 2):  # 10 blocks and 512 tokens by the prior, not 4000
-            p >> arrived(request, blocks=10, max_tokens=4000) << Dispatch(request, "a")
-        p >> progress(r1=1, r2=1) >> at(1) >> arrived(3, blocks=10, max_tokens=4000) << nothing
-        p >> at(2) >> done(1) << Dispatch(3, "a")
+        for request in (1, 2):  # 10 blocks and at most 1024 tokens by the prior, not 4000
+            p >> at(request) >> arrived(request, blocks=10, max_tokens=4000) << Dispatch(request, "a")
+        p >> progress(r1=1, r2=1) >> at(3) >> arrived(3, blocks=10, max_tokens=4000) << nothing
+        p >> at(4) >> done(1) << Dispatch(3, "a")
 
     @pytest.mark.parametrize("rule", FORECASTS)
     @pytest.mark.parametrize(("length", "goes"), [(5, True), (400, False)])
@@ -105,7 +105,7 @@ class TestForecast:
 
     @pytest.mark.parametrize(("preemptions", "goes"), [(0, True), (3, False)])
     def test_an_engine_that_preempts_makes_it_more_cautious(self, play, preemptions, goes):
-        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 75, *[400] * 25)
+        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 77, *[400] * 23)
         p >> arrived(1, blocks=10, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=0, preemptions=0) >> at(p.now + 1)
         p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=2, preemptions=preemptions)

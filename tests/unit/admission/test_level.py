@@ -1,8 +1,34 @@
-from gateway.admission.level import HIGHEST, LOWEST, SETTLING, SPAN, START, Level
+import pytest
+
+from gateway.admission.level import FEW, HIGHEST, LOWEST, SETTLING, SPAN, TOP, USUAL, Level
+
+START = Level(0.96).value
 
 
-def test_it_starts_a_little_above_the_middle():
-    assert Level(0.96).value == START
+def test_it_starts_above_the_middle_and_lower_where_more_of_the_cache_is_left_free():
+    assert 0.5 < Level(0.96).value < HIGHEST
+    assert LOWEST < Level(0.90).value < Level(0.96).value
+    assert Level(0.50).value == LOWEST
+
+
+def test_its_range_reaches_from_its_value_to_the_top():
+    level = Level(0.96)
+    assert level.at(0.0, USUAL) == pytest.approx(level.value)
+    assert level.value < level.at(0.5, USUAL) < TOP
+    assert level.at(1.0, USUAL) == TOP
+
+
+def test_the_fewer_are_in_flight_the_more_cautious_it_is():
+    level = Level(0.96)
+    lower = [level.at(0.0, sequences) for sequences in (1, FEW, USUAL, 4 * USUAL, 64 * USUAL)]
+    assert lower[0] == lower[1]
+    assert sorted(lower[1:], reverse=True) == lower[1:]
+    assert lower[-1] < level.value < lower[1] <= TOP
+
+
+def test_it_stays_as_it_is_until_there_are_half_as_many_or_twice():
+    level = Level(0.96)
+    assert level.at(0.5, USUAL) == level.at(0.5, 2 * USUAL - 1) > level.at(0.5, 2 * USUAL)
 
 
 def test_a_preemption_raises_it_once_until_that_has_shown():
@@ -29,7 +55,7 @@ def test_work_held_back_from_a_cache_with_room_at_its_fullest_lowers_it_slowly_t
     for second in range(int(SPAN) + 1):
         level.observe(0.5, 0, float(second), holding=True)
     assert START - 0.1 < level.value < START
-    for second in range(1000):
+    for second in range(6000):
         level.observe(0.5, 0, 100.0 + second, holding=True)
     assert level.value == LOWEST
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from gateway.admission.endpoint import Endpoint
@@ -102,13 +104,25 @@ def test_one_that_comes_near_its_prediction_is_predicted_anew(pool):
         pool.predictor.learn(one.kind, 10, 500)
     for _ in range(60):
         pool.predictor.learn(one.kind, 450, 500)
-    pool.endpoint.ledger.progress(one, 300, LATER)
+    pool.endpoint.ledger.progress(one, 200, LATER)
     pool.make(LATER + 1)
     assert one.expected == 500
     pool.endpoint.ledger.progress(one, 400, LATER)
     pool.make(LATER + 2)
     assert one.expected == 450
     assert one.review > 400
+
+
+def test_those_in_flight_are_predicted_to_end_as_so_many_do(pool):
+    """Of lengths from 1 to 100, a range from the middle on is predicted evenly, not one length for all."""
+    first = pool.send(max_tokens=500)
+    for length in range(1, 101):
+        pool.predictor.learn(first.kind, length, 500)
+    pool.outlook.level.value = 0.5
+    expected = sorted(pool.send(max_tokens=500).expected for _ in range(25))
+    assert 50 <= expected[0] <= 55
+    assert 95 <= expected[-1] <= 100
+    assert all(later - earlier <= 5 for earlier, later in pairwise(expected))
 
 
 def test_asking_with_peek_keeps_the_old_prediction(pool):

@@ -9,8 +9,8 @@ from gateway.admission.events import Arrived, Demand
 from gateway.admission.predictor import ENOUGH, KINDS, WINDOW, Lengths, Predictor, conditional_quantile
 
 
-def arrival(flow="alice", limit=2000, **rest):
-    return Arrived(1, Demand((10,), limit), flow=flow, **rest)
+def arrival(flow="alice", limit=2000, prompt=10, **rest):
+    return Arrived(1, Demand((prompt,), limit), flow=flow, **rest)
 
 
 class Taught:
@@ -62,12 +62,18 @@ def test_a_flow_is_like_the_others_until_it_is_known_itself():
     assert taught.predict(0.6, flow="bob") == 20
 
 
-@pytest.mark.parametrize("other", [{"limit": 500}, {"tools": True}, {"streamed": False}])
-def test_requests_are_of_a_kind_by_limit_tools_and_stream(other):
+@pytest.mark.parametrize("other", [{"limit": 500}, {"tools": True}, {"streamed": False}, {"prompt": 20}])
+def test_requests_are_of_a_kind_by_limit_tools_stream_and_prompt(other):
     taught = Taught(*[400] * 50)
     taught.learn(*[20] * ENOUGH, **other)
     assert taught.predict(0.6, **other) == 20
     assert taught.predict(0.6) == 400
+
+
+def test_prompts_of_about_the_same_length_are_of_one_kind():
+    taught = Taught(*[400] * 50)
+    taught.learn(*[20] * ENOUGH, prompt=1000)
+    assert taught.predict(0.6, prompt=960) == taught.predict(0.6, prompt=1020) == 20
 
 
 def test_a_kind_nobody_has_seen_is_like_all():

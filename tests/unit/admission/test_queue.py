@@ -326,6 +326,19 @@ def test_a_passer_is_charged():
     assert row.drain() == [1, 4, 3]
 
 
+def test_of_those_that_may_pass_the_smallest_are_asked_first(row):
+    for name, size in enumerate((9, 5, 3, 8, 1, 4)):
+        row.join(name, size=size)
+    assert row.asked(lambda r: NO_ROOM) == [0, 4, 2, 5, 1]
+
+
+def test_of_other_flows_that_pass_where_the_head_yields_they_are_asked_in_order(row):
+    row.join(0, size=9, flow="a")
+    for name, size in enumerate((5, 3, 8), 1):
+        row.join(name, size=size, flow="b")
+    assert row.asked(lambda r: Answer.OVER_SHARE) == [0, 1, 2, 3]
+
+
 # Whether a newcomer changes anything
 
 
@@ -366,6 +379,28 @@ def test_a_newcomer_too_far_behind_to_be_looked_at_may_not_go(row, flows):
     row.join(99, size=1, flow="f0")
     row.asked(lambda r: NO_ROOM)
     assert not row.queue.may_go(row.join(100, size=1, flow="f0"))
+
+
+@pytest.mark.parametrize("flow", ["", "other"])
+def test_one_that_does_not_wait_may_pass_if_it_might_as_the_last_that_does(row, flow):
+    row.join(1, size=9)
+    for name in range(2, 1 + LOOK):
+        row.join(name, size=1)
+    row.asked(lambda r: NO_ROOM)
+    small = row.join(90, size=8, flow=flow)
+    may = row.queue.may_pass(small)
+    row.leave(90)
+    assert row.queue.may_pass(small) is may is True
+    large = row.join(91, size=9, flow=flow)
+    row.leave(91)
+    assert not row.queue.may_pass(large)
+
+
+def test_nobody_may_pass_where_nobody_waits(row):
+    gone = row.join(1)
+    assert not row.queue.may_pass(gone)
+    row.leave(1)
+    assert not row.queue.may_pass(gone)
 
 
 def test_nobody_may_go_after_a_head_for_whom_all_is_closed(row):

@@ -5,7 +5,7 @@ from gateway.admission.lifecycle import Trigger
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band, Policy, Rule
 from gateway.admission.predictor import Predictor
-from gateway.admission.queue import Queue
+from gateway.admission.queue import Answer, Queue
 from gateway.admission.request import Request
 from gateway.admission.roster import Roster
 from gateway.admission.waits import SURE, Waits
@@ -27,7 +27,7 @@ class Pool:
     def __init__(self, policy=POLICY, *, endpoint=True):
         self.predictor = Predictor()
         self.roster = Roster(policy, self.predictor)
-        self.queue = Queue(bands=policy.bands, weights={}, max_passes=0)
+        self.queue = Queue(bands=policy.bands, weights={}, max_passes=policy.max_passes)
         self.waits = Waits(policy, self.roster, self.queue)
         if endpoint:
             self.roster.came_up("a", Capacity(10_000, 100), 0.0)
@@ -160,6 +160,16 @@ class TestPredicted:
         pool.push(cost=2.0)
         assert pool.waits.in_vain(pool.request(), now)
         assert not pool.waits.in_vain(pool.request(ttft_target=6.0), now)
+
+    def test_nothing_is_in_vain_that_may_pass_one_that_does_not_fit(self):
+        pool = Pool()
+        now = pool.drain(100.0)
+        pool.push(prompt=100, cost=3000.0)
+        small = pool.request(prompt=99)
+        assert pool.waits.in_vain(small, now)
+        pool.queue.offer(lambda _: Answer.NO_ROOM)
+        assert not pool.waits.in_vain(small, now)
+        assert pool.waits.in_vain(pool.request(prompt=100), now)
 
     def test_nothing_is_in_vain_without_a_target_or_an_endpoint(self):
         for pool in (Pool(Policy(ttft_target=None)), Pool()):
