@@ -411,8 +411,8 @@ class AdmissionController:
         request.take(Trigger.DISPATCHED)
         self._queue.remove(request)
         self._queue.served(request)
+        tokens = request.size + endpoint.expected(request) * request.sequences
         reservation = endpoint.reserve(request, now)
-        tokens = request.size + reservation.expected * reservation.sequences
         self._headroom.sent(request.arrival.flow, tokens, now)
         self._flights[request.arrival.request] = Flight(endpoint, reservation, tokens)
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
