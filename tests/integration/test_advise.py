@@ -75,7 +75,7 @@ async def load(url, requests, *, at_once, tokens=20):
 
 
 LARGE = ("--max-model-len", "8192", "--max-num-seqs", "256")
-RIGHT = ("--max-model-len", "128", "--num-blocks", "33", "--block-size", "16", "--max-num-seqs", "16")
+RIGHT = ("--max-model-len", "128", "--num-blocks", "57", "--block-size", "16", "--max-num-seqs", "16")
 
 
 @pytest.mark.parametrize("kvgate", [LARGE], indirect=True)
