@@ -1,12 +1,13 @@
 """What the simulation says of admission on a production trace: all contenders, at three loads and on variants of it.
 
-    python tests/proof/simulation.py [--requests N] [--only plain|outputs|prompts|prefix] [--load X ...]
+    python tests/proof/simulation.py [--requests N] [--skip N] [--only plain|outputs|prompts|prefix] [--load X ...]
 
 Load 1.0 is the capacity: the requests per second the oracle completes of that workload when it is never short of them.
 """
 
 import argparse
 import platform
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -44,13 +45,15 @@ def verdict(row: Row) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--skip", type=int, default=0, help="requests of the trace before the first")
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--load", type=float, action="append")
     arguments = parser.parse_args()
     console = Console(width=WIDTH, highlight=False)
     machine, slo = Machine(), Slo()
     console.print(f"Python {platform.python_version()}; KV {machine.kv_tokens:,} tokens, SLO {slo}")
-    trace = workload.load(TRACE, arguments.requests)
+    trace = workload.load(TRACE, arguments.skip + arguments.requests)[arguments.skip :]
+    trace = tuple(replace(request, arrival=request.arrival - trace[0].arrival) for request in trace)
     for key in [arguments.only] if arguments.only else VARIANTS:
         title, change = VARIANTS[key]
         offered = change(trace)
