@@ -90,7 +90,7 @@ async def _tell(application: Application, descriptor: str | None) -> None:
 async def _spare_collector(application: Application) -> None:
     """Take what is there once tokenizers are loaded out of garbage collection: it stays.
 
-    Looked at again and again it would hold up every stream for 0.1 to 0.8 seconds each time, measured.
+    Looked at again and again it would hold up every stream each time: 0.1 seconds, 0.8 on a busy machine, measured.
     """
     loaded: frozenset[str] | None = None
     while True:

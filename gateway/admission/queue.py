@@ -256,7 +256,7 @@ class Queue:
         """
         passing = [other for other in lane.behind(LOOK) if self._may_pass(other, head, yields=lane.yields)]
         if not lane.yields:
-            passing.sort(key=_size)
+            passing.sort(key=lambda request: request.size)
         for request in passing[:ASK]:
             answer = accept(request)
             if answer is Answer.CLOSED:
@@ -285,7 +285,3 @@ class Queue:
             (due if owed else later).append(band)
         due.sort(key=lambda band: band.share.since)
         return due + later
-
-
-def _size(request: Request) -> int:
-    return request.size

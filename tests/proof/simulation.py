@@ -7,7 +7,6 @@ Load 1.0 is the capacity: the requests per second the oracle completes of that w
 
 import argparse
 import platform
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -53,7 +52,6 @@ def main() -> None:
     machine, slo = Machine(), Slo()
     console.print(f"Python {platform.python_version()}; KV {machine.kv_tokens:,} tokens, SLO {slo}")
     trace = workload.load(TRACE, arguments.skip + arguments.requests)[arguments.skip :]
-    trace = tuple(replace(request, arrival=request.arrival - trace[0].arrival) for request in trace)
     for key in [arguments.only] if arguments.only else VARIANTS:
         title, change = VARIANTS[key]
         offered = change(trace)
