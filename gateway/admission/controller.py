@@ -157,8 +157,12 @@ class AdmissionController:
 
         As the endpoints' blocks are now: ask again when one has come up.
         """
-        flights = self._flights
-        return {request: flights[request].reservation.news for request in requests if request in flights}
+        flights, news = self._flights, {}
+        for request in requests:
+            flight = flights.get(request)
+            if flight is not None:
+                news[request] = flight.reservation.news
+        return news
 
     @property
     def aborting(self) -> bool:

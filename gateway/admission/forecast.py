@@ -1,47 +1,47 @@
 """The peak that the KV cache of an endpoint is heading for (the Past-Future scheduler, arXiv 2507.10150)."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
 Row = tuple[int, int, int]
 """One request: tokens each of its sequences has yet to generate, tokens it holds, its sequences."""
 
 
-def peak(rows: Iterable[Row]) -> int:
-    """The most tokens that the requests will hold together, if each ends when it is predicted to.
+class Ends:
+    """Requests by when they end. Those that end together count as one."""
 
-    Every sequence gains a token with each step. A request holds most right before it ends, so the peak is at one of
-    the ends: with the requests in order of what they have yet to generate, the most first, it is the most over k of
-    (tokens held by the first k) + (steps to the end of the k-th) x (sequences of the first k).
-    """
-    held = sequences = most = 0
-    for remaining, holds, grows in sorted(rows, reverse=True):
-        held += holds
-        sequences += grows
-        most = max(most, held + remaining * sequences)
-    return most
+    __slots__ = ("holds", "numbers", "sequences")
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        """Each end's, by the steps to it."""
+        self.holds: list[int] = []
+        """Tokens of those that end, by the end's number, and how many `sequences` these are."""
+        self.sequences: list[int] = []
+
+    def add(self, remaining: int, holds: int, sequences: int) -> None:
+        """One that ends in so many steps."""
+        number = self.numbers.get(remaining, -1)
+        if number < 0:
+            self.numbers[remaining] = len(self.holds)
+            self.holds.append(holds)
+            self.sequences.append(sequences)
+        else:
+            self.holds[number] += holds
+            self.sequences[number] += sequences
 
 
 class Forecast:
     """The peak of what is in flight, and what one more request would make of it: exact, by one bisection.
 
-    With the requests in order of their ends, the latest first, a newcomer of r steps and h tokens changes nothing at
-    the ends after its own, adds h + r' at an end that is r' steps away, and makes one new candidate, its own end.
-    Requests that end together count as one.
+    Every sequence gains a token with each step, and a request holds most right before it ends, so the peak is at one
+    of the ends: with these in order, the latest first, it is the most over k of (tokens held by the first k) + (steps
+    to the k-th) x (sequences of the first k). A newcomer of r steps and h tokens changes nothing at the ends after its
+    own, adds h + r' at an end that is r' steps away, and makes one new candidate, its own end.
     """
 
     __slots__ = ("_after", "_ends", "_held", "_sequences", "_upto", "_uses", "peak")
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        holds: dict[int, int] = {}
-        grows: dict[int, int] = {}
-        for remaining, tokens, sequences in rows:
-            if remaining in holds:
-                holds[remaining] += tokens
-                grows[remaining] += sequences
-            else:
-                holds[remaining] = tokens
-                grows[remaining] = sequences
+    def __init__(self, ends: Ends) -> None:
         held = all_grow = most = 0
         self._ends: list[int] = []
         """Negative, so that they ascend."""
@@ -52,9 +52,10 @@ class Forecast:
         self._sequences = [0]
         self._upto = [0]
         """The most at any of the first k ends."""
-        for remaining in sorted(holds, reverse=True):
-            held += holds[remaining]
-            all_grow += grows[remaining]
+        for remaining in sorted(ends.numbers, reverse=True):
+            number = ends.numbers[remaining]
+            held += ends.holds[number]
+            all_grow += ends.sequences[number]
             use = held + remaining * all_grow
             if use > most:  # noqa: PLR1730 - a call would take as long as all else
                 most = use

@@ -1,14 +1,14 @@
 """What the requests in flight on one endpoint will come to: each one's end, and the peak of them all."""
 
-from gateway.admission.forecast import Forecast, Row, peak
+from gateway.admission.forecast import Ends, Forecast, Row
 from gateway.admission.ledger import Ledger, Reservation
 from gateway.admission.level import Level
 from gateway.admission.predictor import Predictor
 from gateway.admission.spread import spread
 
-HOLDS = 200e-6
-"""Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes about
-half a microsecond for each, so this bounds what it costs, however busy the endpoint."""
+HOLDS = 250e-6
+"""Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes a
+fraction of a microsecond for each, so this bounds what it costs, however busy the endpoint."""
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
 REVIEW = 2
@@ -34,7 +34,7 @@ class Outlook:
         self._ledger = ledger
         self._predictor = predictor
         self.level = Level(share)
-        self._forecast = Forecast(())
+        self._forecast = Forecast(Ends())
         self._made_at = 0.0
         self._changed = False
         self._shared = 0
@@ -74,35 +74,38 @@ class Outlook:
         What they share is not the other's any more, and stays when that one ends: the forecast is made for this alone.
         """
         moved = shared - other.shared
-        rows = [row]
-        for reservation, (remaining, holds, grows) in zip(self._ledger, self._rows(block_size, peek=True), strict=True):
-            rows.append((remaining, holds - moved if reservation is other else holds, grows))
-        return peak(rows) + self._ledger.shared_tokens + moved
+        ends = self._ends(block_size, peek=True)
+        ends.add(self._remaining(other, peek=True), -moved, 0)
+        return Forecast(ends).with_request(row) + self._ledger.shared_tokens + moved
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
         """The forecast, and the tokens beside it: those that are shared, and those that have come since."""
         age = now - self._made_at
         if age < FRESH and (not self._changed or age < len(self._ledger) * HOLDS):
             return self._forecast, self._shared + self._arrived
-        forecast, shared = Forecast(self._rows(block_size, peek=peek)), self._ledger.shared_tokens
+        forecast, shared = Forecast(self._ends(block_size, peek=peek)), self._ledger.shared_tokens
         if not peek:
             self._forecast, self._shared, self._made_at = forecast, shared, now
             self._changed, self._arrived = False, 0
         return forecast, shared
 
-    def _rows(self, block_size: int, *, peek: bool) -> list[Row]:
-        """Every request in flight as it is now, in the ledger's order, predicted anew where that is due."""
-        rows: list[Row] = []
+    def _ends(self, block_size: int, *, peek: bool) -> Ends:
+        """Of every request in flight, as it is now."""
+        ends = Ends()
         for reservation in self._ledger:
-            expected, generated = reservation.expected, reservation.generated
-            if generated >= reservation.review:
-                expected = self._predicted(reservation)
-                if not peek:
-                    reservation.expected = expected
-                    reservation.review = _review(expected, generated)
-            remaining = expected - generated if expected > generated else 0
-            rows.append((remaining, reservation.held * block_size - reservation.shared, reservation.sequences))
-        return rows
+            held = reservation.held * block_size - reservation.shared
+            ends.add(self._remaining(reservation, peek=peek), held, reservation.sequences)
+        return ends
+
+    def _remaining(self, reservation: Reservation, *, peek: bool) -> int:
+        """Tokens that a sequence of it has yet to generate, predicted anew where that is due."""
+        expected, generated = reservation.expected, reservation.generated
+        if generated >= reservation.review:
+            expected = self._predicted(reservation)
+            if not peek:
+                reservation.expected = expected
+                reservation.review = _review(expected, generated)
+        return expected - generated if expected > generated else 0
 
     def _predicted(self, reservation: Reservation) -> int:
         level = self.level.at(reservation.draw, self._ledger.sequences)

@@ -204,9 +204,12 @@ class Queue:
     def first_deadline(self) -> Request | None:
         """Whoever's deadline comes first."""
         heap = self._deadlines
-        while heap and heap[0][2].ticket != heap[0][1]:
+        while heap:
+            _, ticket, request = heap[0]
+            if request.ticket == ticket:
+                return request
             heappop(heap)
-        return heap[0][2] if heap else None
+        return None
 
     def reschedule(self) -> None:
         """Deadlines are others than before."""
