@@ -7,7 +7,7 @@ Row = tuple[int, int, int]
 
 
 class Ends:
-    """Requests by when they end. Those that end together count as one."""
+    """What is in flight by when it ends. What ends together counts as one."""
 
     __slots__ = ("holds", "numbers", "sequences")
 
@@ -19,7 +19,7 @@ class Ends:
         self.sequences: list[int] = []
 
     def add(self, remaining: int, holds: int, sequences: int) -> None:
-        """One that ends in so many steps."""
+        """What ends in so many steps, and holds so many tokens now."""
         number = self.numbers.get(remaining, -1)
         if number < 0:
             self.numbers[remaining] = len(self.holds)
@@ -39,9 +39,16 @@ class Forecast:
     own, adds h + r' at an end that is r' steps away, and makes one new candidate, its own end.
     """
 
-    __slots__ = ("_after", "_ends", "_held", "_sequences", "_upto", "_uses", "peak")
+    __slots__ = ("_after", "_ends", "_held", "_parts", "_sequences", "_upto", "_uses", "peak")
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: Ends, parts: int = 1) -> None:
+        """Work it out.
+
+        Args:
+            ends: of what is in flight.
+            parts: how often all of it is counted there: with several ends, a request takes the mean of what it would.
+        """
+        self._parts = parts
         held = all_grow = most = 0
         self._ends: list[int] = []
         """Negative, so that they ascend."""
@@ -64,26 +71,30 @@ class Forecast:
             self._held.append(held)
             self._sequences.append(all_grow)
             self._upto.append(most)
-        self.peak = most
+        self.peak = -(-most // parts)
         """Tokens."""
         most = 0
         self._after = [0]
-        """The most at any but the first k ends, with a token more for each step to it."""
+        """The most at any but the first k ends, with a token more of one request for each step to it."""
         for end, use in zip(reversed(self._ends), reversed(self._uses), strict=True):
-            if use - end > most:  # noqa: PLR1730
-                most = use - end
+            with_one = use - end * parts
+            if with_one > most:  # noqa: PLR1730
+                most = with_one
             self._after.append(most)
         self._after.reverse()
 
     def with_request(self, row: Row) -> int:
         """The peak, tokens, if this request were in flight as well."""
-        remaining, holds, grows = row
+        parts = self._parts
+        remaining, holds, grows = row[0], row[1] * parts, row[2] * parts
         later = bisect_left(self._ends, -remaining)  # ends after its own
         own = self._held[later] + holds + remaining * (self._sequences[later] + grows)
-        if later == len(self._ends):
-            return max(own, self._upto[later])
-        if grows == 1:
-            return max(own, self._upto[later], self._after[later] + holds)
-        ends, uses = self._ends[later:], self._uses[later:]
-        after = max(use - end * grows for end, use in zip(ends, uses, strict=True))
-        return max(own, self._upto[later], after + holds)
+        most = max(own, self._upto[later])
+        if later < len(self._ends):
+            if grows == parts:
+                after = self._after[later]
+            else:
+                ends, uses = self._ends[later:], self._uses[later:]
+                after = max(use - end * grows for end, use in zip(ends, uses, strict=True))
+            most = max(most, after + holds)
+        return -(-most // parts)

@@ -47,11 +47,11 @@ class Reservation:
         "draw",
         "due_tokens",
         "edge",
-        "expected",
         "footprint",
         "generated",
         "held",
         "kind",
+        "lengths",
         "limit",
         "news",
         "origin",
@@ -97,11 +97,12 @@ class Reservation:
         """All that it had to compute up to this one's first token, when it was sent."""
         self.shared = 0
         """Tokens of its prompt that another request in flight holds too."""
-        self.expected = 0
-        """Tokens that a sequence is predicted to end with, and `review`, from how many on that is predicted anew."""
-        self.draw = 0.0
-        """Where among the ends that are thought of its own is taken to be: from 0, the nearest, to 1."""
+        self.lengths: list[int] = []
+        """Tokens that a sequence may end with, one as likely as the other, in order."""
         self.review = 0
+        """From how many tokens on these are predicted anew."""
+        self.draw = 0.0
+        """Where they are in their parts of what is thought of: from 0, the shortest, to 1."""
         self.phase = Phase.UNCONFIRMED
         self.unseen = 0
         """What of it counts as `Ledger.unseen`."""
@@ -124,6 +125,11 @@ class Reservation:
         """Tokens per sequence at which the clock looks at it again, and `ticket` the entry that does so (0: none)."""
         self.ticket = 0
         self.aborted_at = 0.0
+
+    @property
+    def expected(self) -> int:
+        """The mean of its `lengths`."""
+        return -(-sum(self.lengths) // len(self.lengths))
 
 
 class Ledger:

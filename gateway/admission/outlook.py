@@ -12,8 +12,12 @@ fraction of a microsecond for each, so this bounds what it costs, however busy t
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
 REVIEW = 2
-"""A prediction is reviewed when the tokens it leaves have shrunk to one part in so many: what a request has lived
-through says what it will, and the sooner it is asked the fewer it outlives unforeseen."""
+"""Predictions are reviewed when the tokens that the first leaves have shrunk to one part in so many: what a request has
+lived through says what it will, and the sooner it is asked the fewer it outlives unforeseen."""
+PARTS = 4
+"""Predictions of each request, where few are in flight."""
+MOST = 256
+"""Predictions in all up to which each request has that many; with more in flight it has fewer."""
 
 
 class Outlook:
@@ -21,7 +25,8 @@ class Outlook:
 
     Requests in flight are not all predicted at one quantile, which of many would predict that all are long, and end
     together. Each has its own, spread over the range of the `Level`: together they end as so many requests do, some
-    early, some late, and what one takes more another takes less.
+    early, some late, and what one takes more another takes less. Of few, who happens to be predicted long would decide
+    too much: each has several, and counts as their mean.
 
     The forecast is made anew as requests come and go, in proportion to their number, so that its cost for each
     stays the same. In between, who came since counts in full, at its end, who left counts on, and so does what they
@@ -48,8 +53,7 @@ class Outlook:
         """A request was sent to the endpoint."""
         self._sent += 1
         reservation.draw = spread(self._sent)
-        reservation.expected = self._predicted(reservation)
-        reservation.review = _review(reservation.expected, reservation.generated)
+        self._predict(reservation, _parts(self._ledger.sequences))
         remaining = max(0, reservation.expected - reservation.generated)
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
@@ -75,15 +79,15 @@ class Outlook:
         """
         moved = shared - other.shared
         ends = self._ends(block_size, peek=True)
-        ends.add(self._remaining(other, peek=True), -moved, 0)
-        return Forecast(ends).with_request(row) + self._ledger.shared_tokens + moved
+        _add(ends, self._lengths(other, peek=True), other.generated, -moved, 0)
+        return Forecast(ends, PARTS).with_request(row) + self._ledger.shared_tokens + moved
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
         """The forecast, and the tokens beside it: those that are shared, and those that have come since."""
         age = now - self._made_at
         if age < FRESH and (not self._changed or age < len(self._ledger) * HOLDS):
             return self._forecast, self._shared + self._arrived
-        forecast, shared = Forecast(self._ends(block_size, peek=peek)), self._ledger.shared_tokens
+        forecast, shared = Forecast(self._ends(block_size, peek=peek), PARTS), self._ledger.shared_tokens
         if not peek:
             self._forecast, self._shared, self._made_at = forecast, shared, now
             self._changed, self._arrived = False, 0
@@ -94,23 +98,40 @@ class Outlook:
         ends = Ends()
         for reservation in self._ledger:
             held = reservation.held * block_size - reservation.shared
-            ends.add(self._remaining(reservation, peek=peek), held, reservation.sequences)
+            _add(ends, self._lengths(reservation, peek=peek), reservation.generated, held, reservation.sequences)
         return ends
 
-    def _remaining(self, reservation: Reservation, *, peek: bool) -> int:
-        """Tokens that a sequence of it has yet to generate, predicted anew where that is due."""
-        expected, generated = reservation.expected, reservation.generated
-        if generated >= reservation.review:
-            expected = self._predicted(reservation)
-            if not peek:
-                reservation.expected = expected
-                reservation.review = _review(expected, generated)
-        return expected - generated if expected > generated else 0
+    def _lengths(self, reservation: Reservation, *, peek: bool) -> list[int]:
+        """What a sequence of it may end with, predicted anew where that is due."""
+        if reservation.generated < reservation.review:
+            return reservation.lengths
+        if peek:
+            return self._predicted(reservation, len(reservation.lengths))
+        self._predict(reservation, len(reservation.lengths))
+        return reservation.lengths
 
-    def _predicted(self, reservation: Reservation) -> int:
-        level = self.level.at(reservation.draw, self._ledger.sequences)
+    def _predict(self, reservation: Reservation, parts: int) -> None:
+        lengths = reservation.lengths = self._predicted(reservation, parts)
+        reservation.review = lengths[0] - (lengths[0] - reservation.generated) // REVIEW
+
+    def _predicted(self, reservation: Reservation, parts: int) -> list[int]:
+        return [self._predicted_at(reservation, (part + reservation.draw) / parts) for part in range(parts)]
+
+    def _predicted_at(self, reservation: Reservation, draw: float) -> int:
+        level = self.level.at(draw, self._ledger.sequences)
         return self._predictor.predict(reservation.kind, level, reservation.generated, reservation.limit)
 
 
-def _review(expected: int, generated: int) -> int:
-    return expected - (expected - generated) // REVIEW
+def _parts(sequences: int) -> int:
+    """Predictions of a request with so many in flight: a power of two, so that they are parts of `PARTS`."""
+    parts = PARTS
+    while parts > 1 and parts * sequences > MOST:
+        parts //= 2
+    return parts
+
+
+def _add(ends: Ends, lengths: list[int], generated: int, holds: int, sequences: int) -> None:
+    """What holds so many tokens and ends at each of these lengths as likely as at another."""
+    weight = PARTS // len(lengths)
+    for length in lengths:
+        ends.add(length - generated if length > generated else 0, holds * weight, sequences * weight)

@@ -7,6 +7,9 @@ Load 1.0 is the capacity: the requests per second the oracle completes of that w
 
 import argparse
 import platform
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product, repeat
 from pathlib import Path
 from time import perf_counter
 
@@ -18,6 +21,7 @@ from gateway.simulation.compare import Row, capacity, compare, contenders
 from gateway.simulation.machine import Machine
 from gateway.simulation.report import WIDTH, table
 from gateway.simulation.result import Slo
+from gateway.simulation.workload import Workload
 
 TRACE = Path(__file__).parents[2] / "loadtests" / "traces" / "azure_llm_2023_conv.csv.gz"
 VARIANTS = {
@@ -26,6 +30,7 @@ VARIANTS = {
     "prompts": ("prompts 8x", lambda trace: workload.scaled(trace, prompts=8.0)),
     "prefix": ("80 % shared prefix", lambda trace: workload.sharing(trace, 0.8, groups=8)),
 }
+MACHINE, SLO = Machine(), Slo()
 TARGETS = {"kvgate forecast": 0.97, "kvgate both": 0.95}
 """Least tokens in SLO, of the oracle's."""
 MAX_PREEMPTIONS = 0.001
@@ -41,6 +46,18 @@ def verdict(row: Row) -> str | None:
     return "yes" if held else f"no, {target:.0%} and {MAX_PREEMPTIONS:.1%} are promised"
 
 
+def played(trace: Workload, variant: str, load: float) -> tuple[str, Sequence[Row]]:
+    """A table, and what it is called."""
+    title, change = VARIANTS[variant]
+    offered = change(trace)
+    known = capacity(offered, MACHINE)
+    rate = known.requests_per_second * load
+    started = perf_counter()
+    compared = contenders(Policy(ttft_target=SLO.ttft), SLO, known)
+    rows = compare(workload.at_rate(offered, rate), MACHINE, compared, SLO, load)
+    return f"{title}, load {load:g} ({rate:.2f} requests/s; simulated in {perf_counter() - started:.1f} s)", rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=4000)
@@ -49,24 +66,16 @@ def main() -> None:
     parser.add_argument("--load", type=float, action="append")
     arguments = parser.parse_args()
     console = Console(width=WIDTH, highlight=False)
-    machine, slo = Machine(), Slo()
-    console.print(f"Python {platform.python_version()}; KV {machine.kv_tokens:,} tokens, SLO {slo}")
+    console.print(f"Python {platform.python_version()}; KV {MACHINE.kv_tokens:,} tokens, SLO {SLO}")
     trace = workload.load(TRACE, arguments.skip + arguments.requests)[arguments.skip :]
-    for key in [arguments.only] if arguments.only else VARIANTS:
-        title, change = VARIANTS[key]
-        offered = change(trace)
-        known = capacity(offered, machine)
-        for load in arguments.load or (0.6, 1.0, 1.5):
-            rate = known.requests_per_second * load
-            started = perf_counter()
-            compared = contenders(Policy(ttft_target=slo.ttft), slo, known)
-            rows = compare(workload.at_rate(offered, rate), machine, compared, slo, load)
-            elapsed = perf_counter() - started
-            console.print(table(rows, f"{title}, load {load:g} ({rate:.2f} requests/s; simulated in {elapsed:.1f} s)"))
+    cells = product([arguments.only] if arguments.only else VARIANTS, arguments.load or (0.6, 1.0, 1.5))
+    with ProcessPoolExecutor() as processes:
+        for title, rows in processes.map(played, repeat(trace), *zip(*cells, strict=True)):
+            console.print(table(rows, title))
             for row in rows:
                 if (said := verdict(row)) is not None:
-                    rate_ = row.result.preemption_rate
-                    console.print(f"  {row.result.contender}: {row.relative:.1%}, preemptions {rate_:.2%}: {said}")
+                    preempted = row.result.preemption_rate
+                    console.print(f"  {row.result.contender}: {row.relative:.1%}, preemptions {preempted:.2%}: {said}")
 
 
 if __name__ == "__main__":

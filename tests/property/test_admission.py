@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -71,9 +72,10 @@ def brute_force_blocks(demand: Demand, capacity: Capacity, generated: int) -> in
 
 
 def most_held(rows, shared: int) -> int:
-    """The tokens held after the step with the most, of `(remaining, holds, sequences)` each: nothing but counting."""
-    steps = {remaining for remaining, _, _ in rows} | {0}
-    return shared + max(sum(h + step * grows for r, h, grows in rows if r >= step) for step in steps)
+    """The tokens held after the step with the most, of `(weight, remaining, holds, sequences)` each: only counting."""
+    steps = {remaining for _, remaining, _, _ in rows} | {0}
+    held = (sum(weight * (h + step * grows) for weight, r, h, grows in rows if r >= step) for step in steps)
+    return shared + math.ceil(max(held))
 
 
 def sharing_saves(prefixes, block_size: int) -> int:
@@ -447,8 +449,10 @@ class Admission(RuleBasedStateMachine):
             for reservation in endpoint.ledger:
                 if reservation.generated >= reservation.review:  # it is predicted anew
                     break
-                remaining = max(0, reservation.expected - reservation.generated)
-                rows.append((remaining, reservation.held * block - reservation.shared, reservation.sequences))
+                holds = reservation.held * block - reservation.shared
+                weight = Fraction(1, len(reservation.lengths))
+                ends = (max(0, length - reservation.generated) for length in reservation.lengths)
+                rows.extend((weight, remaining, holds, reservation.sequences) for remaining in ends)
             else:
                 peak = endpoint.outlook.peak(block, self.now + 1.0)  # too late for one that was made before
                 assert peak == most_held(rows, endpoint.ledger.shared_tokens)

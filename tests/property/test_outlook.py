@@ -1,5 +1,8 @@
 """What holds of an endpoint's forecast whatever comes, goes on and goes, against a count of every step."""
 
+from fractions import Fraction
+from math import ceil
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,9 +19,10 @@ PREFIXES = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((48, 4)
 
 
 def most_held(rows, shared):
-    """Step by step, those that have not ended with it."""
-    steps = range(max((remaining for remaining, _, _ in rows), default=0) + 1)
-    return shared + max(sum(h + step * grows for r, h, grows in rows if r >= step) for step in steps)
+    """Step by step, those that have not ended with it: where a request has several ends, the mean of what it holds."""
+    steps = range(max((remaining for _, remaining, _, _ in rows), default=0) + 1)
+    held = (sum(weight * (h + step * grows) for weight, r, h, grows in rows if r >= step) for step in steps)
+    return shared + ceil(max(held))
 
 
 class Outlooks(RuleBasedStateMachine):
@@ -89,17 +93,21 @@ class Outlooks(RuleBasedStateMachine):
     def rows(self, *, anew):
         rows = []
         for reservation in self.flying:
-            expected = reservation.expected
-            if anew and reservation.generated >= reservation.review:
-                level = self.endpoint.outlook.level.at(reservation.draw, self.endpoint.ledger.sequences)
-                limit = reservation.limit
-                expected = self.predictor.predict(reservation.kind, level, reservation.generated, limit)
+            lengths, generated = reservation.lengths, reservation.generated
+            parts = len(lengths)
+            if anew and generated >= reservation.review:
+                draws = [(part + reservation.draw) / parts for part in range(parts)]
+                levels = [self.endpoint.outlook.level.at(draw, self.endpoint.ledger.sequences) for draw in draws]
+                kind, limit = reservation.kind, reservation.limit
+                lengths = [self.predictor.predict(kind, level, generated, limit) for level in levels]
             holds = reservation.held * BLOCK - reservation.shared
-            rows.append((max(0, expected - reservation.generated), holds, reservation.sequences))
+            rows += [
+                (Fraction(1, parts), max(0, length - generated), holds, reservation.sequences) for length in lengths
+            ]
         return rows
 
     def brute_force(self, *more, anew):
-        return most_held([*self.rows(anew=anew), *more], self.endpoint.ledger.shared_tokens)
+        return most_held([*self.rows(anew=anew), *((1, *row) for row in more)], self.endpoint.ledger.shared_tokens)
 
     @invariant()
     def made_anew_it_is_exact(self):
@@ -122,11 +130,11 @@ class Outlooks(RuleBasedStateMachine):
     def asking_leaves_no_trace(self):
         outlook = self.endpoint.outlook
         made = [getattr(outlook, name) for name in outlook.__slots__]
-        own = [(r.expected, r.review) for r in self.flying]
+        own = [(r.lengths, r.review) for r in self.flying]
         outlook.peak_with((30, 100, 1), BLOCK, self.now + 2 * FRESH, peek=True)
         self.endpoint.forecast(self.now + 2 * FRESH)
         assert made == [getattr(outlook, name) for name in outlook.__slots__]
-        assert own == [(r.expected, r.review) for r in self.flying]
+        assert own == [(r.lengths, r.review) for r in self.flying]
 
 
 Outlooks.TestCase.settings = settings(
