@@ -38,15 +38,15 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit, with a plus where tracked files differ from it."""
+    """The commit, with a plus where tracked files differ from it, but for results: a measurement before wrote those."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        commit = _git("describe", "--always", "--abbrev=12")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)docs/results")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
+    return f"{commit}+" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
