@@ -54,6 +54,7 @@ class Outlook:
         self._sent += 1
         reservation.draw = spread(self._sent)
         self._predict(reservation, _parts(self._ledger.sequences))
+        # The mean of its parts is at no time more: where a share of them is left, its steps times that are at most this.
         remaining = max(0, reservation.expected - reservation.generated)
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
