@@ -54,7 +54,7 @@ class Outlook:
         self._sent += 1
         reservation.draw = spread(self._sent)
         self._predict(reservation, _parts(self._ledger.sequences))
-        # The mean of its parts is at no time more: where a share of them is left, its steps times that are at most this.
+        # The mean over its parts is at no time more: steps times the share of them that is left are at most this.
         remaining = max(0, reservation.expected - reservation.generated)
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
@@ -79,8 +79,7 @@ class Outlook:
         What they share is not the other's any more, and stays when that one ends: the forecast is made for this alone.
         """
         moved = shared - other.shared
-        ends = self._ends(block_size, peek=True)
-        _add(ends, self._lengths(other, peek=True), other.generated, -moved, 0)
+        ends = self._ends(block_size, peek=True, sharer=other, shares=moved)
         return Forecast(ends, PARTS).with_request(row) + self._ledger.shared_tokens + moved
 
     def _current(self, block_size: int, now: float, *, peek: bool) -> tuple[Forecast, int]:
@@ -94,18 +93,23 @@ class Outlook:
             self._changed, self._arrived = False, 0
         return forecast, shared
 
-    def _ends(self, block_size: int, *, peek: bool) -> Ends:
-        """Of every request in flight, as it is now."""
+    def _ends(self, block_size: int, *, peek: bool, sharer: Reservation | None = None, shares: int = 0) -> Ends:
+        """Of every request in flight, as it is now, where one of them shares so many tokens more."""
         ends = Ends()
         for reservation in self._ledger:
-            held = reservation.held * block_size - reservation.shared
-            _add(ends, self._lengths(reservation, peek=peek), reservation.generated, held, reservation.sequences)
+            generated = reservation.generated
+            holds = reservation.held * block_size - reservation.shared
+            if reservation is sharer:
+                holds -= shares
+            lengths = reservation.lengths if generated < reservation.review else self._renewed(reservation, peek=peek)
+            weight = PARTS // len(lengths)
+            for length in lengths:
+                remaining = length - generated if length > generated else 0
+                ends.add(remaining, holds * weight, reservation.sequences * weight)
         return ends
 
-    def _lengths(self, reservation: Reservation, *, peek: bool) -> list[int]:
-        """What a sequence of it may end with, predicted anew where that is due."""
-        if reservation.generated < reservation.review:
-            return reservation.lengths
+    def _renewed(self, reservation: Reservation, *, peek: bool) -> list[int]:
+        """What a sequence of it may end with, predicted anew."""
         if peek:
             return self._predicted(reservation, len(reservation.lengths))
         self._predict(reservation, len(reservation.lengths))
@@ -129,10 +133,3 @@ def _parts(sequences: int) -> int:
     while parts > 1 and parts * sequences > MOST:
         parts //= 2
     return parts
-
-
-def _add(ends: Ends, lengths: list[int], generated: int, holds: int, sequences: int) -> None:
-    """What holds so many tokens and ends at each of these lengths as likely as at another."""
-    weight = PARTS // len(lengths)
-    for length in lengths:
-        ends.add(length - generated if length > generated else 0, holds * weight, sequences * weight)
