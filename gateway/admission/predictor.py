@@ -112,7 +112,7 @@ class Predictor:
             if len(lengths.ordered) >= ENOUGH:
                 ordered = lengths.ordered
                 break
-        predicted = conditional_quantile(ordered, level, float(generated))  # which is compared with many
+        predicted = conditional_quantile(ordered, level, float(generated))  # as those it is compared with
         return max_tokens if predicted >= max_tokens else max(int(predicted), min(generated + 1, max_tokens))
 
     def _known(self, key: Likeness, *, peek: bool) -> Lengths:

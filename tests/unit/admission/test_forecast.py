@@ -1,5 +1,7 @@
 """The peak of what is in flight, against a simulation of every step."""
 
+from math import ceil
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,11 +10,11 @@ from gateway.admission.forecast import Ends, Forecast
 ROW = st.tuples(st.integers(0, 40), st.integers(0, 60), st.sampled_from([1, 1, 1, 2, 5]))
 
 
-def forecast(rows):
+def forecast(rows, parts=1):
     ends = Ends()
     for row in rows:
         ends.add(*row)
-    return Forecast(ends)
+    return Forecast(ends, parts)
 
 
 def stepped(rows):
@@ -36,7 +38,15 @@ def test_those_that_end_early_make_room_for_the_growth_of_the_others():
 
 @given(st.lists(ROW, max_size=12))
 def test_it_is_what_a_step_by_step_count_finds(rows):
-    assert forecast(rows).peak == (stepped(rows) if rows else 0)
+    assert forecast(rows).peak == stepped(rows)
+
+
+@given(st.lists(ROW, max_size=6), st.lists(ROW, max_size=6), ROW)
+def test_with_two_ends_for_each_it_is_the_mean(one, other, row):
+    """Of any two sets of requests, as if each were there half."""
+    both = forecast([*one, *other], parts=2)
+    assert both.peak == ceil(stepped([*one, *other]) / 2)
+    assert both.with_request(row) == ceil(stepped([*one, *other, row, row]) / 2)
 
 
 @given(st.lists(ROW, max_size=12), ROW)
