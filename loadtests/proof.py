@@ -57,13 +57,13 @@ LOAD_TESTS = {
     "spike": LoadTest("spike", ()),
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
-COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,), "plan_accuracy": ()}
+COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,)}
 """Measurements that print a table, by the module's name; `MODEL` stands for its folder."""
 
 
 def main() -> None:
     """Measure everything, or what is named."""
-    known = (*LOAD_TESTS, "calibration", "relay_cost", *COSTS)
+    known = (*LOAD_TESTS, "calibration", "relay_cost", *COSTS, "plan_accuracy")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--rounds", type=int, default=1, help="of each load test")
@@ -85,6 +85,8 @@ def main() -> None:
             text = _said("-m", f"tests.proof.{name}", *(folder for _ in given))
             (out / f"{name}.txt").write_text(f"{text}\n")
             print(text)
+    if "plan_accuracy" in wanted:
+        _run("-m", "tests.proof.plan_accuracy")
 
 
 def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: float) -> None:

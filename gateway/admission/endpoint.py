@@ -219,7 +219,7 @@ class Endpoint:
         if not rate or not len(self.ledger):
             return None
         return rate * sum(
-            service(r.demand.prompt_tokens, r.expected * r.sequences) / max(1, r.expected) for r in self.ledger
+            service(r.demand.prompt_tokens, (expected := r.expected) * r.sequences) / expected for r in self.ledger
         )
 
     def release(self, reservation: Reservation, completion_tokens: int | None, now: float, *, aborted: bool) -> None:

@@ -41,7 +41,7 @@ class Forecast:
 
     __slots__ = ("_after", "_ends", "_held", "_parts", "_sequences", "_upto", "_uses", "peak")
 
-    def __init__(self, ends: Ends, parts: int = 1) -> None:
+    def __init__(self, ends: Ends, parts: int) -> None:
         """Work it out.
 
         Args:

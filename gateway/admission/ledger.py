@@ -128,7 +128,7 @@ class Reservation:
 
     @property
     def expected(self) -> int:
-        """The mean of its `lengths`."""
+        """The mean of its `lengths`, rounded up."""
         return -(-sum(self.lengths) // len(self.lengths))
 
 

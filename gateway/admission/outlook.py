@@ -7,8 +7,8 @@ from gateway.admission.predictor import Predictor
 from gateway.admission.spread import spread
 
 HOLDS = 250e-6
-"""Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes a
-fraction of a microsecond for each, so this bounds what it costs, however busy the endpoint."""
+"""Seconds, for each request in it, that a forecast holds although some have come or gone: making it anew takes about a
+microsecond for each, less where it is compiled, so this bounds what it costs, however busy the endpoint."""
 FRESH = 0.25
 """Seconds for which a forecast holds at most: requests go on, and some outlive their predictions."""
 REVIEW = 2
@@ -17,7 +17,7 @@ lived through says what it will, and the sooner it is asked the fewer it outlive
 PARTS = 4
 """Predictions of each request, where few are in flight."""
 MOST = 256
-"""Predictions in all up to which each request has that many; with more in flight it has fewer."""
+"""Predictions in all, were they as many for each sequence in flight, up to which one that comes has so many."""
 
 
 class Outlook:
@@ -29,8 +29,8 @@ class Outlook:
     too much: each has several, and counts as their mean.
 
     The forecast is made anew as requests come and go, in proportion to their number, so that its cost for each
-    stays the same. In between, who came since counts in full, at its end, who left counts on, and so does what they
-    shared: it is too low by no more than what those in flight have grown since.
+    stays the same. In between, who came since counts with the most it may come to, who left counts on, and so does
+    what they shared: it is too low by no more than what those in flight have grown since.
     """
 
     __slots__ = ("_arrived", "_changed", "_forecast", "_ledger", "_made_at", "_predictor", "_sent", "_shared", "level")
@@ -39,7 +39,7 @@ class Outlook:
         self._ledger = ledger
         self._predictor = predictor
         self.level = Level(share)
-        self._forecast = Forecast(Ends())
+        self._forecast = Forecast(Ends(), PARTS)
         self._made_at = 0.0
         self._changed = False
         self._shared = 0
@@ -47,15 +47,15 @@ class Outlook:
         self._sent = 0
         """Requests that came, ever."""
         self._arrived = 0
-        """Tokens at their ends of those that came since, as if they shared nothing."""
+        """The most tokens that those that came since may come to, as if they shared nothing."""
 
     def came(self, reservation: Reservation, block_size: int) -> None:
         """A request was sent to the endpoint."""
         self._sent += 1
         reservation.draw = spread(self._sent)
         self._predict(reservation, _parts(self._ledger.sequences))
-        # The mean over its parts is at no time more: steps times the share of them that is left are at most this.
-        remaining = max(0, reservation.expected - reservation.generated)
+        # At any step the share of its ends yet to come, times the steps, is at most the mean of the steps to them all.
+        remaining = reservation.expected - reservation.generated
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
 

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from math import inf
 
 from gateway.admission.events import Arrived
@@ -12,7 +13,7 @@ ENOUGH = 24
 """Lengths of a kind from which on it speaks for itself."""
 KINDS = 2048
 """Kinds remembered; the one not heard of for longest is forgotten."""
-PRIOR = [16.0, 32.0, 64.0, 128.0, 192.0, 256.0, 384.0, 512.0, 1024.0, 2048.0]
+PRIOR = (16.0, 32.0, 64.0, 128.0, 192.0, 256.0, 384.0, 512.0, 1024.0, 2048.0)
 """What outputs are taken to be like while nothing is known."""
 TAIL = 4
 """Lengths beyond a request's own from which on they tell how it goes on; with fewer, a Pareto tail does."""
@@ -43,7 +44,7 @@ class Lengths:
         insort(ordered, length)
 
 
-def conditional_quantile(ordered: list[float], level: float, beyond: float) -> float:
+def conditional_quantile(ordered: Sequence[float], level: float, beyond: float) -> float:
     """The length that a share `level` of those over `beyond` does not exceed.
 
     Where too few are longer, that of a Pareto tail of index 2 that starts there.
@@ -107,7 +108,7 @@ class Predictor:
             generated: tokens it has.
             max_tokens: the most it may have.
         """
-        ordered = PRIOR
+        ordered: Sequence[float] = PRIOR
         for lengths in (kind.own, kind.everybody, self._all):
             if len(lengths.ordered) >= ENOUGH:
                 ordered = lengths.ordered
