@@ -157,12 +157,8 @@ class AdmissionController:
 
         As the endpoints' blocks are now: ask again when one has come up.
         """
-        flights, news = self._flights, {}
-        for request in requests:
-            flight = flights.get(request)
-            if flight is not None:
-                news[request] = flight.reservation.news
-        return news
+        find = self._flights.get
+        return {request: flight.reservation.news for request in requests if (flight := find(request)) is not None}
 
     @property
     def aborting(self) -> bool:

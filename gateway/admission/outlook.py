@@ -101,30 +101,25 @@ class Outlook:
             holds = reservation.held * block_size - reservation.shared
             if reservation is sharer:
                 holds -= shares
-            lengths = reservation.lengths if generated < reservation.review else self._renewed(reservation, peek=peek)
+            lengths = reservation.lengths
+            if generated >= reservation.review:
+                lengths = self._predict(reservation, len(lengths), peek=peek)
             weight = PARTS // len(lengths)
             for length in lengths:
                 remaining = length - generated if length > generated else 0
                 ends.add(remaining, holds * weight, reservation.sequences * weight)
         return ends
 
-    def _renewed(self, reservation: Reservation, *, peek: bool) -> list[int]:
-        """What a sequence of it may end with, predicted anew."""
-        if peek:
-            return self._predicted(reservation, len(reservation.lengths))
-        self._predict(reservation, len(reservation.lengths))
-        return reservation.lengths
-
-    def _predict(self, reservation: Reservation, parts: int) -> None:
-        lengths = reservation.lengths = self._predicted(reservation, parts)
-        reservation.review = lengths[0] - (lengths[0] - reservation.generated) // REVIEW
-
-    def _predicted(self, reservation: Reservation, parts: int) -> list[int]:
-        return [self._predicted_at(reservation, (part + reservation.draw) / parts) for part in range(parts)]
-
-    def _predicted_at(self, reservation: Reservation, draw: float) -> int:
-        level = self.level.at(draw, self._ledger.sequences)
-        return self._predictor.predict(reservation.kind, level, reservation.generated, reservation.limit)
+    def _predict(self, reservation: Reservation, parts: int, *, peek: bool = False) -> list[int]:
+        """What a sequence of it may end with, from what it has come to. `peek` leaves no trace."""
+        generated, lengths = reservation.generated, []
+        for part in range(parts):
+            level = self.level.at((part + reservation.draw) / parts, self._ledger.sequences)
+            lengths.append(self._predictor.predict(reservation.kind, level, generated, reservation.limit))
+        if not peek:
+            reservation.lengths = lengths
+            reservation.review = lengths[0] - (lengths[0] - generated) // REVIEW
+        return lengths
 
 
 def _parts(sequences: int) -> int:
