@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,6 +28,7 @@ from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory, Endpoint, Pool
+from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Started
 from gateway.record.recorder import Recorder
 from gateway.relay.clients import Client, Clients
@@ -48,6 +50,8 @@ from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 
+KEEP_INTERVAL = 60.0
+"""Seconds between two writings of what was learned: as much is lost when the process is killed."""
 _POLL = 0.1
 """Seconds between two looks at what is still open."""
 _log = structlog.get_logger("kvgate.app")
@@ -74,6 +78,7 @@ class Application:
         upstream = settings.upstream
         self._flights = Flights(self._clock, upstream.first_byte_timeout, upstream.idle_timeout)
         self._recorder = _recorder(settings)
+        self._learned = _learned(settings)
         self._metrics = Metrics(gateway.__version__)
         self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate)
         counting = settings.counting
@@ -132,6 +137,7 @@ class Application:
         self._spawn(self._gpus.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
+        self._spawn(self._keep_learned())
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -178,6 +184,7 @@ class Application:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._write_learned()
         for pool in self._directory.pools.values():
             pool.driver.close()
         if self._recorder is not None:
@@ -195,6 +202,19 @@ class Application:
             now = self._clock()
             pools = self._directory.pools.items()
             self._metrics.sample({name: pool.driver.controller.load(now) for name, pool in pools})
+
+    async def _keep_learned(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_INTERVAL)
+            await self._write_learned()
+
+    async def _write_learned(self) -> None:
+        if self._learned is None:
+            return
+        for pool in list(self._directory.pools.values()):
+            learned = pool.driver.controller.learned()
+            if learned.everything:
+                await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
 
     def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
         server = self._settings.server
@@ -247,6 +267,9 @@ class Application:
         policy = settings.admission.to_policy(weights=settings.auth.weights, poll_interval=health.interval)
         record = self._recorder.pool(name) if self._recorder is not None else None
         driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed, record)
+        learned = self._learned.read(name, identity.root) if self._learned is not None else None
+        if learned is not None:
+            driver.handle(learned)
         self._metrics.know(name)
 
         model = self._metrics.model(name)
@@ -271,7 +294,7 @@ class Application:
             on_drift=drifted,
             on_switch=switched,
         )
-        pool = Pool(name, driver, counter, self._settings.upstream.relay_concurrency)
+        pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(counter.start())
         return pool
 
@@ -314,6 +337,16 @@ def _clients(settings: Settings) -> Clients:
         if key is not None:
             keys[key] = Client(client.name, client.priority)
     return Clients(keys, settings.server.trusted_flow_header)
+
+
+def _learned(settings: Settings) -> LearnedFiles | None:
+    match settings.server.state_dir:
+        case "none":
+            return None
+        case "auto":
+            return LearnedFiles(state_folder())
+        case folder:
+            return LearnedFiles(Path(folder))
 
 
 def _recorder(settings: Settings) -> Recorder | None:

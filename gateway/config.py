@@ -63,6 +63,12 @@ class ServerSettings(_Section):
     max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
     body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
     shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
+    state_dir: Path | Literal["auto", "none"] = Field(
+        "auto",
+        description="Folder for what is kept from one start to the next: how long outputs were, without text or names "
+        "of clients. `auto`: systemd's `StateDirectory`, else `kvgate` in `$XDG_STATE_HOME` or `~/.local/state`; "
+        "`none` keeps nothing.",
+    )
     trusted_flow_header: str | None = Field(
         None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."
     )

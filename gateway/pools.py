@@ -55,8 +55,12 @@ class Endpoint:
 class Pool:
     """The endpoints of one model, and the one driver and counter they share."""
 
-    def __init__(self, name: str, driver: Driver, counter: ModelCounter, relay_concurrency: int) -> None:
+    def __init__(
+        self, name: str, root: str | None, driver: Driver, counter: ModelCounter, relay_concurrency: int
+    ) -> None:
         self.name = name
+        self.root = root
+        """Folder or hub id of its model, as the endpoint said that came first."""
         self.driver = driver
         self.counter = counter
         self.relay_places = asyncio.Semaphore(relay_concurrency)

@@ -101,7 +101,8 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
         ]
         server = {"port": port, "host": "127.0.0.1", "trusted_flow_header": "x-flow"}
         file.write_text(yaml.safe_dump({"server": server, "models": models}))
-        environment = ["env", f"KVGATE_ENGINE_PYTHON={python}"]
+        # Each begins without what others have learned.
+        environment = ["env", f"KVGATE_ENGINE_PYTHON={python}", "KVGATE_SERVER__STATE_DIR=none"]
         serve = [*environment, sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
         with child(serve, None, log) as process:
             kvgate = f"http://127.0.0.1:{port}"

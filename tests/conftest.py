@@ -65,6 +65,14 @@ class Vllm:
 VllmFactory = Callable[..., Vllm]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gateways of the tests learn nothing from those of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def engine_python() -> Path:
     """An interpreter that has vLLM."""

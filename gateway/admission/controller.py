@@ -21,6 +21,7 @@ from gateway.admission.events import (
     EndpointUp,
     Event,
     Finished,
+    Learned,
     Observed,
     Progress,
     RequestId,
@@ -101,6 +102,7 @@ class AdmissionController:
             EndpointDown: self._endpoint_down,
             EndpointGone: self._endpoint_gone,
             Observed: self._observed,
+            Learned: self._recall,
             ShutdownStarted: self._shutdown_started,
             Tick: self._tick,
         }
@@ -151,6 +153,10 @@ class AdmissionController:
             self._weigh(request)
             self._set_spare(request, now)
         return explain(request, now, self._roster, self._queue, self._waits, draining=self._draining)
+
+    def learned(self) -> Learned:
+        """What it has learned of outputs, for a later core of this model. Changes nothing."""
+        return self._predictor.learned()
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
         """Of those in flight, from how many tokens on a report of progress changes the account; 0: the first does.
@@ -324,6 +330,9 @@ class AdmissionController:
         endpoint = self._roster.get(event.endpoint)
         if endpoint is not None:
             endpoint.observe(event, now)
+
+    def _recall(self, event: Learned, _now: float) -> None:
+        self._predictor.recall(event)
 
     # Time and the queue
 

@@ -168,6 +168,28 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Outputs:
+    """How long the outputs of requests of one kind were, the oldest first. `Predictor` says what makes a kind."""
+
+    prompt: int
+    """The class of the prompt's length, and of `max_tokens`."""
+    max_tokens: int
+    tools: bool
+    streamed: bool
+    lengths: tuple[int | None, ...]
+    """Tokens; None for one that ended at its `max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What another core of this model has learned of its outputs. It changes nothing for one that has learned itself."""
+
+    everything: tuple[int | None, ...]
+    """The last lengths of all kinds, as in `Outputs`."""
+    outputs: tuple[Outputs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownStarted:
     """The gateway takes no new work: whoever waits is refused, whoever runs finishes."""
 
@@ -187,6 +209,7 @@ Event = (
     | EndpointDown
     | EndpointGone
     | Observed
+    | Learned
     | ShutdownStarted
     | Tick
 )

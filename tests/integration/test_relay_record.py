@@ -102,3 +102,23 @@ async def test_a_folder_that_is_not_there_stops_kvgate_at_start(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"admission\.event_log = .*No such file"):
         Application(Settings.model_validate({"admission": {"event_log": tmp_path / "none" / "f"}}))
+
+
+async def test_what_one_gateway_learned_the_next_one_begins_with_and_records(tmp_path):
+    file, state = tmp_path / "events.jsonl", tmp_path / "state"
+    async with FakeVllm(FakeSettings(step_seconds=0.001)) as fake:
+        models = [{"endpoints": [{"url": fake.url}], "tokenizer": "/nonexistent"}]
+        for _ in range(2):
+            async with gateway(
+                fake, models=models, admission={"event_log": file}, server={"state_dir": state}
+            ) as kvgate:
+                await asyncio.gather(*(kvgate.post(APIS[0], tokens=3 + number) for number in range(5)))
+                await kvgate.until_idle()
+    (kept,) = state.rglob("*.json")
+    told = [line for line in map(json.loads, file.read_text().splitlines()) if line.get("event") == "Learned"]
+    assert len(told) == 1, "the second one only"
+    assert len(told[0]["data"]["everything"]) == 5
+    assert len(json.loads(kept.read_bytes())["everything"]) == 10
+    done = replay(file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 differ" in done.stdout

@@ -41,7 +41,7 @@ class World:
         self.verified = []
         self.evacuated = []
         self.directory = Directory(
-            lambda endpoint, identity, name: Pool(name, Driver(), counter=None, relay_concurrency=1),
+            lambda endpoint, identity, name: Pool(name, None, Driver(), counter=None, relay_concurrency=1),
             lambda endpoint: self.verified.append(endpoint.id),
             self.evacuated.append,
         )

@@ -114,3 +114,38 @@ def test_a_prediction_is_beyond_what_there_is_and_within_the_limit(limit, genera
 
 def test_nothing_known_is_infinite_only_where_all_were_cut():
     assert conditional_quantile([inf] * 8, 0.5, 10) == inf
+
+
+def test_while_next_to_nothing_is_known_all_are_predicted_alike_and_long():
+    cold = Taught()
+    assert cold.predict(0.1) == cold.predict(0.98) == 512
+
+
+def test_what_little_is_known_joins_the_guess():
+    assert Taught(*[40] * (ENOUGH - 1)).predict(0.5) < 100
+    assert Taught(*[1500] * 4).predict(0.5) > 512
+
+
+def test_another_predictor_starts_from_what_one_has_learned():
+    taught = Taught(*range(100, 200))
+    other = Taught()
+    other.predictor.recall(taught.predictor.learned())
+    assert other.predict(0.5, flow="bob") == taught.predict(0.5, flow="bob") == 150
+
+
+def test_endless_outputs_are_told_as_such():
+    taught = Taught(*[100] * ENOUGH, limit=100)
+    assert taught.predictor.learned().everything == (None,) * ENOUGH
+    other = Taught()
+    other.predictor.recall(taught.predictor.learned())
+    assert other.predict(0.5, limit=120) == 120
+
+
+def test_one_that_has_learned_itself_recalls_nothing():
+    taught = Taught(*[10] * ENOUGH)
+    taught.predictor.recall(Taught(*[900] * ENOUGH).predictor.learned())
+    assert taught.predict(0.5) == 10
+
+
+def test_what_is_told_says_nothing_of_who_asked():
+    assert "alice" not in repr(Taught(*[10] * ENOUGH).predictor.learned())

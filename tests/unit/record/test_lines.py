@@ -13,7 +13,9 @@ from gateway.admission.events import (
     EndpointUp,
     Event,
     Finished,
+    Learned,
     Observed,
+    Outputs,
     Progress,
     Returned,
     ShutdownStarted,
@@ -33,6 +35,7 @@ EVERY = (
     EndpointDown("e", "why"),
     EndpointGone("e"),
     Observed("e", 1.0000000000000002, 0.1, None, 3, 4e18, None),
+    Learned((1, None), (Outputs(9, 11, True, False, (3, None)),)),
     ShutdownStarted(),
     Tick(),
 )

@@ -1,0 +1,71 @@
+"""What the cores have learned of output lengths, kept in files from one gateway to the next."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gateway.admission.events import Learned
+
+FORMAT = 1
+"""Goes into the names: a file of another format is never read."""
+
+_log = structlog.get_logger("kvgate.learned")
+_decoder = msgspec.json.Decoder(Learned)
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a program keeps its state: systemd's `StateDirectory`, else as the XDG base directories say."""
+    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return Path(given)
+    home = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/"), ".local", "state")
+    return Path(home, "kvgate")
+
+
+def revision(root: str | None) -> str:
+    """What tells a model in a folder from another one that was there before: its `config.json`. Of hub ids, nothing."""
+    with contextlib.suppress(OSError):
+        if root is not None:
+            return hashlib.sha256(Path(root, "config.json").read_bytes()).hexdigest()
+    return ""
+
+
+class LearnedFiles:
+    """One file for each model. What cannot be read or written is done without; the latter is said once.
+
+    Args:
+        folder: made where it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._told = False
+
+    def read(self, model: str, root: str | None) -> Learned | None:
+        """What an earlier gateway kept of a model of that name, loaded from there; None where there is nothing."""
+        try:
+            return _decoder.decode(self._file(model, root).read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, model: str, root: str | None, learned: Learned) -> None:
+        """Keep this. For nobody else's eyes: it tells what kind of work is done here."""
+        file = self._file(model, root)
+        partial = file.with_suffix(f".{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as kept:  # noqa: PTH123
+                kept.write(msgspec.json.encode(learned))
+            partial.replace(file)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                _log.warning("what was learned cannot be kept", folder=str(self._folder), reason=error.strerror)
+
+    def _file(self, model: str, root: str | None) -> Path:
+        key = msgspec.json.encode([FORMAT, model, root, revision(root)])
+        return self._folder / "learned" / f"{hashlib.sha256(key).hexdigest()[:32]}.json"
