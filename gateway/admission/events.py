@@ -182,7 +182,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What another core of this model has learned of its outputs. It changes nothing for one that has learned itself."""
+    """What another core of this model has learned of its outputs. One that has learned itself ignores it."""
 
     everything: tuple[int | None, ...]
     """The last lengths of all kinds, as in `Outputs`."""
