@@ -24,9 +24,10 @@ class Run:
 class Chain:
     """Blocks that follow each other in the prompts that share them, by position."""
 
-    __slots__ = ("_runs", "active", "present")
+    __slots__ = ("_runs", "active", "present", "start")
 
     def __init__(self, start: int = 0) -> None:
+        self.start = start
         self.active = start
         """Positions below are held by a request."""
         self.present = start

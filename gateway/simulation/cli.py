@@ -1,8 +1,9 @@
 """`kvgate simulate`: what admission would do to a trace, without an engine."""
 
 import sys
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,7 +13,11 @@ USAGE_ERROR = 2
 
 def simulate(
     trace: Annotated[
-        Path, typer.Option(help="CSV or .csv.gz: TIMESTAMP,ContextTokens,GeneratedTokens or arrival,prompt,output.")
+        Path,
+        typer.Option(
+            help="A trace: CSV as Azure's or BurstGPT's, or with arrival,prompt,output; JSON lines as Mooncake's. Or "
+            "one of these as .gz."
+        ),
     ],
     kv_tokens: Annotated[int, typer.Option(help="KV cache of the engine, tokens.")] = 43_000,
     rate: Annotated[float | None, typer.Option(help="Requests per second; the trace's clock is rescaled.")] = None,
@@ -33,9 +38,8 @@ def simulate(
     max_num_seqs: Annotated[int, typer.Option(help="As vLLM's flag.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="As vLLM's flag.")] = 2048,
     step: Annotated[
-        tuple[float, float, float, float],
-        typer.Option(help="Seconds of a step: base, per sequence, per prefilled token, per token of context."),
-    ] = (0.016, 0.0001, 0.00012, 0.00000013),
+        str, typer.Option(help="Seconds of a step: base,per sequence,per prefilled token,per token of context.")
+    ] = "0.016,0.0001,0.00012,0.00000013",
     ttft: Annotated[float, typer.Option(help="SLO and target: seconds to the first token.")] = 5.0,
     gap: Annotated[float, typer.Option(help="SLO: most seconds between two tokens.")] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
@@ -58,9 +62,10 @@ def simulate(
         if value is not None and value <= 0:
             _fail(f"{name} is {value:g}: it must be more than 0")
     slo = Slo(ttft, gap)
+    seconds = _four(step)
     try:
         machine = Machine(
-            kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, step=StepTime(*step)
+            kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, step=StepTime(*seconds)
         )
         offered = workload.capped(workload.load(trace, requests), max_tokens)
         offered = workload.scaled(offered, scale_prompts, scale_outputs)
@@ -83,6 +88,16 @@ def simulate(
         _fail(str(error))
 
 
-def _fail(message: str) -> None:
+def _four(step: str) -> list[float]:
+    try:
+        seconds = [float(part) for part in step.split(",")]
+    except ValueError:
+        seconds = []
+    if len(seconds) != 4 or not all(0 <= value < inf for value in seconds) or not seconds[0]:  # noqa: PLR2004
+        _fail(f"--step is {step!r}: expected four numbers of seconds as in 0.016,0.0001,0.00012,0.00000013")
+    return seconds
+
+
+def _fail(message: str) -> NoReturn:
     Console(stderr=True, highlight=False).print(f"kvgate: {message}", markup=False, soft_wrap=True)
     sys.exit(USAGE_ERROR)

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from gateway.admission.events import RequestId
 from gateway.simulation.blocks import BlockPool, Chain
 from gateway.simulation.machine import Machine
-from gateway.simulation.workload import Request
+from gateway.simulation.workload import Request, in_blocks
 
 
 class Job:
@@ -29,8 +29,6 @@ class Job:
         "ended_at",
         "first_token_at",
         "generated",
-        "group",
-        "group_held",
         "joined",
         "last_token_at",
         "number",
@@ -40,7 +38,9 @@ class Job:
         "prompt",
         "refused",
         "request",
+        "shared",
         "shared_blocks",
+        "shared_held",
         "turn",
         "worst_gap",
     )
@@ -62,9 +62,11 @@ class Job:
         """The steps, modulo the block size, in which it needs a block."""
         self.turn = 0
         """Numbers its admission."""
-        self.group: Chain | None = None
-        self.group_held = 0
+        self.shared: list[tuple[Chain, int]] = []
+        """What it has in common with others, one part after the other, and at which block each ends."""
         self.shared_blocks = 0
+        """All of these, and how many of them it holds."""
+        self.shared_held = 0
         self.private = Chain()
         self.dispatched_at: float | None = None
         self.first_token_at: float | None = None
@@ -97,8 +99,10 @@ class Engine:
         self.gauge_waiting = 0
         self._completed = 0
         self._watermark = int(machine.watermark * machine.blocks)
-        self._groups: dict[int, Chain] = {}
-        self._holders: defaultdict[Chain, list[Job]] = defaultdict(list)
+        self._groups: dict[tuple[int, int], Chain] = {}
+        """By group, and the block it begins at: only part of that may be shared by those before."""
+        self._holders: defaultdict[Chain, dict[Job, int]] = defaultdict(dict)
+        """Who runs and has a chain in common, and up to which block."""
         self._partial: Job | None = None
         """Who is prefilled and not done with it: at most one, the last that runs, as it takes all of the batch."""
         self._blocked = False
@@ -127,12 +131,11 @@ class Engine:
     def job(self, number: RequestId, request: Request) -> Job:
         """A request that may be entered later."""
         job = Job(number, request)
-        if self.machine.prefix_caching and request.group is not None and request.shared:
-            if request.group not in self._groups:
-                self._groups[request.group] = Chain()
-            job.group = self._groups[request.group]
-            # A prompt's last token is computed for each request anew.
-            job.shared_blocks = min(request.shared, job.prompt - 1) // self.machine.block_size
+        if self.machine.prefix_caching:
+            for group, low, high in in_blocks(request, self.machine.block_size):
+                chain = self._groups.setdefault((group, low), Chain(low))
+                job.shared.append((chain, high))
+                job.shared_blocks = high
             job.private = Chain(job.shared_blocks)
         return job
 
@@ -293,9 +296,10 @@ class Engine:
         """It is prefilled by so many tokens in this step; their blocks are allocated."""
         job.computed += tokens
         self.context += tokens
-        if job.group is not None and job.group_held < job.shared_blocks:
-            job.group_held = min(job.shared_blocks, job.computed // self.machine.block_size)
-            job.group.extended(job.group_held)
+        if job.shared_held < job.shared_blocks:
+            job.shared_held = min(job.shared_blocks, job.computed // self.machine.block_size)
+            for chain, high in job.shared:
+                chain.extended(min(job.shared_held, high))
         if self._left(job):
             self._partial = job
         else:
@@ -359,11 +363,12 @@ class Engine:
         if full > job.shared_blocks:
             job.private.extended(full)
             pool.release_cached(job.private, job.shared_blocks)
-        if job.group is not None:
-            holders = self._holders[job.group]
-            holders.remove(job)
-            pool.release_cached(job.group, max([holder.group_held for holder in holders], default=0))
-            job.group_held = 0
+        job.shared_held = 0
+        for chain, _ in reversed(job.shared):
+            holders = self._holders[chain]
+            del holders[job]
+            held = max([min(holder.shared_held, high) for holder, high in holders.items()], default=0)
+            pool.release_cached(chain, max(chain.start, held))
 
     def _admit(self, budget: int) -> int:
         """Let the waiting run, in order, for as long as they fit. Returns the tokens that are prefilled."""
@@ -373,7 +378,7 @@ class Engine:
         while left > 0 and waiting and len(running) < self.machine.max_num_seqs:
             job = waiting[0]
             tokens = job.prompt + job.generated
-            hits, group_hits, touched = self._hits(job, tokens)
+            hits, shared_hits, touched = self._hits(job, tokens)
             spare = self._watermark if running else 0
             if self._blocks(tokens) - hits + touched + spare > pool.free:
                 self._blocked = True
@@ -382,11 +387,11 @@ class Engine:
             running.append(job)
             self._turns += 1
             job.turn = self._turns
-            if job.group is not None:
-                self._holders[job.group].append(job)
-                pool.touch(job.group, group_hits)
-                job.group_held = group_hits
-            if hits > group_hits:
+            for chain, high in job.shared:
+                self._holders[chain][job] = high
+                pool.touch(chain, min(shared_hits, high))
+            job.shared_held = shared_hits
+            if hits > shared_hits:
                 pool.touch(job.private, hits)
             job.computed = hits * block
             self.context += job.computed
@@ -397,19 +402,21 @@ class Engine:
         return budget - left
 
     def _hits(self, job: Job, tokens: int) -> tuple[int, int, int]:
-        """Cached blocks that lead its tokens; those of them that are its group's; those that are free as yet."""
+        """Cached blocks that lead its tokens; those of them that others have too; those that are free as yet."""
         if not self.machine.prefix_caching:
             return 0, 0, 0
         most = (tokens - 1) // self.machine.block_size
         hits, touched = 0, 0
-        if job.group is not None:
-            hits = min(job.shared_blocks, job.group.present)
-            touched = max(0, hits - job.group.active)
-        group_hits = hits
+        for chain, high in job.shared:
+            hits = min(high, chain.present)
+            touched += max(0, hits - chain.active)
+            if hits < high:
+                break
+        shared_hits = hits
         if hits == job.shared_blocks and job.private.present > hits:
             hits = min(most, job.private.present)
-            touched += hits - group_hits
-        return hits, group_hits, touched
+            touched += hits - shared_hits
+        return hits, shared_hits, touched
 
 
 def _turn(job: Job) -> int:

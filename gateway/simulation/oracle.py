@@ -8,6 +8,7 @@ from math import inf
 from gateway.admission.commands import Command, Dispatch, Reject
 from gateway.admission.events import Arrived, EndpointId, Event
 from gateway.admission.outcomes import Outcome
+from gateway.simulation.blocks import Chain
 from gateway.simulation.engine import Engine, Job
 
 
@@ -79,15 +80,13 @@ class Oracle:
         # have by now and as many more each.
         had: list[int] = []
         tokens = saved = 0
-        shared: dict[int, int] = {}
+        shared: dict[Chain, int] = {}
         for remaining, other in flights:
             had.append(other.prompt + other.output - remaining)
             tokens += had[-1]
-            group = other.request.group
-            if group is not None and engine.machine.prefix_caching:
-                leading = min(other.request.shared, other.prompt - 1) // block
-                saved += leading - max(0, leading - shared.get(group, 0))
-                shared[group] = max(shared.get(group, 0), leading)
+            for chain, high in other.shared:
+                saved += min(high, shared.get(chain, chain.start)) - chain.start
+                shared[chain] = max(high, shared.get(chain, high))
             peak = tokens + len(had) * remaining
             room = (blocks + saved) * block
             if peak > room:

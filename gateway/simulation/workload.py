@@ -3,7 +3,8 @@
 import csv
 import gzip
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -17,6 +18,8 @@ MAX_TOKENS = 2048
 UNIT = 64
 """Tokens between two parts of a prompt that the gateway hashes, up to `STEPS` of them; twice as many in each octave."""
 STEPS = 16
+MOONCAKE_BLOCK = 512
+"""Tokens that a hash in Mooncake's traces stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,9 @@ class Request:
     output: int
     """What it will generate."""
     max_tokens: int = MAX_TOKENS
-    group: int | None = None
-    """Requests of one group share the leading tokens of their prompts."""
-    shared: int = 0
-    """How many tokens of its prompt are of its group's; the rest is its own."""
+    shared: tuple[tuple[int, int], ...] = ()
+    """Parts at the start of its prompt that others have too: `(group, end)`, up to which token it has the group's. A
+    part begins where the one before ends, for all of its group: the parts of all prompts are the edges of a tree."""
     flow: str = ""
 
 
@@ -43,39 +45,108 @@ Workload = tuple[Request, ...]
 """Requests in the order they arrive in."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """How a publisher calls what a trace tells."""
+
+    arrival: str
+    prompt: str
+    output: str
+
+    @property
+    def names(self) -> set[str]:
+        return {self.arrival, self.prompt, self.output}
+
+
+COLUMNS = (
+    # https://github.com/Azure/AzurePublicDataset
+    _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    # https://github.com/HPMLL/BurstGPT
+    _Columns("Timestamp", "Request tokens", "Response tokens"),
+    # our own
+    _Columns("arrival", "prompt", "output"),
+)
+"""Of traces in CSV, told apart by their header."""
+
+
 def load(path: Path, limit: int | None = None) -> Workload:
     """Read a trace, at most `limit` requests of it, from the first on, which arrives at 0.
 
-    It is a CSV (or .csv.gz) with the columns TIMESTAMP, ContextTokens, GeneratedTokens, as Azure's, or arrival
-    (seconds), prompt, output.
+    It is a CSV (or .csv.gz) with the columns of Azure's traces, of BurstGPT's, or arrival (seconds), prompt, output; or
+    JSON lines (or .jsonl.gz) as Mooncake's, whose hashes say what prompts have in common. What failed in BurstGPT, and
+    so has no response, is left out.
 
     Raises:
         WorkloadError: no such file, other columns, or a value that is none.
     """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = csv.DictReader(io.StringIO(raw.decode()))
-        columns = set(rows.fieldnames or ())
-        if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= columns:
-            arrival, prompt, output = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
-        elif {"arrival", "prompt", "output"} <= columns:
-            arrival, prompt, output = "arrival", "prompt", "output"
-        else:
-            raise WorkloadError(
-                f"{path}: columns are {', '.join(sorted(columns)) or 'none'}; expected TIMESTAMP, ContextTokens, "
-                "GeneratedTokens, or arrival, prompt, output"
-            )
-        requests = [
-            Request(_seconds(row[arrival]), max(1, int(row[prompt])), max(1, int(row[output])))
-            for row in islice(rows, limit)
-        ]
+        text = raw.decode("utf-8-sig")
+        requests = list(islice(_mooncake(text) if text.startswith("{") else _rows(path, text), limit))
+    except KeyError as error:
+        raise WorkloadError(f"{path}: a line without {error}") from error
     except (OSError, ValueError, TypeError) as error:
         raise WorkloadError(f"{path}: {error}") from error
     if not requests:
         raise WorkloadError(f"{path}: no requests in it")
     requests.sort(key=lambda request: request.arrival)
     start = requests[0].arrival
-    return tuple(replace(request, arrival=request.arrival - start) for request in requests)
+    return tuple(replace(request, arrival=request.arrival - start) for request in _in_tree(requests))
+
+
+def _rows(path: Path, text: str) -> Iterator[Request]:
+    rows = csv.DictReader(io.StringIO(text))
+    header = [name.strip() for name in rows.fieldnames or ()]
+    columns = next((known for known in COLUMNS if known.names <= {*header}), None)
+    if columns is None:
+        known = "; or ".join(f"{each.arrival}, {each.prompt}, {each.output}" for each in COLUMNS)
+        raise WorkloadError(
+            f"{path}: columns are {', '.join(header) or 'none'}; expected {known}; or JSON lines as Mooncake's"
+        )
+    rows.fieldnames = header
+    for row in rows:
+        output = int(row[columns.output])
+        if output > 0:
+            yield Request(_seconds(row[columns.arrival]), max(1, int(row[columns.prompt])), output)
+
+
+def _mooncake(text: str) -> Iterator[Request]:
+    """https://github.com/kvcache-ai/Mooncake: milliseconds, lengths, and a hash for each block of a prompt."""
+    for line in text.splitlines():
+        if line.strip():
+            row = json.loads(line)
+            prompt = max(1, int(row["input_length"]))
+            ends = [min(MOONCAKE_BLOCK * number, prompt) for number in range(1, len(row["hash_ids"]) + 1)]
+            parts = tuple(zip(map(int, row["hash_ids"]), ends, strict=True))
+            yield Request(float(row["timestamp"]) / 1000, prompt, max(1, int(row["output_length"])), shared=parts)
+
+
+def _in_tree(requests: Sequence[Request]) -> Iterator[Request]:
+    """The same with their blocks joined to parts that the same requests have, less the blocks that only one has."""
+    numbers: dict[tuple[int, tuple[int, int]], int] = {}
+    holders: list[int] = [0]
+    paths = []
+    for request in requests:
+        node, path = 0, []
+        for block in request.shared:
+            node = numbers.setdefault((node, block), len(holders))
+            if node == len(holders):
+                holders.append(0)
+            holders[node] += 1
+            path.append(node)
+        paths.append(path)
+    for request, path in zip(requests, paths, strict=True):
+        parts: list[tuple[int, int]] = []
+        before = 0
+        for node, (_, end) in zip(path, request.shared, strict=True):
+            if holders[node] == 1:
+                break
+            if holders[node] == before:
+                parts[-1] = (parts[-1][0], end)
+            else:
+                parts.append((node, end))
+            before = holders[node]
+        yield replace(request, shared=tuple(parts))
 
 
 def rate(workload: Workload) -> float:
@@ -109,6 +180,7 @@ def scaled(workload: Workload, prompts: float = 1.0, outputs: float = 1.0) -> Wo
         replace(
             request,
             prompt=max(1, round(request.prompt * prompts)),
+            shared=tuple((group, round(end * prompts)) for group, end in request.shared),
             output=max(1, round(request.output * outputs)),
             max_tokens=max(1, round(request.max_tokens * outputs)),
         )
@@ -120,7 +192,7 @@ def sharing(workload: Workload, share: float, groups: int, seed: int = 0) -> Wor
     """The same requests, with a share (0 to 1) of each prompt as in others of its group, which is drawn at random."""
     random = Random(seed)  # noqa: S311 - a model, not a secret
     return tuple(
-        replace(request, group=random.randrange(groups), shared=int(request.prompt * share)) for request in workload
+        replace(request, shared=((random.randrange(groups), int(request.prompt * share)),)) for request in workload
     )
 
 
@@ -139,19 +211,33 @@ def fitted(workload: Workload, max_model_len: int, kv_tokens: int) -> Workload:
         max_tokens = min(request.max_tokens, length // 2)
         prompt = min(request.prompt, length - max_tokens)
         output = min(request.output, max_tokens)
-        fit.append(
-            replace(request, prompt=prompt, output=output, max_tokens=max_tokens, shared=min(request.shared, prompt))
-        )
+        fit.append(replace(request, prompt=prompt, output=output, max_tokens=max_tokens))
     return tuple(fit)
+
+
+def in_blocks(request: Request, block_size: int) -> Iterator[tuple[int, int, int]]:
+    """What it shares as the engine holds it: the group, and from which block up to below which.
+
+    A prompt's last token is computed for each request anew.
+    """
+    low = 0
+    for group, end in request.shared:
+        high = min(end, request.prompt - 1) // block_size
+        if high > low:
+            yield group, low, high
+        low = high
 
 
 def prefix(request: Request, number: int) -> Prefix:
     """The hashed leading parts of the prompt of the request with this number in its workload, as a gateway has them."""
     parts = []
     end, stride = UNIT, UNIT
+    shared = iter((*request.shared, (-1, request.prompt)))
+    group, last = next(shared)
     while end < request.prompt:
-        common = request.group is not None and end <= request.shared
-        parts.append((end, hash((common, request.group if common else number, end))))
+        while end > last:
+            group, last = next(shared)
+        parts.append((end, hash((group, number if group < 0 else 0, end))))
         if end == 2 * STEPS * stride:
             stride *= 2
         end += stride

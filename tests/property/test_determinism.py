@@ -34,8 +34,7 @@ def crowd(requests=400):
             prompt=random.randint(150, 500),
             output=random.randint(5, 300),
             max_tokens=random.choice((100, 300, 1000)),
-            group=random.randrange(2) if random.random() < 0.5 else None,
-            shared=128,
+            shared=((random.randrange(2), 128),) if random.random() < 0.5 else (),
             flow=random.choice("abc"),
         )
         for number in range(requests)

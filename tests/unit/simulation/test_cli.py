@@ -48,6 +48,10 @@ def test_a_rate_and_what_changes_the_trace(trace, tmp_path):
         (("--max-num-seqs", 4096), "max_num_batched_tokens"),
         (("--rate", 0), "more than 0"),
         (("--load", -1), "more than 0"),
+        (("--step", "0.016 0.0001 0.00012 0"), "four numbers"),
+        (("--step", "0.016,0.0001,0.00012"), "four numbers"),
+        (("--step", "0.016,0.0001,-1,0"), "four numbers"),
+        (("--step", "0,0,0,0"), "four numbers"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(trace, arguments, said):
@@ -67,3 +71,10 @@ def test_other_commands_do_not_load_it():
         "import sys, gateway.cli; sys.exit('gateway.simulation.engine' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_step_is_given_as_the_help_shows_it(trace):
+    shown = CliRunner().invoke(cli, ["simulate", "--help"], env={"COLUMNS": "200"}).output
+    assert "0.016,0.0001,0.00012,0.00000013" in shown
+    result = run("--trace", trace, "--kv-tokens", 4000, "--step", "0.016,0.0001,0.00012,0.00000013")
+    assert result.exit_code == 0, result.output

@@ -41,11 +41,11 @@ class Twin:
 
     def content(self, end):
         """The tokens up to `end`, or what stands for them."""
-        return ("group", self.request.group, end) if end <= self.shared else ("own", self.number, end)
-
-    @property
-    def shared(self):
-        return min(self.request.shared, self.request.prompt - 1) if self.request.group is not None else 0
+        if end < self.request.prompt:  # the last token is computed for each request anew
+            for group, last in self.request.shared:
+                if end <= last:
+                    return "group", group, end
+        return "own", self.number, end
 
 
 class PlainEngine:
@@ -197,10 +197,21 @@ def workloads(draw, machine):
         now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.3]))
         prompt = draw(st.integers(1, machine.kv_tokens // 2))
         output = draw(st.integers(1, machine.kv_tokens - prompt))
-        group = draw(st.sampled_from([None, 0, 1]))
-        shared = draw(st.integers(0, prompt))
-        requests.append(Request(now, prompt, output, group=group, shared=shared))
+        requests.append(Request(now, prompt, output, shared=draw(paths(prompt))))
     return requests
+
+
+@st.composite
+def paths(draw, prompt):
+    """From the root of a tree that is the same for all, as deep as the prompt is long, or less."""
+    parts, group, end, limit = [], 0, 0, draw(st.integers(0, prompt))
+    for length in (5, 9, 4):
+        group = 10 * group + draw(st.sampled_from([1, 2]))
+        if end >= limit:
+            break
+        end = min(end + length + group % 3, limit)
+        parts.append((group, end))
+    return tuple(parts)
 
 
 @st.composite
@@ -320,7 +331,7 @@ def test_a_watermark_keeps_blocks_free_for_those_that_run():
 
 def test_a_shared_prefix_is_held_and_prefilled_once():
     machine = Machine(kv_tokens=400, block_size=4, step=STEP)
-    alike = [Request(0.0, 80, 4, group=0, shared=76), Request(0.0, 80, 4, group=0, shared=76)]
+    alike = [Request(0.0, 80, 4, shared=((0, 76),)), Request(0.0, 80, 4, shared=((0, 76),))]
     _, together, _ = play(machine, alike)
     _, apart, _ = play(machine, [Request(0.0, 80, 4), Request(0.0, 80, 4)])
     assert together[0][1] == 21

@@ -28,6 +28,46 @@ def test_azures_traces_are_read(tmp_path, name):
     assert second.arrival == pytest.approx(4.314579, abs=1e-5)
 
 
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,GPT-4,1087,0,1087,API log
+118,GPT-4,417,276,693,Conversation log
+"""
+MOONCAKE = """{"timestamp": 1000, "input_length": 1300, "output_length": 50, "hash_ids": [1, 2, 3]}
+{"timestamp": 4000, "input_length": 1100, "output_length": 7, "hash_ids": [1, 2, 4]}
+
+{"timestamp": 4500, "input_length": 600, "output_length": 9, "hash_ids": [1, 5]}
+{"timestamp": 5000, "input_length": 400, "output_length": 9, "hash_ids": [6]}
+"""
+
+
+def test_burstgpts_are_read_without_what_failed(tmp_path):
+    found = workload.load(file(tmp_path, BURSTGPT))
+    assert [(each.arrival, each.prompt, each.output) for each in found] == [(0, 472, 18), (113, 417, 276)]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_mooncakes_are_read_with_the_prefixes_that_requests_share(tmp_path, name):
+    found = workload.load(file(tmp_path, MOONCAKE, name))
+    assert [(each.arrival, each.prompt, each.output) for each in found] == [
+        (0.0, 1300, 50),
+        (3.0, 1100, 7),
+        (3.5, 600, 9),
+        (4.0, 400, 9),
+    ]
+    prefixes = [dict(workload.prefix(each, number)) for number, each in enumerate(found)]
+
+    def common(one, other):
+        return max([end for end, part in prefixes[one].items() if prefixes[other].get(end) == part], default=0)
+
+    assert (common(0, 1), common(0, 2), common(1, 2), common(0, 3)) == (1024, 512, 512, 0)
+
+
+def test_a_line_of_mooncakes_that_lacks_something_is_refused(tmp_path):
+    with pytest.raises(WorkloadError, match="without 'hash_ids'"):
+        workload.load(file(tmp_path, '{"timestamp": 1, "input_length": 3, "output_length": 3}\n'))
+
+
 def test_plain_ones_are_read_in_the_order_of_arrival(tmp_path):
     found = workload.load(file(tmp_path, "arrival,prompt,output\n3,10,1\n1.5,20,2\n"))
     assert [(request.arrival, request.prompt) for request in found] == [(0.0, 20), (1.5, 10)]
@@ -85,8 +125,8 @@ def test_lengths_are_scaled_and_what_clients_ask_for_goes_with_outputs():
 
 
 def test_what_does_not_fit_is_cut():
-    (found,) = workload.fitted((Request(0, 5000, 900, max_tokens=2000, group=0, shared=4000),), 4096, 100_000)
-    assert (found.prompt, found.output, found.max_tokens, found.shared) == (2096, 900, 2000, 2096)
+    (found,) = workload.fitted((Request(0, 5000, 900, max_tokens=2000),), 4096, 100_000)
+    assert (found.prompt, found.output, found.max_tokens) == (2096, 900, 2000)
 
 
 def test_groups_share_the_hashes_of_what_they_share_and_no_more():
@@ -96,7 +136,7 @@ def test_groups_share_the_hashes_of_what_they_share_and_no_more():
         for other, b in zip(offered, prefixes, strict=True):
             common = set(a) & set(b)
             if one is not other:
-                assert {tokens for tokens, _ in common} == set(range(64, 501, 64) if one.group == other.group else ())
+                assert {tokens for tokens, _ in common} == set(range(64, 501, 64) if one.shared == other.shared else ())
 
 
 @pytest.mark.parametrize("prompt", [1, 64, 65, 1024, 1025, 3000, 50_000])
