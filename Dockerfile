@@ -25,11 +25,12 @@ LABEL org.opencontainers.image.title="kvgate" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A number, so that an orchestrator can see that it is not root.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin kvgate \
-    && install --directory --owner 10001 --group 10001 /var/cache/huggingface
+    && install --directory --owner 10001 --group 10001 /var/cache/huggingface /var/lib/kvgate
 COPY --from=build /opt/kvgate /opt/kvgate
 COPY deploy/healthcheck.py /opt/kvgate/healthcheck.py
 ENV PATH=/opt/kvgate/bin:$PATH \
     HF_HOME=/var/cache/huggingface \
+    STATE_DIRECTORY=/var/lib/kvgate \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 8080

@@ -1,5 +1,6 @@
 """The compose file is valid, and what it says of kvgate, nginx and vLLM is so."""
 
+import os
 import re
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_kvgate_reads_the_tokenizer_where_the_engine_put_the_model(name: str, se
     home = dict(pair.split("=", 1) for pair in environment)["HF_HOME"]
     volume, place, mode = services[name]["volumes"][0].split(":")
     assert (place, mode) == (home, "ro")
-    assert services["vllm"]["volumes"] == [f"{volume}:/root/.cache/huggingface"]
+    assert services["vllm"]["volumes"][0] == f"{volume}:/root/.cache/huggingface"
     # vLLM has the model before it is healthy, and kvgate asks for nothing before that.
     assert services[name]["depends_on"] == {"vllm": {"condition": "service_started"}}
 
@@ -76,9 +77,55 @@ def test_running_streams_may_finish_before_a_container_is_killed(name: str, serv
 
 def test_clients_reach_nothing_but_kvgate_and_nginx(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert published == {"kvgate": ["8080:8080", "127.0.0.1:9090:9090"], "nginx": ["8080:8080"]}
+    assert published == {
+        "kvgate": ["127.0.0.1:8080:8080", "127.0.0.1:9090:9090"],
+        "nginx": ["127.0.0.1:8081:8080"],
+    }
     settings = settings_of(services["kvgate"])
     assert (settings.server.port, settings.server.admin_port) == (8080, 9090)
+
+
+def test_no_two_services_of_any_profile_want_one_port(services: dict[str, Any]) -> None:
+    wanted = [port.rsplit(":", 2)[-2] for service in services.values() for port in service.get("ports", [])]
+    assert len(wanted) == len(set(wanted))
+
+
+def test_nobody_on_another_machine_is_served_unless_somebody_says_so(services: dict[str, Any]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_a_folder_of_models_is_at_one_place_for_the_engine_and_those_who_count(services: dict[str, Any]) -> None:
+    for name in ("vllm", *GATEWAYS):
+        assert "models:/models:ro" in services[name]["volumes"]
+
+
+def test_the_hub_token_is_a_secret_and_no_environment(services: dict[str, Any]) -> None:
+    vllm = services["vllm"]
+    assert vllm["secrets"] == ["hf_token"]
+    assert vllm["environment"] == {"HF_TOKEN_PATH": "/run/secrets/hf_token"}
+    assert "HF_TOKEN:" not in FILE.read_text()
+
+
+def test_no_hub_token_is_an_empty_file() -> None:
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    file = yaml.safe_load(text)["secrets"]["hf_token"]["file"]
+    read = "import huggingface_hub; print(huggingface_hub.get_token())"
+    environ = {"PATH": os.environ["PATH"], "HF_TOKEN_PATH": file}
+    done = subprocess.run([sys.executable, "-c", read], check=True, capture_output=True, text=True, env=environ)
+    assert done.stdout.strip() == "None"
+
+
+def test_no_log_grows_for_ever(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert service["logging"]["options"] == {"max-size": "20m", "max-file": "5"}
+
+
+def test_what_is_learned_outlives_a_container(services: dict[str, Any]) -> None:
+    stage = parse((ROOT / "Dockerfile").read_text())[-1]
+    place = dict(pair.split("=", 1) for pair in stage.last("ENV").arguments)["STATE_DIRECTORY"]
+    assert all(f"state:{place}" in services[name]["volumes"] for name in GATEWAYS)
 
 
 def test_only_gateways_that_nginx_alone_reaches_trust_the_flow_it_names(services: dict[str, Any]) -> None:
@@ -94,7 +141,7 @@ def test_nginx_has_its_file_and_knows_the_gateways(services: dict[str, Any]) -> 
     assert (target, mode) == ("/etc/nginx/nginx.conf", "ro")
     upstreams = re.findall(r"^ +server ([\w-]+):(\d+) ", NGINX_CONF.read_text(), re.MULTILINE)
     assert upstreams == [(name, str(settings_of(services[name]).server.port)) for name in BEHIND_NGINX]
-    assert f"listen {nginx['ports'][0].split(':')[-1]} " in NGINX_CONF.read_text()
+    assert f"listen {nginx['ports'][0].rsplit(':')[-1]} " in NGINX_CONF.read_text()
     # Every place it writes to is under /tmp, which is all it may write to.
     assert nginx["read_only"]
     assert nginx["tmpfs"][0].startswith("/tmp")  # noqa: S108

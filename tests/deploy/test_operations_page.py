@@ -2,7 +2,6 @@
 
 import re
 
-from gateway.config import EngineSettings, ModelSettings, Settings
 from gateway.ops.metrics import Metrics
 from gateway.wire.errors import REFUSALS
 from tests.deploy.stack import ROOT
@@ -32,11 +31,3 @@ def test_the_lines_to_know_are_logged() -> None:
     lines = re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", PAGE.partition("Lines to know")[2], re.MULTILINE)
     assert lines
     assert [line for line in lines if f'"{line}"' not in sources] == []
-
-
-def test_systemd_waits_for_the_gateway_and_its_engines() -> None:
-    settings = Settings(models=(ModelSettings(engine=EngineSettings(model="m")),))
-    engine = settings.models[0].engine
-    assert engine is not None
-    bound = settings.server.shutdown_timeout + 10 + engine.stop_timeout
-    assert [int(seconds) > bound for seconds in re.findall(r"TimeoutStopSec=(\d+)", PAGE)] == [True]
