@@ -7,7 +7,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROCESS = re.compile(r"^(?:\((?P<process>[A-Za-z][\w-]*(?: [^)]*)?)\)|\[(?P<rank>rank\d+)\]:) ?")
 # Until 0.8: `ERROR 03-19 10:48:40 worker.py:467] text`, since then `ERROR 03-19 10:48:40 [worker.py:467] text`.
 _HEADER = re.compile(
-    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[\w./]+:\d+\]) ?"
+    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<at>\d\d-\d\d \d\d:\d\d:\d\d) "
+    r"\[?(?P<source>[\w./-]{0,80})[^\]]{0,80}\] ?"
 )
 
 
@@ -16,12 +17,15 @@ class LogLine:
     """One line without `(EngineCore pid=7)` and `ERROR 11-20 18:04:19 [core.py:133]` in front of it.
 
     `level` is None where the line came from something else than vLLM's logger: a traceback, a progress bar.
-    `process` is `EngineCore pid=7`, empty where the line does not say.
+    `process` is `EngineCore pid=7`, `source` the file that said it, `core.py`, and `at` when, `11-20 18:04:19`; empty
+    where the line does not say.
     """
 
     level: str | None
     text: str
     process: str = ""
+    source: str = ""
+    at: str = ""
 
 
 def parse(line: str) -> LogLine:
@@ -34,4 +38,4 @@ def parse(line: str) -> LogLine:
     header = _HEADER.match(text)
     if header is None:
         return LogLine(None, text, process)
-    return LogLine(header["level"], text[header.end() :], process)
+    return LogLine(header["level"], text[header.end() :], process, header["source"], header["at"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from engine import events, lifecycle
 from engine.diagnosis.log import diagnose
 from engine.diagnosis.look import corroborated
+from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis
 from engine.fit import MOST_TRIES
 from engine.judgement import judge
@@ -135,10 +136,11 @@ class Runner:
 
     async def _run_once(self, tasks: asyncio.TaskGroup) -> None:
         """Run the process once, from launch to its end."""
-        program, log, progress = self.program, deque[str](maxlen=_LOG_LINES), StartProgress()
+        program, progress = self.program, StartProgress()
+        log = deque[tuple[float, str]](maxlen=_LOG_LINES)
 
         def on_line(line: str) -> None:
-            log.append(line)
+            log.append((_now(), line))
             self._tell(events.LinePrinted(program.name, line))
             if self.state is State.STARTING and (further := progress.read(line)):
                 self._tell_progress(further, before, new=watch.enter(further.phase, _now()))
@@ -208,7 +210,7 @@ class Runner:
         if self.program.download is not None:
             self.program.download.give_back()
 
-    def _why(self, log: deque[str], code: int, progress: StartProgress) -> Diagnosis:
+    def _why(self, log: deque[tuple[float, str]], code: int, progress: StartProgress) -> Diagnosis:
         if self._hung:
             return Diagnosis(self._hung)
         if self._killed and self.state is State.STARTING:
@@ -217,7 +219,9 @@ class Runner:
                 f"{progress.current}.",
                 "Give it longer with engine.start_timeout, or see in its log what it waited for.",
             )
-        return corroborated(diagnose(log, code))
+        served = self.state is not State.STARTING
+        since = _now() - BEFORE_THE_END if served else 0.0
+        return corroborated(diagnose([line for at, line in log if at >= since], code, served=served))
 
     def _conclude(self, diagnosis: Diagnosis, code: int) -> None:
         """Take in why the process ended, and what that means for the next start."""
@@ -243,7 +247,7 @@ class Runner:
         else:
             self._on_news(news)
 
-    async def _report_ready(self, log: deque[str], watch: Stopwatch) -> None:
+    async def _report_ready(self, log: deque[tuple[float, str]], watch: Stopwatch) -> None:
         url = self.program.ready_url
         while url is not None and not await self._probe(url):  # noqa: ASYNC110 - nobody else would set an event
             await asyncio.sleep(_PROBE_INTERVAL)

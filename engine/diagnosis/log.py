@@ -8,6 +8,8 @@ a traceback of the process that waited. The cause is the first real error, many 
 3. The first error that is left: a sign of an effect (`Weight.EFFECT`) or one nobody knows. Where the effect was raised
    from an unknown error, the effect is the cause told, and that error the evidence shown.
 4. The last words that every failed run has (`Weight.TAIL`).
+
+Of an engine that served only what `serving.of_the_end` leaves is looked at.
 """
 
 import re
@@ -16,6 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Reversible, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.diagnosis import serving
 from engine.diagnosis.death import SIGNALS
 from engine.diagnosis.sign import Diagnosis, Sign, Weight
 from engine.diagnosis.table import SIGNS
@@ -45,6 +48,7 @@ _NAMED = re.compile(r"\(\?P<\w+>")
 _ANY_SIGN = re.compile("|".join(f"(?:{_NAMED.sub('(?:', sign.pattern)})" for sign in SIGNS))
 """Whether it is worth asking each sign."""
 _HEAVY = tuple(sign for sign in SIGNS if sign.weight is not Weight.HINT)
+_AT_WORK = tuple(sign for sign in _HEAVY if sign.kind in serving.KINDS)
 _HINTS = tuple(sign for sign in SIGNS if sign.weight is Weight.HINT)
 
 
@@ -79,16 +83,19 @@ class _Chain:
         self.first_error = self.first_error or (position, text)
 
 
-def diagnose(log: Sequence[str], code: int) -> Diagnosis:
+def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosis:
     """Say why a program ended that was not asked to.
 
     Args:
         log: What it printed, oldest line first.
         code: Its exit code; negative for the signal that killed it.
+        served: Whether it was ready before.
     """
     lines = [parse(line) for line in log]
     said = f"It ended with exit code {code}"
-    if found := _worst(lines, f"{said}: ", killed=-code == signal.SIGKILL):
+    if served:
+        lines = serving.of_the_end(lines)
+    if found := _worst(lines, f"{said}: ", killed=-code == signal.SIGKILL, served=served):
         return found
     if code < 0:
         number = signal.Signals(-code)
@@ -110,14 +117,16 @@ def read_log(log: Iterable[str]) -> list[Diagnosis]:
         by_engine[engine].append(line)
     told: list[Diagnosis] = []
     for engine, lines in by_engine.items():
-        failure = _worst(lines, "The first error of the log: ", killed=False)
+        served = serving.was_ready(lines)
+        of_it = serving.of_the_end(lines) if served else lines
+        failure = _worst(of_it, "The first error of the log: ", killed=False, served=served)
         hints = [hint for hint in _hints(lines) if failure is None or hint.sign != failure.sign]
         told += [_of(engine, found) for found in ([failure] if failure else []) + hints]
     return told
 
 
-def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool) -> Diagnosis | None:
-    found = list(_failures(lines, unknown))
+def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool, served: bool) -> Diagnosis | None:
+    found = list(_failures(lines, unknown, _AT_WORK if served else _HEAVY))
     causes = [one for one in found if one.weight is Weight.CAUSE]
     if causes:
         return causes[0].diagnosis
@@ -129,7 +138,7 @@ def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool) -> Diagnosis
     return next((one.diagnosis for one in found), None)
 
 
-def _failures(lines: Sequence[LogLine], unknown: str) -> Iterable[_Found]:
+def _failures(lines: Sequence[LogLine], unknown: str, signs: Sequence[Sign]) -> Iterable[_Found]:
     """All signs of a failure, in the order of the log; an error nobody knows is an effect, of what is not known."""
     chains: dict[str, _Chain] = defaultdict(_Chain)
     for position, line in enumerate(lines):
@@ -144,7 +153,7 @@ def _failures(lines: Sequence[LogLine], unknown: str) -> Iterable[_Found]:
             text = _asserted(chain.frames)
         is_error = bool(_ERROR.search(text))
         chain = chains[line.process] = chain.next(text, is_error=is_error)
-        if (found := _first(_HEAVY, text, chain.frames)) is not None:
+        if (found := _first(signs, text, chain.frames)) is not None:
             sign, diagnosis = found
             at = position
             if sign.weight is Weight.EFFECT and chain.first_error is not None:

@@ -1,0 +1,96 @@
+"""PURE. What an engine that served says of requests that failed: it is not why the engine ended.
+
+A bad tool call, a body that is no JSON, a client that left: each is an error in the log, often with a traceback, and the
+engine goes on. So of an engine that was ready only what was said about its end counts: shortly before it, and by those
+of its processes that hold the model, or about them.
+
+Sources: vLLM 0.32 (`entrypoints/`, `tool_parsers/`, `v1/engine/core_client.py`), uvicorn.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from engine.diagnosis.sign import Kind
+from engine.loglines import LogLine
+
+BEFORE_THE_END = 60.0
+"""Seconds before its end in which an engine says why. A call that hangs is given up later, and said then."""
+KINDS = frozenset({Kind.MEMORY, Kind.PARALLEL, Kind.NETWORK, Kind.DEATH})
+"""What can end an engine that served. Its arguments, its model and its tokenizer were read before."""
+
+_READY = re.compile(r"^INFO:\s+Application startup complete\.")
+_END = re.compile(r"EngineCore encountered a fatal error|died unexpectedly|died with exit code|EngineDeadError")
+_API_SERVER = re.compile(r"^ApiServer|^APIServer")
+_OF_THE_ENGINE = frozenset({"async_llm.py", "coordinator.py", "core_client.py", "launcher.py", "utils.py"})
+"""Files in which an API server speaks of the engine's other processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingError:
+    """What a failed request looks like: the file that logs it, or the first line of a traceback without a header."""
+
+    name: str
+    source: str = r"(?!)"
+    text: str = r"(?!)"
+
+
+SERVING_ERRORS = (
+    ServingError("a tool call or reasoning that cannot be read", source=r"\w+_parser\.py|\w*parsers?\.py"),
+    ServingError("an answer that failed", source=r"(?:\w+_)?serving(?:_\w+)?\.py|connection\.py|context\.py"),
+    ServingError("a request that is refused", source=r"api_router\.py|api_server\.py|protocol\.py|preprocess\.py"),
+    ServingError("an error that became a status", source=r"exception\.py|http\.py|validation\.py|vllm_error\.py"),
+    ServingError("an exception in a route", text=r"^ERROR:\s+Exception in ASGI application"),
+    ServingError("a task nobody waits for any more", text=r"^(?:ERROR:\s+)?Task exception was never retrieved"),
+)
+
+
+def was_ready(lines: Sequence[LogLine]) -> bool:
+    """Whether the engine served at some time."""
+    return any(_READY.match(line.text) for line in lines)
+
+
+def of_the_end(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Of an engine that served, the lines that may say why it ended."""
+    end = next((number for number, line in enumerate(lines) if _END.search(line.text)), None)
+    times = _times(lines)
+    at = times[-1 if end is None else end] if times else None
+    late = (
+        line
+        for line, time in zip(lines, times, strict=True)
+        if at is None or time is None or (at - time).total_seconds() <= BEFORE_THE_END
+    )
+    return [line for line, of_request in _told(late) if not of_request]
+
+
+def _times(lines: Sequence[LogLine]) -> list[datetime | None]:
+    """When each was said: one without a time, with the one before."""
+    times: list[datetime | None] = []
+    last: datetime | None = None
+    for line in lines:
+        if line.at:
+            last = datetime.strptime(f"2000-{line.at}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - only compared
+        times.append(last)
+    return times
+
+
+def _told(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, bool]]:
+    """Each line, and whether it is about a request."""
+    of_request: dict[str, bool] = {}
+    for line in lines:
+        if line.level is not None:
+            of_request[line.process] = _is_of_request(line)
+        elif any(re.search(error.text, line.text) for error in SERVING_ERRORS):
+            of_request[line.process] = True
+        elif line.text.startswith("INFO:"):
+            of_request[line.process] = False
+        yield line, of_request.get(line.process, False)
+
+
+def _is_of_request(line: LogLine) -> bool:
+    if line.source in _OF_THE_ENGINE:
+        return False
+    if _API_SERVER.match(line.process):
+        return True
+    return not line.process and any(re.fullmatch(error.source, line.source) for error in SERVING_ERRORS)
