@@ -54,6 +54,8 @@ KEEP_INTERVAL = 60.0
 """Seconds between two writings of what was learned: as much is lost when the process is killed."""
 _POLL = 0.1
 """Seconds between two looks at what is still open."""
+_RECHECK = 5.0
+"""Seconds between two looks at what the counters doubt."""
 _log = structlog.get_logger("kvgate.app")
 
 
@@ -138,6 +140,7 @@ class Application:
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
         self._spawn(self._keep_learned())
+        self._spawn(self._recheck())
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -216,6 +219,13 @@ class Application:
             if learned.everything:
                 await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
 
+    async def _recheck(self) -> None:
+        """Have the counters that drifted look, when it is time, whether they count as the endpoints do again."""
+        while True:
+            await asyncio.sleep(_RECHECK)
+            for pool in list(self._directory.pools.values()):
+                await pool.counter.recheck()
+
     def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
@@ -285,6 +295,9 @@ class Application:
         def switched(reason: str) -> None:
             _log.warning("the engine counts prompts from now on", model=name, reason=reason)
 
+        def returned(requests: str) -> None:
+            _log.info("prompts are counted here again", model=name, requests=requests)
+
         tokenizer = endpoint.settings.tokenizer or identity.root
         counter = ModelCounter(
             name,
@@ -293,6 +306,8 @@ class Application:
             EngineCounter(targets, health.timeout),
             on_drift=drifted,
             on_switch=switched,
+            on_return=returned,
+            clock=self._clock,
         )
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(counter.start())

@@ -41,6 +41,8 @@ class ParityReport:
     mismatches: tuple[Mismatch, ...]
     unverified: frozenset[Api]
     """APIs that the engine offers no count for."""
+    excludes_unused: bool = False
+    """Whether it leaves tools out that the model may not use."""
 
     @property
     def equal(self) -> bool:
@@ -168,6 +170,7 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
         ("texts", Feature.PROMPT): {"prompt": ["One", "two\n\n  three", "<|im_end|></s>"]},
     }
     anthropic_tool = {"name": "weather", "description": "Look.", "input_schema": parameters}
+    unused = {"messages": [_user()], "tools": [anthropic_tool], "tool_choice": {"type": "none"}}
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
     answer = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "4 degrees"}]}
     messages: dict[tuple[str, Feature], Json] = {
@@ -176,6 +179,8 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
             "messages": [_user(), {"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}],
             "tools": [anthropic_tool],
         },
+        # The only route that counts and is told what may be used.
+        ("messages with tools that may not be used", Feature.UNUSED_TOOLS): unused,
         ("messages with thinking", Feature.REASONING): {
             "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Hi."}],
             "messages": [
