@@ -17,6 +17,7 @@ import gateway
 from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
+from gateway.chat_templates import chat_template
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
@@ -47,6 +48,7 @@ from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 
@@ -68,7 +70,7 @@ class Application:
             given.
 
     Raises:
-        ConfigurationError: a key's file, a TLS file or the event log cannot be used.
+        ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
@@ -90,6 +92,8 @@ class Application:
             process_bytes=counting.process_bytes,
             max_pending_bytes=counting.max_pending_bytes,
         )
+        self._tokenizers = Tokenizers(self._counting)
+        self._templates = {model.chat_template: chat_template(model) for model in settings.models}
         self._clients: dict[EndpointId, httpx.AsyncClient] = {}
         tls = {}
         for model in settings.models:
@@ -136,6 +140,9 @@ class Application:
         """
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
+        for model in self._settings.models:
+            if (source := self._tokenizer(model)) is not None:  # engines take longer to start than it to load
+                self._spawn(self._loaded(source))
         self._spawn(self._gpus.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
@@ -298,11 +305,11 @@ class Application:
         def returned(requests: str) -> None:
             _log.info("prompts are counted here again", model=name, requests=requests)
 
-        tokenizer = endpoint.settings.tokenizer or identity.root
         counter = ModelCounter(
             name,
-            TokenizerSource(tokenizer, endpoint.settings.trust_remote_code) if tokenizer is not None else None,
+            self._tokenizer(endpoint.settings, identity.root),
             self._counting,
+            self._tokenizers,
             EngineCounter(targets, health.timeout),
             on_drift=drifted,
             on_switch=switched,
@@ -312,6 +319,17 @@ class Application:
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(counter.start())
         return pool
+
+    def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
+        name = model.tokenizer or root
+        return (
+            TokenizerSource(name, model.trust_remote_code, self._templates[model.chat_template])
+            if name is not None
+            else None
+        )
+
+    async def _loaded(self, source: TokenizerSource) -> None:
+        await self._tokenizers.load(source)
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one

@@ -11,15 +11,16 @@ from gateway.tokens.count import (
     PromptTooLongError,
     Source,
 )
-from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body, load
+from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
-from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
+from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 
 _PROBING = "probes"
@@ -49,6 +50,7 @@ class ModelCounter:
         model: str,
         source: TokenizerSource | None,
         pool: CountingPool,
+        tokenizers: Tokenizers,
         engine: EngineCounter,
         *,
         on_drift: Callable[[Drift], None],
@@ -62,6 +64,7 @@ class ModelCounter:
             model: its served name.
             source: its tokenizer; None where none is known.
             pool: shared with other models; closed by whoever made it.
+            tokenizers: those of the pool. One that is loaded is used at once.
             engine: asks its endpoints.
             on_drift: told of each count that `usage` contradicts.
             on_switch: told why, each time the engine takes over counting.
@@ -76,20 +79,16 @@ class ModelCounter:
         self._on_switch = on_switch
         self._on_return = on_return
         self._clock = clock
-        self._unavailable = _NO_TOKENIZER if source is None else "the tokenizer is not loaded yet"
+        self._tokenizers = tokenizers
+        self._unavailable = _NO_TOKENIZER if source is None else tokenizers.unavailable(source)
         self._drift = DriftWatch()
         self._reports: dict[str, ParityReport] = {}
         self._key = new_key()
 
     async def start(self) -> None:
-        """Load the tokenizer, here and in the processes. Takes seconds; where it fails, the engine counts."""
+        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts."""
         if self._source is not None:
-            try:
-                await self._pool.run_everywhere(load, self._source)
-            except (TokenizerUnavailableError, WorkerDiedError) as error:
-                self._unavailable = str(error)
-            else:
-                self._unavailable = ""
+            self._unavailable = await self._tokenizers.load(self._source)
         if self._unavailable:
             self._on_switch(self._unavailable)
 

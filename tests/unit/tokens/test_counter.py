@@ -12,6 +12,7 @@ from gateway.tokens.counting import count_body
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, Drift
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
@@ -96,6 +97,7 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
             "m",
             source,
             pool,
+            Tokenizers(pool),
             EngineCounter(lambda: (engine.target,), 5),
             on_drift=drifts.append,
             on_switch=switches.append,
