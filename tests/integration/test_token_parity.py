@@ -30,6 +30,7 @@ from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.stream import read_body
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
+from tests.integration.parity.model import small_model
 from tests.integration.parity.mutants import MUTANTS, Mutant
 
 pytestmark = pytest.mark.engine
@@ -75,19 +76,7 @@ Counts = dict[Cell, int | str]
 @pytest.fixture(scope="session")
 def model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's tokenizer, made to add a BOS token and given a second template, before one random layer."""
-    folder = tmp_path_factory.mktemp("parity-model")
-    for name in (
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "chat_template.jinja",
-    ):
-        shutil.copy(demo_model / name, folder)
-    config = json.loads((folder / "config.json").read_text())
-    small = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
-    config |= small | {"num_key_value_heads": 1, "head_dim": 32}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = small_model(demo_model, tmp_path_factory.mktemp("parity-model"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     bos = tokenizer["model"]["vocab"]["<|im_start|>"]
     tokenizer["post_processor"] = {
@@ -288,6 +277,7 @@ async def test_an_engine_of_the_same_template_is_found_equal_and_counted_here(en
         assert report is not None
         assert report.mismatches == ()
         assert report.unverified == frozenset()
+        assert not report.excludes_unused
         assert report.compared >= 20
         await _counts_what_is_served(engine, counter, Source.LOCAL)
 
