@@ -93,7 +93,7 @@ class Application:
             max_pending_bytes=counting.max_pending_bytes,
         )
         self._tokenizers = Tokenizers(self._counting)
-        self._templates = {model.chat_template: chat_template(model) for model in settings.models}
+        self._templates: dict[str | None, str | None] = {}
         self._clients: dict[EndpointId, httpx.AsyncClient] = {}
         tls = {}
         for model in settings.models:
@@ -142,7 +142,7 @@ class Application:
             self._spawn(endpoint.monitor.run())
         for model in self._settings.models:
             if (source := self._tokenizer(model)) is not None:  # engines take longer to start than it to load
-                self._spawn(self._loaded(source))
+                self._spawn(self._preload(source))
         self._spawn(self._gpus.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
@@ -267,6 +267,7 @@ class Application:
         return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
+        self._templates[model.chat_template] = chat_template(model)
         base_url = _base_url(settings)
         identifier = EndpointId(settings.address)
         api_key = read_secret(settings.api_key, settings.api_key_file)
@@ -328,7 +329,7 @@ class Application:
             else None
         )
 
-    async def _loaded(self, source: TokenizerSource) -> None:
+    async def _preload(self, source: TokenizerSource) -> None:
         await self._tokenizers.load(source)
 
     def _verify(self, endpoint: Endpoint) -> None:
