@@ -343,7 +343,7 @@ class Application:
         except CountUnavailableError as error:
             _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
             return
-        if report is not None and report.equal:
+        if report is not None and not report.differs:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
 
     def _target(self, endpoint: Endpoint) -> Target:

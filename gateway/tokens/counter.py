@@ -119,7 +119,7 @@ class ModelCounter:
         report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
         known = self._reports.get(target.url)
         self._reports[target.url] = report
-        if not report.equal and report != known:
+        if report.differs and report != known:
             self._on_switch(_difference(target, report))
         return report
 
@@ -281,8 +281,10 @@ def _drifted(api: Api, feature: Feature) -> str:
 
 
 def _difference(target: Target, report: ParityReport) -> str:
-    first = report.mismatches[0]
     probes = ", ".join(f'"{mismatch.probe.name}"' for mismatch in report.mismatches)
+    if not report.differs:
+        return f"{target.url} refuses the probes {probes}"
+    first = next(mismatch for mismatch in report.mismatches if mismatch.engine is not None)
     said = f"{target.url} differs in the probes {probes} (the first: {first.engine} tokens there, {first.local} here)"
     if Feature.PROMPT not in report.distrusted(Api.CHAT):
         return said

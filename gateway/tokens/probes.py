@@ -49,6 +49,11 @@ class ParityReport:
         """Whether every probe that could be compared was counted alike."""
         return not self.mismatches
 
+    @property
+    def differs(self) -> bool:
+        """Whether a probe was counted otherwise there, and not just refused: without a tool parser, tools are."""
+        return any(mismatch.engine is not None for mismatch in self.mismatches)
+
     def distrusted(self, api: Api) -> frozenset[Feature]:
         """The features that must not be counted here in requests of an API; with `PROMPT` among them, none may.
 

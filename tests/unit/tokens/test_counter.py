@@ -32,6 +32,7 @@ class Engine:
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
         self.excludes_unused = False
+        self.parses_tools = True
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request.url.path)
@@ -41,6 +42,8 @@ class Engine:
         if request.url.path == "/v1/messages/count_tokens":
             if not self.counts_messages:
                 return httpx.Response(404)
+            if not self.parses_tools and fields.get("tools") and "tool_choice" not in fields:
+                return httpx.Response(400, json={"error": {"message": "no tool parser"}})
             return httpx.Response(200, json={"input_tokens": self._count(Api.MESSAGES, fields)})
         try:
             count = self._count(Api.CHAT if "messages" in fields else Api.COMPLETIONS, fields)
@@ -203,6 +206,20 @@ async def test_an_engine_that_differs_in_one_feature_counts_requests_with_that_f
     assert "tools" in counter.counter.reason
     assert (await counter.count()).source is Source.LOCAL
     assert (await counter.count(tools=[{"function": {"name": "f"}}])).source is Source.ENGINE
+
+
+async def test_what_an_engine_refuses_is_left_to_it_and_no_alarm(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.parses_tools = False
+    counter = await made(source, engine)
+    assert not (await counter.counter.verify(engine.target)).differs
+    assert counter.switches == []
+    (exception,) = counter.counter.not_here()
+    assert (exception.api, exception.feature) == (Api.MESSAGES, Feature.TOOLS)
+    assert exception.reason == 'http://engine refuses the probes "messages with tools"'
+    with pytest.raises(InvalidRequestError, match="no tool parser"):
+        await counter.count(Api.MESSAGES, tools=[{"name": "f", "input_schema": {"type": "object"}}])
 
 
 async def test_an_engine_that_comes_up_equal_again_is_trusted_again(ours: Counter) -> None:
