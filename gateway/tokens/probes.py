@@ -127,6 +127,7 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
     result = {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees"}
     system = {"role": "system", "content": "You are brief."}
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    blank = [parts[0], {"type": "text", "text": "\n"}, parts[1]]
     thought = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
     conversations: dict[tuple[str, Feature], Json] = {
         ("user", Feature.PROMPT): {"messages": [_user()]},
@@ -138,6 +139,8 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
             "messages": [_user("Hi."), {"role": "developer", "content": "Be kind."}, _user()]
         },
         ("parts", Feature.PARTS): {"messages": [{"role": "user", "content": parts}]},
+        # A template may put a token between parts, as the engine puts a line break; here that is part of a longer one.
+        ("parts with a blank one", Feature.PARTS): {"messages": [{"role": "user", "content": blank}]},
         ("tools", Feature.TOOLS): {"messages": [_user()], "tools": [tool]},
         ("tools with odd keys", Feature.TOOLS): {"messages": [system, _user()], "tools": [odd_tool, tool]},
         ("tool calls", Feature.TOOL_CALLS): {"messages": [_user(), calls, result, _user("And then?")], "tools": [tool]},
