@@ -15,7 +15,7 @@ TEMPLATE = (
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """Make it in a folder; returns that."""
+    """Write it into a folder; returns the folder."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
