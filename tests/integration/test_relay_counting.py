@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway import app
+from gateway.tokens import drift
 from gateway.tokens.render import TokenizerSource, renderer
 from tests.fakes.tokenizer import make_tokenizer
 from tests.fakes.vllm import FakeSettings, FakeVllm
@@ -53,6 +55,25 @@ async def test_an_endpoint_that_names_a_model_is_counted_with_that_ones_tokenize
         await until(loaded)
         await kvgate.post()
     assert counted(capsys.readouterr().err) == ["local"]
+
+
+async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_RECHECK", 0.01)
+    monkeypatch.setattr(drift, "FIRST_WAIT", 0.01)
+    fake = FakeVllm(FakeSettings(root=str(folder)), tokenize=model_tokenizer(folder))
+    async with fake, gateway(fake, models=[{"endpoints": [{"url": fake.url}]}]) as kvgate:
+
+        async def counted_here() -> bool:
+            return bool((await kvgate.state())["counting"][0]["mode"] == "local")
+
+        await until(counted_here)
+        right = fake.tokenize
+        fake.tokenize = lambda path, asked: [[0, *ids] for ids in right(path, asked)]
+        for _ in range(drift.LIMIT):
+            await kvgate.post()
+        assert not await counted_here()
+        fake.tokenize = right
+        await until(counted_here)
 
 
 async def test_the_state_says_what_is_not_counted_here_by_whom_it_is_and_why() -> None:
