@@ -17,6 +17,7 @@ import gateway
 from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
+from gateway.chat_templates import chat_template
 from gateway.config import EndpointSettings, ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
@@ -47,6 +48,7 @@ from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 
@@ -54,6 +56,8 @@ KEEP_INTERVAL = 60.0
 """Seconds between two writings of what was learned: as much is lost when the process is killed."""
 _POLL = 0.1
 """Seconds between two looks at what is still open."""
+_RECHECK = 5.0
+"""Seconds between two looks at what the counters doubt."""
 _log = structlog.get_logger("kvgate.app")
 
 
@@ -66,7 +70,7 @@ class Application:
             given.
 
     Raises:
-        ConfigurationError: a key's file, a TLS file or the event log cannot be used.
+        ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
@@ -88,6 +92,8 @@ class Application:
             process_bytes=counting.process_bytes,
             max_pending_bytes=counting.max_pending_bytes,
         )
+        self._tokenizers = Tokenizers(self._counting)
+        self._templates: dict[str | None, str | None] = {}
         self._clients: dict[EndpointId, httpx.AsyncClient] = {}
         tls = {}
         for model in settings.models:
@@ -134,10 +140,14 @@ class Application:
         """
         for endpoint in self._directory.endpoints.values():
             self._spawn(endpoint.monitor.run())
+        for model in self._settings.models:
+            if (source := self._tokenizer(model)) is not None:  # engines take longer to start than it to load
+                self._spawn(self._preload(source))
         self._spawn(self._gpus.run())
         self._spawn(self._flights.watch())
         self._spawn(self._sample())
         self._spawn(self._keep_learned())
+        self._spawn(self._recheck())
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -216,6 +226,13 @@ class Application:
             if learned.everything:
                 await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
 
+    async def _recheck(self) -> None:
+        """Have the counters that drifted look, when it is time, whether they count as the endpoints do again."""
+        while True:
+            await asyncio.sleep(_RECHECK)
+            for pool in list(self._directory.pools.values()):
+                await pool.counter.recheck()
+
     def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
@@ -250,6 +267,7 @@ class Application:
         return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
+        self._templates[model.chat_template] = chat_template(model)
         base_url = _base_url(settings)
         identifier = EndpointId(settings.address)
         api_key = read_secret(settings.api_key, settings.api_key_file)
@@ -285,18 +303,34 @@ class Application:
         def switched(reason: str) -> None:
             _log.warning("the engine counts prompts from now on", model=name, reason=reason)
 
-        tokenizer = endpoint.settings.tokenizer or identity.root
+        def returned(requests: str) -> None:
+            _log.info("prompts are counted here again", model=name, requests=requests)
+
         counter = ModelCounter(
             name,
-            TokenizerSource(tokenizer, endpoint.settings.trust_remote_code) if tokenizer is not None else None,
+            self._tokenizer(endpoint.settings, identity.root),
             self._counting,
+            self._tokenizers,
             EngineCounter(targets, health.timeout),
             on_drift=drifted,
             on_switch=switched,
+            on_return=returned,
+            clock=self._clock,
         )
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(counter.start())
         return pool
+
+    def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
+        name = model.tokenizer or root
+        return (
+            TokenizerSource(name, model.trust_remote_code, self._templates[model.chat_template])
+            if name is not None
+            else None
+        )
+
+    async def _preload(self, source: TokenizerSource) -> None:
+        await self._tokenizers.load(source)
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
@@ -309,7 +343,7 @@ class Application:
         except CountUnavailableError as error:
             _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
             return
-        if report is not None and report.equal:
+        if report is not None and not report.differs:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
 
     def _target(self, endpoint: Endpoint) -> Target:

@@ -57,6 +57,9 @@ def serve(
         list[str] | None, typer.Option(help="URL of a vLLM that runs already; may be given several times.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="File of the chat template that the engine uses; else the tokenizer's own.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
@@ -71,7 +74,7 @@ def serve(
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
     if event_log is not None:
         flags["admission"] = {"event_log": event_log}
-    if models := _models(model, endpoint or [], tokenizer):
+    if models := _models(model, endpoint or [], tokenizer=tokenizer, chat_template=chat_template):
         flags["models"] = models
     settings = _load(flags, config)
     if not settings.models:
@@ -169,17 +172,16 @@ def main() -> None:
     cli()
 
 
-def _models(model: str | None, endpoints: list[str], tokenizer: str | None) -> list[dict[str, Any]]:
+def _models(model: str | None, endpoints: list[str], **given: str | None) -> list[dict[str, Any]]:
+    of_model = {name: value for name, value in given.items() if value is not None}
     if model is None and not endpoints:
-        if tokenizer is not None:
-            _fail("--tokenizer goes with MODEL or --endpoint; in a file it is a key of the model")
+        for name in of_model:
+            _fail(f"--{name.replace('_', '-')} goes with MODEL or --endpoint; in a file it is a key of the model")
         return []
     entry: dict[str, Any] = {"endpoints": [{"url": url} for url in endpoints]}
     if model is not None:
         entry["engine"] = {"model": model}
-    if tokenizer is not None:
-        entry["tokenizer"] = tokenizer
-    return [entry]
+    return [entry | of_model]
 
 
 def _changes(given: list[str]) -> dict[str, Any]:

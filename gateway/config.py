@@ -168,6 +168,11 @@ class ModelSettings(_Section):
     tokenizer: str | None = Field(
         None, description="Folder or hub id of the tokenizer; the endpoint's own `root` where not given."
     )
+    chat_template: str | None = Field(
+        None,
+        description="File of the chat template that its engines use, as their `--chat-template`; the tokenizer's own "
+        "where not given. Engines that kvgate launches are told to use it.",
+    )
     trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
     endpoints: tuple[EndpointSettings, ...] = Field((), description="vLLM servers that already run.")
     engine: EngineSettings | None = Field(None, description="A vLLM to launch.")

@@ -11,13 +11,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from engine.command import EngineSpec, value_of
+from engine.command import EngineSpec, flags_of, value_of
 from engine.environment import engine_python
 from engine.gpu import gpus
 from engine.lifecycle import Policy
 from engine.plan.arguments import ArgumentError, Arguments
 from engine.process import free_port
 from engine.program import Program, Role
+from gateway.chat_templates import FLAG, template_of
 from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
 from gateway.engine_setup import fitted, seats
 from gateway.settings_sources import ConfigurationError, revealed
@@ -91,11 +92,17 @@ def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tupl
             port=free_port(),
             python=python,
             gpus=gpus,
-            args=engine.args,
+            args=_args(model, engine),
             env={key: value.get_secret_value() for key, value in engine.env.items()},
         )
     except ValueError as error:
         raise ConfigurationError(f"model {served_name(model)}: {error}") from None
+
+
+def _args(model: ModelSettings, engine: EngineSettings) -> tuple[str, ...]:
+    if model.chat_template is None or FLAG in flags_of(engine.args):
+        return engine.args
+    return (*engine.args, FLAG, model.chat_template)
 
 
 def _name(model: ModelSettings, engine: EngineSettings, number: int) -> str:
@@ -111,7 +118,7 @@ def _unused(name: str, taken: set[str]) -> str:
 def _description(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...]) -> str:
     """What an engine that runs would have to be started anew for, as a digest: there may be secrets in it."""
     described = {name: value for name, value in revealed(engine).items() if name not in _OF_SUPERVISION}
-    whole = json.dumps([served_name(model), str(python), gpus, described], sort_keys=True)
+    whole = json.dumps([served_name(model), model.chat_template, str(python), gpus, described], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
@@ -130,6 +137,7 @@ def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Progra
     return model.model_copy(
         update={
             "name": served_name(model),
+            "chat_template": template_of(model, engine.args),
             "tokenizer": model.tokenizer or value_of(engine.args, "--tokenizer") or engine.model,
             "endpoints": (*model.endpoints, *launched),
             "engine": None,

@@ -14,6 +14,7 @@ from gateway.ops.state import (
     GateState,
     GatewayState,
     KvState,
+    NotCountedHere,
     QueueState,
     UnknownEndpointError,
 )
@@ -127,4 +128,9 @@ def _queue(name: str, snapshot: PoolState) -> QueueState:
 
 
 def _counting(pool: Pool) -> CountingState:
-    return CountingState(model=pool.name, mode=pool.counter.mode, reason=pool.counter.reason)
+    counter = pool.counter
+    exceptions = tuple(
+        NotCountedHere(api=kind.api, feature=kind.feature, by=kind.source, reason=kind.reason)
+        for kind in counter.not_here()
+    )
+    return CountingState(model=pool.name, mode=counter.mode, reason=counter.reason, not_here=exceptions)

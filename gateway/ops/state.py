@@ -78,12 +78,22 @@ class QueueState(_Shown):
     oldest_seconds: float | None = Field(None, description="How long the oldest has waited; null: nobody waits.")
 
 
+class NotCountedHere(_Shown):
+    """Requests whose prompts kvgate does not count itself."""
+
+    api: str
+    feature: str = Field(description="What they bring; `prompt` stands for all of this API.")
+    by: str = Field(description="Who counts them: the engine, or nobody exactly (`estimate`).")
+    reason: str
+
+
 class CountingState(_Shown):
     """How the prompts of one model are counted."""
 
     model: str
-    mode: str = Field(description="Who counts: kvgate itself, or the engine.")
-    reason: str | None = Field(None, description="Why the engine counts.")
+    mode: str = Field(description="Who counts an ordinary conversation: kvgate itself, or the engine.")
+    reason: str | None = Field(None, description="Why the engine counts, all or some.")
+    not_here: tuple[NotCountedHere, ...] = Field((), description="The exceptions; all else kvgate counts itself.")
 
 
 class GatewayState(_Shown):

@@ -150,7 +150,7 @@ class Attempt:
 
     async def _whole(self, flight: Flight, answer: Answer) -> Settled | Again:
         body = await _read_all(answer)
-        facts = read_body(body)
+        facts = read_body(self._exchange.api or Api.CHAT, body)
         if facts.failure is not None:
             return await self._failed_unseen(facts.failure)
         if self._exchange.opened:  # its client was promised a stream

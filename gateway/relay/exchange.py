@@ -12,7 +12,7 @@ from gateway.relay.headers import request_id
 from gateway.tokens.count import Source
 from gateway.wire.errors import REFUSALS, error_answer, stream_error
 from gateway.wire.request import Api
-from gateway.wire.stream import Usage
+from gateway.wire.usage import Usage
 
 
 class RefusedError(Exception):

@@ -25,6 +25,7 @@ from gateway.relay.understand import (
     ttft_target,
 )
 from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
 from gateway.wire.request import Api, GenerationRequest, edited
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
@@ -114,7 +115,7 @@ async def _counted(
 
 
 def _estimate(request: GenerationRequest) -> PromptCount:
-    return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE)
+    return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE, Kind(request.api))
 
 
 def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
@@ -123,7 +124,7 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
         return demanded(pool, request, count)
     except RefusedError as refused:
         _tolerate(plane, pool, refused)
-        return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE))
+        return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))
 
 
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) -> Outcome:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.admission.events import Prefix
+from gateway.tokens.features import Kind
 from gateway.wire.request import GenerationRequest
 
 
@@ -25,8 +26,8 @@ class PromptCount:
 
     prompts: tuple[int, ...]
     source: Source
-    kind: str = ""
-    """What kind of request it was, of low cardinality (`chat+tools`): names the cause when a count turns out wrong."""
+    kind: Kind
+    """What kind of request it was: names the cause when a count turns out wrong."""
     prefix: Prefix = ()
     """Leading parts of its prompt. Empty unless it was counted locally and has one prompt, all of it text or ids."""
 

@@ -1,6 +1,8 @@
 """Counts the prompts of one model: here where that is proven right, by the engine where it is not."""
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from gateway.tokens.count import (
     CountingOverloadedError,
@@ -9,25 +11,38 @@ from gateway.tokens.count import (
     PromptTooLongError,
     Source,
 )
-from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body, load
-from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch
+from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body
+from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
-from gateway.tokens.features import ALL, Feature
+from gateway.tokens.features import ALL, Feature, Kind
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
-from gateway.tokens.probes import MAX_MODEL_LEN, ParityReport, Probe, UncountedError, compare, probes
-from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
+from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
+from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 
 _PROBING = "probes"
 """The flow of our own counting."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotHere:
+    """Requests that are not counted here; with the feature `PROMPT`, all of that API."""
+
+    api: Api
+    feature: Feature
+    source: Source
+    """Who counts them."""
+    reason: str
+
+
 class ModelCounter:
     """A `TokenCounter` for one served model and all its endpoints.
 
-    Call `start` once, and `verify` each time an endpoint comes up. Until an endpoint was compared, counts are local.
+    Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Until an endpoint was
+    compared, counts are local.
     """
 
     def __init__(
@@ -35,10 +50,13 @@ class ModelCounter:
         model: str,
         source: TokenizerSource | None,
         pool: CountingPool,
+        tokenizers: Tokenizers,
         engine: EngineCounter,
         *,
         on_drift: Callable[[Drift], None],
         on_switch: Callable[[str], None],
+        on_return: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         """Nothing is loaded yet.
 
@@ -46,9 +64,12 @@ class ModelCounter:
             model: its served name.
             source: its tokenizer; None where none is known.
             pool: shared with other models; closed by whoever made it.
+            tokenizers: those of the pool. One that is loaded is used at once.
             engine: asks its endpoints.
             on_drift: told of each count that `usage` contradicts.
             on_switch: told why, each time the engine takes over counting.
+            on_return: told what, each time requests are counted here again.
+            clock: seconds, monotonic.
         """
         self._model = model
         self._source = source
@@ -56,21 +77,18 @@ class ModelCounter:
         self._engine = engine
         self._on_drift = on_drift
         self._on_switch = on_switch
-        self._unavailable = "no tokenizer is configured" if source is None else "the tokenizer is not loaded yet"
+        self._on_return = on_return
+        self._clock = clock
+        self._tokenizers = tokenizers
+        self._unavailable = _NO_TOKENIZER if source is None else tokenizers.unavailable(source)
         self._drift = DriftWatch()
-        self._drifted = False
         self._reports: dict[str, ParityReport] = {}
         self._key = new_key()
 
     async def start(self) -> None:
-        """Load the tokenizer, here and in the processes. Takes seconds; where it fails, the engine counts."""
+        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts."""
         if self._source is not None:
-            try:
-                await self._pool.run_everywhere(load, self._source)
-            except (TokenizerUnavailableError, WorkerDiedError) as error:
-                self._unavailable = str(error)
-            else:
-                self._unavailable = ""
+            self._unavailable = await self._tokenizers.load(self._source)
         if self._unavailable:
             self._on_switch(self._unavailable)
 
@@ -92,11 +110,36 @@ class ModelCounter:
             except RouteMissingError:
                 raise UncountedError from None
 
-        report = await compare(probes(self._model), self._probe_here, by_engine)
+        made = probes(self._model)
+        excludes = await self._excludes_unused(made, by_engine)
+
+        async def here(probe: Probe) -> int | None:
+            return await self._probe_here(probe, excludes_unused=excludes)
+
+        report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
+        known = self._reports.get(target.url)
         self._reports[target.url] = report
-        if not report.equal:
+        if report.differs and report != known:
             self._on_switch(_difference(target, report))
         return report
+
+    async def recheck(self) -> None:
+        """Where counts drifted and it is time, probe the endpoints; what they count alike is counted here again."""
+        if not self._drift.due(self._clock()):
+            return
+        targets = self._engine.targets()
+        try:
+            compared = [await self.verify(target) for target in targets]
+        except CountUnavailableError:
+            compared = []
+
+        def equal(part: Part) -> bool:
+            api, feature = part
+            reports = [report for report in compared if report is not None]
+            return bool(reports) and not any({feature, Feature.PROMPT} & report.distrusted(api) for report in reports)
+
+        for api, feature in self._drift.probed(equal, self._clock()):
+            self._on_return(_named(api, feature))
 
     @property
     def mode(self) -> Source:
@@ -105,10 +148,27 @@ class ModelCounter:
 
     @property
     def reason(self) -> str:
-        """Why the engine counts all or some requests; empty where it counts none that we can."""
-        if self._unavailable or self._drifted:
-            return self._unavailable or _DRIFTED
-        return "; ".join(_difference(target, report) for target, report in self._known() if not report.equal)
+        """Why all or some requests are not counted here; empty where all are that can be."""
+        return "; ".join(dict.fromkeys(kind.reason for kind in self.not_here()))
+
+    def not_here(self) -> list[NotHere]:
+        """What is not counted here, by whom it is, and why."""
+        if self._unavailable:
+            return [NotHere(api, Feature.PROMPT, Source.ENGINE, self._unavailable) for api in Api]
+        found = []
+        for api in Api:
+            for target, report in self._known():
+                if api in report.unverified:
+                    reason = f"{target.url} has no route that counts it"
+                    found.append(NotHere(api, Feature.PROMPT, Source.ESTIMATE, reason))
+                else:
+                    differing = sorted(report.distrusted(api))
+                    found += [
+                        NotHere(api, feature, Source.ENGINE, _difference(target, report)) for feature in differing
+                    ]
+            doubted = sorted(self._drift.doubted(api))
+            found += [NotHere(api, feature, Source.ENGINE, _drifted(api, feature)) for feature in doubted]
+        return found
 
     async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
         """Count a request's prompts; see `TokenCounter.count`."""
@@ -125,26 +185,34 @@ class ModelCounter:
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
         """Hold a count against the engine's `usage.prompt_tokens`; see `TokenCounter.settle`."""
-        drift = self._drift.settle(count, usage_prompt_tokens)
+        drift = self._drift.settle(count, usage_prompt_tokens, self._clock())
         if drift is None:
             return
         self._on_drift(drift)
-        if self._drift.persists and not self._drifted:
-            self._drifted = True
-            self._on_switch(_DRIFTED)
+        for api, feature in drift.doubted:
+            self._on_switch(_drifted(api, feature))
 
     async def _here(
-        self, flow: str, api: Api, body: bytes, max_model_len: int, distrusted: frozenset[Feature] = frozenset()
+        self,
+        flow: str,
+        api: Api,
+        body: bytes,
+        max_model_len: int,
+        distrusted: frozenset[Feature] = frozenset(),
+        *,
+        excludes_unused: bool | None = None,
     ) -> Counted:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
-        return await self._pool.run(
-            flow, len(body), count_body, self._source, api, body, max_model_len, distrusted, key=self._key
-        )
+        if excludes_unused is None:
+            excludes_unused = self._all_exclude_unused()
+        work = functools.partial(count_body, excludes_unused=excludes_unused, key=self._key)
+        return await self._pool.run(flow, len(body), work, self._source, api, body, max_model_len, distrusted)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         try:
-            work = await self._pool.run(flow, len(request.body), engine_work, request.api, request.body, max_model_len)
+            convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused())
+            work = await self._pool.run(flow, len(request.body), convert, request.api, request.body, max_model_len)
             counts = await self._engine.count(work, max_model_len)
         except (NeedsEngineError, NotCountableError, RouteMissingError):
             return await self._estimate(flow, request)
@@ -167,29 +235,57 @@ class ModelCounter:
         counted = await self._pool.run(flow, len(body), estimate_body, source, request.api, body)
         return PromptCount(counted.prompts, Source.ESTIMATE, counted.kind)
 
-    async def _probe_here(self, probe: Probe) -> int | None:
+    async def _probe_here(self, probe: Probe, *, excludes_unused: bool) -> int | None:
         try:
-            return sum((await self._here(_PROBING, probe.api, probe.body, MAX_MODEL_LEN)).prompts)
+            counted = await self._here(_PROBING, probe.api, probe.body, MAX_MODEL_LEN, excludes_unused=excludes_unused)
+            return sum(counted.prompts)
         except InvalidRequestError:
             return None
         except (NeedsEngineError, NotCountableError, CountingOverloadedError):
             raise UncountedError from None
 
+    async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count) -> bool:
+        """Whether an engine leaves tools out that the model may not use."""
+        probe = next(probe for probe in made if probe.feature is Feature.UNUSED_TOOLS)
+        try:
+            there = await by_engine(probe)
+            left, kept = [await self._probe_here(probe, excludes_unused=excludes) for excludes in (True, False)]
+        except UncountedError:
+            return False
+        return there == left != kept
+
+    def _all_exclude_unused(self) -> bool:
+        known = self._known()
+        return bool(known) and all(report.excludes_unused for _, report in known)
+
     def _distrusted(self, api: Api) -> frozenset[Feature]:
         """What must not be counted here in requests of an API."""
-        if self._unavailable or self._drifted:
+        if self._unavailable:
             return ALL
-        return frozenset().union(*(report.distrusted(api) for _, report in self._known()))
+        return self._drift.doubted(api).union(*(report.distrusted(api) for _, report in self._known()))
 
     def _known(self) -> list[tuple[Target, ParityReport]]:
         """The endpoints that are up, as far as they were compared."""
         return [(target, self._reports[target.url]) for target in self._engine.targets() if target.url in self._reports]
 
 
-_DRIFTED = f"{LIMIT} of the last {WINDOW} local counts differ from the engine's usage"
+_NO_TOKENIZER = "no tokenizer is configured, and the endpoint names none: give its folder or hub id with --tokenizer"
+
+
+def _named(api: Api, feature: Feature) -> str:
+    return str(Kind(api, frozenset({feature})))
+
+
+def _drifted(api: Api, feature: Feature) -> str:
+    return f"{LIMIT} of the last {WINDOW} counts of {_named(api, feature)} differ from the engine's usage"
 
 
 def _difference(target: Target, report: ParityReport) -> str:
-    first = report.mismatches[0]
     probes = ", ".join(f'"{mismatch.probe.name}"' for mismatch in report.mismatches)
-    return f"{target.url} differs in the probes {probes} (the first: {first.engine} tokens there, {first.local} here)"
+    if not report.differs:
+        return f"{target.url} refuses the probes {probes}"
+    first = next(mismatch for mismatch in report.mismatches if mismatch.engine is not None)
+    said = f"{target.url} differs in the probes {probes} (the first: {first.engine} tokens there, {first.local} here)"
+    if Feature.PROMPT not in report.distrusted(Api.CHAT):
+        return said
+    return f"{said}; give kvgate the --tokenizer and the --chat-template that it was started with"

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
-from gateway.tokens.features import Feature, features
+from gateway.tokens.features import Feature, Kind, features
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_encoding, chat_prompt, text_prompt
@@ -22,8 +22,7 @@ class Counted:
     """Token counts of a request's prompts, in order."""
 
     prompts: tuple[int, ...]
-    kind: str
-    """What kind of request it was: the API, with `+tools` and the like."""
+    kind: Kind
     prefix: Prefix = ()
     """Leading parts of its prompt, where it has exactly one that the engine may find in its cache."""
 
@@ -43,7 +42,7 @@ class EngineWork:
     prompts: tuple[EngineCall | int, ...]
     """One for each prompt: a call, or the count where the prompt came as token ids."""
     encoding: Encoding
-    kind: str
+    kind: Kind
 
 
 # No prompt's average comes near it: vocabularies have no token that long, but for runs of blanks.
@@ -68,6 +67,7 @@ def count_body(
     max_model_len: int,
     distrusted: frozenset[Feature] = frozenset(),
     *,
+    excludes_unused: bool = False,
     key: bytes | None = None,
 ) -> Counted:
     """Count with the tokenizer of the model.
@@ -78,6 +78,7 @@ def count_body(
         body: its bytes.
         max_model_len: tokens; what cannot fit is not encoded.
         distrusted: features that this model's engine is known to treat otherwise.
+        excludes_unused: whether the engine leaves tools out that the model may not use.
         key: for the hashes of leading parts of the prompt; None where nobody compares them.
 
     Raises:
@@ -87,8 +88,7 @@ def count_body(
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
     fields = _fields(body)
-    prompt = _prompt(api, fields)
-    brought = features(prompt)
+    prompt, brought = _brought(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
     if isinstance(prompt, TextPrompt):
@@ -100,16 +100,17 @@ def count_body(
         # A LoRA is asked for by its name. Two names of the base model are taken for two models: they share nothing.
         seed = repr((fields.get("model"), fields.get("cache_salt")))
         prefix = prefix_of(measured[0].encoded.ids, key, seed)
-    return Counted(tuple(one.tokens for one in measured), _kind(api, brought), prefix)
+    return Counted(tuple(one.tokens for one in measured), Kind(api, brought), prefix)
 
 
-def engine_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
+def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool = False) -> EngineWork:
     """The engine's own counting requests for a body.
 
     Args:
         api: of the request.
         body: its bytes.
         max_model_len: tokens; counting routes have no limit of their own, so what cannot fit is not sent to them.
+        excludes_unused: as for `count_body`; the route for conversations does not know what may be used.
 
     Raises:
         NeedsEngineError, NotCountableError: no counting route takes such a request.
@@ -120,21 +121,25 @@ def engine_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
         _check_length(_fields(body), max_model_len)
     if api is Api.MESSAGES:
         return EngineWork(
-            (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), api.value
+            (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
     fields = _fields(body)
     if api is Api.CHAT:
-        return EngineWork((_tokenize(_chat_fields(fields)),), chat_encoding(fields), api.value)
+        asked = _chat_fields(fields)
+        if excludes_unused and _forbids_tools(api, fields):
+            asked.pop("tools", None)
+        return EngineWork((_tokenize(asked),), chat_encoding(fields), Kind(api))
     model = {"model": fields["model"]} if "model" in fields else {}
     if api is Api.RESPONSES:
-        prompt = from_responses(fields)
-        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, _kind(api, features(prompt)))
+        prompt, brought = _brought(api, fields, excludes_unused=excludes_unused)
+        assert isinstance(prompt, ChatPrompt)  # noqa: S101  # as this API has it
+        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, Kind(api, brought))
     texts = text_prompt(fields)
     special = {"add_special_tokens": texts.encoding.add_special_tokens}
     calls = (
         _tokenize(model | {"prompt": item} | special) if isinstance(item, str) else len(item) for item in texts.prompts
     )
-    return EngineWork(tuple(calls), texts.encoding, _kind(api, features(texts)))
+    return EngineWork(tuple(calls), texts.encoding, Kind(api, features(texts)))
 
 
 def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
@@ -147,7 +152,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
     """
     text = "\n".join(_texts(_fields(body)))
     tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
-    return Counted((tokens,), api.value)
+    return Counted((tokens,), Kind(api))
 
 
 def _fields(body: bytes) -> Json:
@@ -182,8 +187,21 @@ def _prompt(api: Api, fields: Mapping[str, Any]) -> ChatPrompt | TextPrompt:
             return from_responses(fields)
 
 
-def _kind(api: Api, brought: frozenset[Feature]) -> str:
-    return "+".join([api.value, *sorted(brought - {Feature.PROMPT})])
+def _brought(
+    api: Api, fields: Mapping[str, Any], *, excludes_unused: bool
+) -> tuple[ChatPrompt | TextPrompt, frozenset[Feature]]:
+    """A request's prompt, and the features it brings."""
+    prompt = _prompt(api, fields)
+    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not _forbids_tools(api, fields):
+        return prompt, features(prompt)
+    if excludes_unused:
+        prompt = replace(prompt, tools=None)
+    return prompt, features(prompt) | {Feature.UNUSED_TOOLS}
+
+
+def _forbids_tools(api: Api, fields: Mapping[str, Any]) -> bool:
+    choice = fields.get("tool_choice")
+    return choice == "none" if api is not Api.MESSAGES else isinstance(choice, dict) and choice.get("type") == "none"
 
 
 def _tokenize(fields: Json) -> EngineCall:

@@ -1,11 +1,13 @@
 """The parts of a request that engines of different versions and settings make different prompts of."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from gateway.tokens.conversation import BILLING_HEADER
 from gateway.tokens.normalise import ChatPrompt, TextPrompt
+from gateway.wire.request import Api
 
 
 class Feature(StrEnum):
@@ -24,10 +26,25 @@ class Feature(StrEnum):
     TOOLS = "tools"
     TOOL_CALLS = "tool_calls"
     TRUNCATION = "truncate_prompt_tokens"
+    UNUSED_TOOLS = "tool_choice_none"
+    """Tools that the model may not use. `--exclude-tools-when-tool-choice-none` leaves them out."""
     VARIABLES = "chat_template_kwargs"
 
 
 ALL = frozenset(Feature)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What kind of request it is; of low cardinality."""
+
+    api: Api
+    features: frozenset[Feature] = frozenset({Feature.PROMPT})
+
+    def __str__(self) -> str:
+        """As logs name it: `chat+tools`."""
+        return "+".join([self.api, *sorted(self.features - {Feature.PROMPT})])
+
 
 _FLAGS = {"add_generation_prompt", "continue_final_message"}
 _OWN_FIELDS = {"documents": Feature.DOCUMENTS, "reasoning_effort": Feature.EFFORT}

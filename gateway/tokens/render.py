@@ -217,7 +217,8 @@ def _loaded(source: TokenizerSource) -> Renderer:
         if offline:
             reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
-            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}"
+            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; "
+            "give another folder or hub id with --tokenizer"
         ) from error
 
 

@@ -11,6 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from gateway.wire.request import Api
+from gateway.wire.usage import Usage, UsageFields
 
 MAX_EVENT_BYTES = 2**20
 """An event is held until it is complete, up to this size; a larger one passes through in pieces, unread."""
@@ -46,14 +47,6 @@ class Failure:
     event: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What the engine counted."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-
 _ABSENT = msgspec.Raw(b"null")
 
 
@@ -61,23 +54,10 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _UsageFields(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-
-    def read(self) -> Usage:
-        return Usage(
-            self.prompt_tokens or self.input_tokens or 0,
-            self.completion_tokens or self.output_tokens or 0,
-        )
-
-
 class _Response(msgspec.Struct):
     id: str | None = None
     status: str | None = None
-    usage: _UsageFields | None = None
+    usage: UsageFields | None = None
 
 
 class _Event(msgspec.Struct):
@@ -85,7 +65,7 @@ class _Event(msgspec.Struct):
 
     type: str | None = None
     choices: list[_Choice] | None = None
-    usage: _UsageFields | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = _ABSENT  # an optional `Raw` would take nothing but null
     response: _Response | None = None
     code: int | str | None = None
@@ -284,8 +264,9 @@ class StreamReader:
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
         response = parsed.response
         usage = parsed.usage or (response.usage if response is not None else None)
-        if usage is not None:
-            self.usage = usage.read()
+        # Beside choices stands what was counted so far, of one choice: `continuous_usage_stats` asks for that.
+        if usage is not None and not parsed.choices:
+            self.usage = usage.read(self.api)
         if response is not None and response.id is not None:
             self.response_id = response.id
         if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
@@ -324,8 +305,8 @@ class BodyFacts:
     response_id: str | None
 
 
-def read_body(body: bytes) -> BodyFacts:
-    """Read a complete 200 answer of any of the four APIs."""
+def read_body(api: Api, body: bytes) -> BodyFacts:
+    """Read a complete 200 answer."""
     try:
         parsed = _EVENT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -335,7 +316,7 @@ def read_body(body: bytes) -> BodyFacts:
         failure = _engine_failure(parsed, body, None)
     elif parsed.status == "cancelled" or any(choice.finish_reason == "abort" for choice in parsed.choices or ()):
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
-    return BodyFacts(parsed.usage.read() if parsed.usage is not None else None, failure, parsed.id)
+    return BodyFacts(parsed.usage.read(api) if parsed.usage is not None else None, failure, parsed.id)
 
 
 def error_message(body: bytes) -> str:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +22,15 @@ from gateway.tokens.counter import ModelCounter
 from gateway.tokens.counting import EngineCall, count_body, engine_work
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError, parse
+from gateway.wire.stream import read_body
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
+from tests.integration.parity.model import small_model
 from tests.integration.parity.mutants import MUTANTS, Mutant
 
 pytestmark = pytest.mark.engine
@@ -72,19 +76,7 @@ Counts = dict[Cell, int | str]
 @pytest.fixture(scope="session")
 def model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's tokenizer, made to add a BOS token and given a second template, before one random layer."""
-    folder = tmp_path_factory.mktemp("parity-model")
-    for name in (
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "chat_template.jinja",
-    ):
-        shutil.copy(demo_model / name, folder)
-    config = json.loads((folder / "config.json").read_text())
-    small = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
-    config |= small | {"num_key_value_heads": 1, "head_dim": 32}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = small_model(demo_model, tmp_path_factory.mktemp("parity-model"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     bos = tokenizer["model"]["vocab"]["<|im_start|>"]
     tokenizer["post_processor"] = {
@@ -166,8 +158,9 @@ def serve(client: httpx.Client, api: Api, body: bytes, template: str | None) -> 
     if response.status_code in (400, 422):
         return "refused"
     assert response.status_code == 200, f"{response.status_code} {response.text} for {body!r}"
-    usage = response.json()["usage"]
-    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+    usage = read_body(api, response.content).usage
+    assert usage is not None
+    return usage.prompt_tokens
 
 
 def counted(template: str, api: Api, body: bytes) -> int | str:
@@ -264,7 +257,13 @@ async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[tupl
     async with httpx.AsyncClient() as client:
         target = Target(engine, client)
         asked = EngineCounter(lambda: (target,), 60)
-        counter = ModelCounter(MODEL, source, pool, asked, on_drift=pytest.fail, on_switch=lambda _: None)
+        counter = ModelCounter(
+            *(MODEL, source, pool, Tokenizers(pool), asked),
+            on_drift=pytest.fail,
+            on_switch=lambda _: None,
+            on_return=pytest.fail,
+            clock=time.monotonic,
+        )
         await counter.start()
         try:
             yield counter, target
@@ -278,6 +277,7 @@ async def test_an_engine_of_the_same_template_is_found_equal_and_counted_here(en
         assert report is not None
         assert report.mismatches == ()
         assert report.unverified == frozenset()
+        assert not report.excludes_unused
         assert report.compared >= 20
         await _counts_what_is_served(engine, counter, Source.LOCAL)
 
@@ -303,4 +303,6 @@ async def _counts_what_is_served(engine: str, counter: ModelCounter, source: Sou
         assert count.source is source
         async with httpx.AsyncClient(timeout=60) as client:
             response = await client.post(engine + ROUTES[Api.CHAT], content=request.body, headers=JSON)
-        counter.settle(count, response.json()["usage"]["prompt_tokens"])
+        usage = read_body(Api.CHAT, response.content).usage
+        assert usage is not None
+        counter.settle(count, usage.prompt_tokens)

@@ -34,12 +34,23 @@ def test_the_version_is_printed(run):
 
 
 def test_endpoints_are_fronted(run):
-    arguments = ("--endpoint", "http://a:1", "--endpoint", "http://b:2", "--tokenizer", "t", "--port", "9")
+    arguments = (
+        "--endpoint",
+        "http://a:1",
+        "--endpoint",
+        "http://b:2",
+        "--tokenizer",
+        "t",
+        "--port",
+        "9",
+        "--chat-template",
+        "c",
+    )
     result = run("serve", *arguments, "--host", "::", "--admin-port", "10")
     assert result.exit_code == 0
     (model,) = result.served.models
     assert [str(endpoint.url) for endpoint in model.endpoints] == ["http://a:1/", "http://b:2/"]
-    assert (model.tokenizer, model.engine) == ("t", None)
+    assert (model.tokenizer, model.chat_template, model.engine) == ("t", "c", None)
     server = result.served.server
     assert (server.host, server.port, server.admin_port) == ("::", 9, 10)
 
@@ -74,6 +85,7 @@ def test_a_flag_goes_before_the_environment_before_the_file(run, tmp_path):
     [
         (("serve",), "nothing to serve"),
         (("serve", "--tokenizer", "t"), "--tokenizer goes with MODEL or --endpoint"),
+        (("serve", "--chat-template", "t"), "--chat-template goes with MODEL or --endpoint"),
         (("serve", "--endpoint", "nowhere"), "models[0].endpoints[0].url = 'nowhere' (command line)"),
         (("serve", "m", "--port", "99999"), "server.port = 99999 (command line)"),
         (("serve", "--config", "/missing.yaml"), "/missing.yaml: cannot be read"),

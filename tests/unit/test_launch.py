@@ -79,6 +79,17 @@ def test_the_engines_own_tokenizer_is_the_gateways():
     assert handed_over(launched({}, model={"tokenizer": "mine"})[-1]).models[0].tokenizer == "mine"
 
 
+def test_the_engines_chat_template_is_the_gateways_and_the_other_way_round(tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    _, gateway = launched({"args": ["--chat-template", str(file)]})
+    assert handed_over(gateway).models[0].chat_template == str(file)
+    engine, gateway = launched({}, model={"chat_template": str(file)})
+    assert handed_over(gateway).models[0].chat_template == str(file)
+    assert engine.argv[-2:] == ("--chat-template", str(file))
+    assert engine.described != launched({})[0].described
+
+
 def test_engines_and_running_endpoints_may_be_of_one_model():
     _, gateway = launched({}, model={"endpoints": [{"url": "http://elsewhere:1", "api_key": "k"}]})
     urls = [endpoint.url.host for endpoint in handed_over(gateway).models[0].endpoints]

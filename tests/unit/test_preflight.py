@@ -28,3 +28,14 @@ def test_an_engines_own_environment_counts(tmp_path, monkeypatch):
 
 def test_models_that_run_elsewhere_are_not_looked_at():
     preflight(settings({"name": "org/gone", "endpoints": [{"url": "http://a:1"}]}))
+
+
+def test_a_chat_template_that_cannot_be_read_is_found_before_anything_starts(tmp_path):
+    gone = str(tmp_path / "gone.jinja")
+    for model in (
+        {"endpoints": [{"url": "http://a:1"}], "chat_template": gone},
+        {"engine": {"model": str(tmp_path)}, "chat_template": gone},
+        {"engine": {"model": str(tmp_path), "args": ["--chat-template", gone]}},
+    ):
+        with pytest.raises(ConfigurationError, match=r"gone.jinja': cannot be read"):
+            preflight(settings(model))

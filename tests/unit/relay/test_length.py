@@ -4,6 +4,7 @@ import pytest
 
 from gateway.relay.length import COMPLETIONS_MAX_TOKENS, TooLongError, demand, untokenized
 from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
 from gateway.wire.request import Api, parse
 
 LENGTH = 100
@@ -11,7 +12,9 @@ LENGTH = 100
 
 def ask(*prompts, api=Api.CHAT, source=Source.LOCAL, clamps=True, **fields):
     request = parse(api, json.dumps(fields).encode())
-    return demand(request, PromptCount(prompts, source), LENGTH, lambda total: clamps or total <= LENGTH)
+    return demand(
+        request, PromptCount(prompts, source, Kind(request.api)), LENGTH, lambda total: clamps or total <= LENGTH
+    )
 
 
 def test_without_a_limit_an_answer_may_be_as_long_as_there_is_room():

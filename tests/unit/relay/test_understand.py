@@ -6,6 +6,7 @@ from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
 from gateway.relay.understand import Work, foreground, parsed, ttft_target
 from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
 from gateway.wire.request import Api
 
 
@@ -46,7 +47,7 @@ def test_what_is_no_time_is_refused_with_the_headers_name(value):
 
 
 def work(body, client, target=None):
-    count = PromptCount((3, 4), Source.LOCAL)
+    count = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
     return Work(parsed(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target)
 
 

@@ -9,9 +9,10 @@ import pytest
 from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.counting import count_body
-from gateway.tokens.drift import LIMIT, Drift
+from gateway.tokens.drift import FIRST_WAIT, LIMIT, Drift
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
@@ -30,6 +31,8 @@ class Engine:
         self.target = Target("http://engine", httpx.AsyncClient(transport=httpx.MockTransport(self.answer)))
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
+        self.excludes_unused = False
+        self.parses_tools = True
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request.url.path)
@@ -39,6 +42,8 @@ class Engine:
         if request.url.path == "/v1/messages/count_tokens":
             if not self.counts_messages:
                 return httpx.Response(404)
+            if not self.parses_tools and fields.get("tools") and "tool_choice" not in fields:
+                return httpx.Response(400, json={"error": {"message": "no tool parser"}})
             return httpx.Response(200, json={"input_tokens": self._count(Api.MESSAGES, fields)})
         try:
             count = self._count(Api.CHAT if "messages" in fields else Api.COMPLETIONS, fields)
@@ -48,14 +53,25 @@ class Engine:
 
     def _count(self, api: Api, fields: dict[str, Any]) -> int:
         more = sum(count for name, count in self.more_for.items() if fields.get(name))
-        return count_body(self.source, api, json.dumps(fields).encode(), FAR).prompts[0] + more
+        body = json.dumps(fields).encode()
+        return count_body(self.source, api, body, FAR, excludes_unused=self.excludes_unused).prompts[0] + more
 
 
 class Counter:
     """A counter, the engine it asks, and what it told of."""
 
-    def __init__(self, engine: Engine, counter: ModelCounter, drifts: list[Drift], switches: list[str]) -> None:
+    def __init__(
+        self, engine: Engine, counter: ModelCounter, drifts: list[Drift], switches: list[str], returns: list[str]
+    ) -> None:
         self.engine, self.counter, self.drifts, self.switches = engine, counter, drifts, switches
+        self.returns = returns
+        self.now = 0.0
+
+    async def drift(self, api: Api = Api.CHAT, **fields: Any) -> None:
+        """As many counts as it takes turn out wrong."""
+        for _ in range(LIMIT):
+            count = await self.count(api, **fields)
+            self.counter.settle(count, sum(count.prompts) + 1)
 
     async def count(self, api: Api = Api.CHAT, **fields: Any) -> PromptCount:
         given = {"max_tokens": 5} | ({"messages": [USER]} if api in (Api.CHAT, Api.MESSAGES) else {}) | fields
@@ -79,16 +95,21 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
         engines.append(engine)
         drifts: list[Drift] = []
         switches: list[str] = []
+        returns: list[str] = []
         counter = ModelCounter(
             "m",
             source,
             pool,
+            Tokenizers(pool),
             EngineCounter(lambda: (engine.target,), 5),
             on_drift=drifts.append,
             on_switch=switches.append,
+            on_return=returns.append,
+            clock=lambda: made.now,
         )
+        made = Counter(engine, counter, drifts, switches, returns)
         await counter.start()
-        return Counter(engine, counter, drifts, switches)
+        return made
 
     yield make
     for engine in engines:
@@ -127,7 +148,7 @@ async def test_what_is_proven_equal_is_counted_here(ours: Counter) -> None:
     ):
         count = await ours.count(api, **fields)
         assert count.source is Source.LOCAL
-        assert count.kind.startswith(api)
+        assert count.kind.api is api
     assert ours.engine.asked == []
     assert ours.counter.mode is Source.LOCAL
     assert ours.counter.reason == ""
@@ -185,6 +206,20 @@ async def test_an_engine_that_differs_in_one_feature_counts_requests_with_that_f
     assert "tools" in counter.counter.reason
     assert (await counter.count()).source is Source.LOCAL
     assert (await counter.count(tools=[{"function": {"name": "f"}}])).source is Source.ENGINE
+
+
+async def test_what_an_engine_refuses_is_left_to_it_and_no_alarm(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.parses_tools = False
+    counter = await made(source, engine)
+    assert not (await counter.counter.verify(engine.target)).differs
+    assert counter.switches == []
+    (exception,) = counter.counter.not_here()
+    assert (exception.api, exception.feature) == (Api.MESSAGES, Feature.TOOLS)
+    assert exception.reason == 'http://engine refuses the probes "messages with tools"'
+    with pytest.raises(InvalidRequestError, match="no tool parser"):
+        await counter.count(Api.MESSAGES, tools=[{"name": "f", "input_schema": {"type": "object"}}])
 
 
 async def test_an_engine_that_comes_up_equal_again_is_trusted_again(ours: Counter) -> None:
@@ -251,11 +286,81 @@ async def test_an_engine_too_old_to_count_messages_leaves_us_an_estimate(made: A
 async def test_drift_is_told_each_time_and_when_it_persists_the_engine_takes_over(ours: Counter) -> None:
     count = await ours.count()
     ours.counter.settle(count, sum(count.prompts))
-    for _ in range(LIMIT):
-        ours.counter.settle(count, sum(count.prompts) + 1)
+    await ours.drift()
     assert [drift.first for drift in ours.drifts] == [True] + [False] * (LIMIT - 1)
     assert ours.drifts[0].reported == ours.drifts[0].counted + 1
     assert len(ours.switches) == 1
     assert (await ours.count()).source is Source.ENGINE
     await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.ENGINE
+
+
+async def test_one_odd_api_leaves_the_others_to_us_and_the_state_tells(ours: Counter) -> None:
+    await ours.drift(Api.MESSAGES)
+    assert (await ours.count(Api.MESSAGES)).source is Source.ENGINE
+    assert (await ours.count()).source is Source.LOCAL
+    assert ours.counter.mode is Source.LOCAL
+    (exception,) = ours.counter.not_here()
+    assert (exception.api, exception.feature, exception.source) == (Api.MESSAGES, Feature.PROMPT, Source.ENGINE)
+    assert "messages" in exception.reason
+    assert ours.switches == [exception.reason]
+
+
+async def test_drift_ends_where_the_probes_are_counted_alike_again(ours: Counter) -> None:
+    await ours.drift()
+    ours.engine.asked.clear()
+    ours.now = FIRST_WAIT - 1
+    await ours.counter.recheck()
+    assert ours.engine.asked == []
+    ours.now = FIRST_WAIT
+    await ours.counter.recheck()
+    assert ours.engine.asked
+    assert ours.returns == ["chat"]
+    assert (await ours.count()).source is Source.LOCAL
+    assert ours.counter.not_here() == []
+
+
+async def test_drift_stays_where_the_probes_differ_or_nobody_answers_them(ours: Counter) -> None:
+    await ours.drift()
+    ours.engine.more_for = {"messages": 1}
+    ours.now = FIRST_WAIT
+    await ours.counter.recheck()
+    ours.engine.more_for = {}
+    ours.engine.up = False
+    ours.now += 2 * FIRST_WAIT
+    await ours.counter.recheck()
+    assert ours.returns == []
+    ours.engine.up = True
+    assert (await ours.count()).source is Source.ENGINE
+    ours.now += 4 * FIRST_WAIT
+    await ours.counter.recheck()
+    assert ours.returns == ["chat"]
+    assert (await ours.count()).source is Source.LOCAL
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("excludes", [False, True])
+async def test_tools_that_may_not_be_used_are_counted_as_the_engine_has_them(
+    made: Any, tokenizer_folder: Path, *, excludes: bool
+) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.excludes_unused = excludes
+    counter = await made(source, engine)
+    report = await counter.counter.verify(engine.target)
+    assert report.equal
+    messages_tools = [{"name": "weather", "input_schema": {"type": "object"}}]
+    responses_tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+    for api, tools, choice, fields in (
+        (Api.CHAT, TOOLS, "none", {}),
+        (Api.MESSAGES, messages_tools, {"type": "none"}, {}),
+        (Api.RESPONSES, responses_tools, "none", {"input": "the fox"}),
+    ):
+        without = await counter.count(api, **fields)
+        unused = await counter.count(api, tools=tools, tool_choice=choice, **fields)
+        used = await counter.count(api, tools=tools, **fields)
+        assert {count.source for count in (without, unused, used)} == {Source.LOCAL}
+        assert unused.prompts == (without.prompts if excludes else used.prompts)
+        assert used.prompts > without.prompts

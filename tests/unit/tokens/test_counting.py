@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.counting import Counted, EngineCall, count_body, engine_work, estimate_body
-from gateway.tokens.features import Feature
+from gateway.tokens.features import Feature, Kind
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.normalise import TextPrompt
 from gateway.tokens.render import TokenizerSource, renderer
@@ -50,7 +50,7 @@ def asked(api: Api, fields: dict[str, Any]) -> list[Any]:
 )
 def test_each_api_is_counted_and_named(source: TokenizerSource, api: Api, fields: dict[str, Any], kind: str) -> None:
     counted = count_body(source, api, json.dumps(fields).encode(), FAR)
-    assert counted.kind == kind
+    assert str(counted.kind) == kind
     assert all(count > 0 for count in counted.prompts)
 
 
@@ -216,7 +216,7 @@ def test_an_estimate_is_about_all_texts_but_media(source: TokenizerSource) -> No
     body = json.dumps(fields).encode()
     assert 2 <= estimate_body(source, Api.RESPONSES, body).prompts[0] < 20
     assert 2 <= estimate_body(None, Api.RESPONSES, body).prompts[0] < 20
-    assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), "responses")
+    assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), Kind(Api.RESPONSES))
 
 
 def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:
@@ -255,3 +255,21 @@ def test_media_may_be_large(api: Api, part: dict[str, Any]) -> None:
 def test_what_is_truncated_may_be_large() -> None:
     text = {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}
     assert engine_work(Api.COMPLETIONS, json.dumps(text).encode(), 100).prompts
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "choice"),
+    [
+        (Api.CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]}, "none"),
+        (Api.RESPONSES, {"input": "the fox", "tools": [{"type": "function", "name": "f"}]}, "none"),
+    ],
+)
+def test_the_engine_is_asked_without_tools_that_it_leaves_out(api: Api, fields: dict[str, Any], choice: str) -> None:
+    def asked(excludes: bool, **more: Any) -> dict[str, Any]:  # noqa: FBT001
+        (call,) = engine_work(api, json.dumps(fields | more).encode(), 1000, excludes_unused=excludes).prompts
+        assert isinstance(call, EngineCall)
+        return dict(json.loads(call.body))
+
+    assert "tools" in asked(False, tool_choice=choice)
+    assert "tools" in asked(True)
+    assert "tools" not in asked(True, tool_choice=choice)

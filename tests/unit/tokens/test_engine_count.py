@@ -7,15 +7,16 @@ import pytest
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counting import EngineCall, EngineWork
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
+from gateway.tokens.features import Kind
 from gateway.tokens.normalise import Encoding
-from gateway.wire.request import InvalidRequestError
+from gateway.wire.request import Api, InvalidRequestError
 
 FIRST, SECOND = "http://first", "http://second"
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def work(*prompts: EngineCall | int, truncate: int | None = None) -> EngineWork:
-    return EngineWork(prompts, Encoding(add_special_tokens=True, truncate=truncate), "chat")
+    return EngineWork(prompts, Encoding(add_special_tokens=True, truncate=truncate), Kind(Api.CHAT))
 
 
 def ask(text: str) -> EngineCall:

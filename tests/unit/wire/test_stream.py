@@ -10,13 +10,13 @@ from gateway.wire.request import Api
 from gateway.wire.stream import (
     FailureKind,
     StreamReader,
-    Usage,
     error_message,
     is_busy,
     is_dead,
     is_preliminary,
     read_body,
 )
+from gateway.wire.usage import Usage
 from tests.fakes.vllm.requests import Api as FakeApi
 from tests.fakes.vllm.requests import ApiError, Generation
 from tests.fakes.vllm.server import SHAPES
@@ -320,19 +320,19 @@ def test_the_id_of_a_response_is_kept_for_those_who_ask_for_it_later():
 
 @pytest.mark.parametrize("api", Api)
 def test_a_whole_answer_is_read(api):
-    facts = read_body(shape_of(api).body(4, ["length"]))
+    facts = read_body(api, shape_of(api).body(4, ["length"]))
     assert facts.usage == Usage(3, 4)
     assert facts.failure is None
 
 
 @pytest.mark.parametrize("api", OPENAI)
 def test_a_whole_answer_that_was_aborted_is_a_failure(api):
-    assert read_body(shape_of(api).body(2, ["abort"])).failure.kind is FailureKind.ABORTED
+    assert read_body(api, shape_of(api).body(2, ["abort"])).failure.kind is FailureKind.ABORTED
 
 
 def test_a_whole_answer_of_another_shape_passes():
     for body in (b"", b"not json", b"[]", b'{"choices":1}', b"\xff"):
-        assert read_body(body).failure is None
+        assert read_body(Api.CHAT, body).failure is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""The tokenizers that are loaded or on their way: each once, however many models count with it."""
+
+import asyncio
+
+from gateway.tokens.counting import load
+from gateway.tokens.pool import CountingPool, WorkerDiedError
+from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
+
+
+class Tokenizers:
+    """Loads tokenizers into a counting pool, so that no count has to wait for one."""
+
+    def __init__(self, pool: CountingPool) -> None:
+        self._pool = pool
+        self._loads: dict[TokenizerSource, asyncio.Task[str]] = {}
+
+    def unavailable(self, source: TokenizerSource) -> str:
+        """Why nothing can be counted with a tokenizer now; empty once it is loaded."""
+        known = self._loads.get(source)
+        return known.result() if known is not None and known.done() else "the tokenizer is not loaded yet"
+
+    async def load(self, source: TokenizerSource) -> str:
+        """Load a tokenizer, here and in the processes; takes seconds. Returns as `unavailable`.
+
+        One that failed is tried again.
+        """
+        known = self._loads.get(source)
+        if known is None or (known.done() and known.result()):
+            known = self._loads[source] = asyncio.create_task(self._load(source))
+        return await asyncio.shield(known)
+
+    async def _load(self, source: TokenizerSource) -> str:
+        try:
+            await self._pool.run_everywhere(load, source)
+        except (TokenizerUnavailableError, WorkerDiedError) as error:
+            return str(error)
+        return ""

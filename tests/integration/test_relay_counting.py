@@ -1,0 +1,87 @@
+"""Who counts what passes the gateway, and what it says of that."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway import app
+from gateway.tokens import drift
+from gateway.tokens.render import TokenizerSource, renderer
+from tests.fakes.tokenizer import make_tokenizer
+from tests.fakes.vllm import FakeSettings, FakeVllm
+from tests.fakes.vllm.model_tokenizer import model_tokenizer
+from tests.integration.relaying import gateway, until
+
+LINES = {"access": True, "format": "json"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def counted(output: str) -> list[str]:
+    """Who counted, by the access lines."""
+    return [json.loads(line)["counted"] for line in output.splitlines() if '"event":"request"' in line]
+
+
+async def test_the_first_answer_is_counted_here_where_the_tokenizer_is_known_before_the_endpoint_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renderer(TokenizerSource(str(folder)))  # it takes longer to load than the fake to come up: here it is no race
+    async with FakeVllm(FakeSettings(root=str(folder)), tokenize=model_tokenizer(folder)) as fake:
+        await fake.refuse()
+        models = [{"endpoints": [{"url": fake.url}], "tokenizer": str(folder)}]
+        async with gateway(fake, ready=False, models=models, log=LINES) as kvgate:
+            waiting = asyncio.create_task(kvgate.post())
+            await until(lambda: kvgate.application.endpoints[0].reason)
+            await fake.listen()
+            answer = await waiting
+    assert counted(capsys.readouterr().err) == ["local"]
+    assert answer.json()["usage"]["prompt_tokens"] == int(answer.headers["x-kvgate-prompt-tokens"])
+
+
+async def test_an_endpoint_that_names_a_model_is_counted_with_that_ones_tokenizer(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeVllm(FakeSettings(root=str(folder)), tokenize=model_tokenizer(folder))
+    async with fake, gateway(fake, models=[{"endpoints": [{"url": fake.url}]}], log=LINES) as kvgate:
+
+        async def loaded() -> bool:
+            return bool((await kvgate.state())["counting"][0]["mode"] == "local")
+
+        await until(loaded)
+        await kvgate.post()
+    assert counted(capsys.readouterr().err) == ["local"]
+
+
+async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_RECHECK", 0.01)
+    monkeypatch.setattr(drift, "FIRST_WAIT", 0.01)
+    fake = FakeVllm(FakeSettings(root=str(folder)), tokenize=model_tokenizer(folder))
+    async with fake, gateway(fake, models=[{"endpoints": [{"url": fake.url}]}]) as kvgate:
+
+        async def counted_here() -> bool:
+            return bool((await kvgate.state())["counting"][0]["mode"] == "local")
+
+        await until(counted_here)
+        right = fake.tokenize
+        fake.tokenize = lambda path, asked: [[0, *ids] for ids in right(path, asked)]
+        for _ in range(drift.LIMIT):
+            await kvgate.post()
+        assert not await counted_here()
+        fake.tokenize = right
+        await until(counted_here)
+
+
+async def test_the_state_says_what_is_not_counted_here_by_whom_it_is_and_why() -> None:
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        await until(lambda: kvgate.application.loaded)
+        (counting,) = (await kvgate.state())["counting"]
+        assert [(kind["api"], kind["feature"], kind["by"]) for kind in counting["not_here"]] == [
+            (api, "prompt", "engine") for api in ("chat", "completions", "responses", "messages")
+        ]
+        assert "--tokenizer" in counting["reason"]
+        assert {kind["reason"] for kind in counting["not_here"]} == {counting["reason"]}

@@ -1,0 +1,60 @@
+import json
+
+import msgspec
+import pytest
+
+from gateway.wire.request import Api
+from gateway.wire.stream import StreamReader, read_body
+from gateway.wire.usage import Usage, UsageFields
+
+# As vLLM 0.32 writes it, without and with --enable-prompt-tokens-details, of a prompt of 31 tokens with 16 cached.
+OPENAI = {"prompt_tokens": 31, "total_tokens": 33, "completion_tokens": 2}
+RESPONSES = {"input_tokens": 31, "output_tokens": 2, "total_tokens": 33}
+SHAPES = [
+    (Api.CHAT, OPENAI | {"prompt_tokens_details": None}),
+    (Api.CHAT, OPENAI | {"prompt_tokens_details": {"cached_tokens": 16, "created_cache_tokens": 15}}),
+    (Api.COMPLETIONS, OPENAI),
+    (Api.COMPLETIONS, OPENAI | {"prompt_tokens_details": {"cached_tokens": 16}}),
+    (Api.RESPONSES, RESPONSES | {"input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 15}}),
+    (Api.MESSAGES, {"input_tokens": 31, "output_tokens": 2}),
+    (Api.MESSAGES, {"input_tokens": 15, "output_tokens": 2, "cache_read_input_tokens": 16}),
+    (
+        Api.MESSAGES,
+        {"input_tokens": 0, "output_tokens": 2, "cache_read_input_tokens": 16, "cache_creation_input_tokens": 15},
+    ),
+]
+
+
+@pytest.mark.parametrize(("api", "shape"), SHAPES)
+def test_all_tokens_of_the_prompt_are_read_cached_or_not(api: Api, shape: dict[str, object]) -> None:
+    assert msgspec.convert(shape, UsageFields).read(api) == Usage(31, 2)
+    assert read_body(api, json.dumps({"usage": shape}).encode()).usage == Usage(31, 2)
+
+
+@pytest.mark.parametrize("api", Api)
+def test_what_is_null_or_missing_is_nothing(api: Api) -> None:
+    nulls = dict.fromkeys(UsageFields.__struct_fields__)
+    assert msgspec.convert(nulls, UsageFields).read(api) == UsageFields().read(api) == Usage(0, 0)
+
+
+@pytest.mark.parametrize("cached", [0, 16])
+def test_the_last_word_of_a_streamed_message_counts_not_its_first(cached: int) -> None:
+    reader = StreamReader(Api.MESSAGES, strip_usage=False)
+    usage = {"input_tokens": 31 - cached, "output_tokens": 2} | ({"cache_read_input_tokens": cached} if cached else {})
+    for name, fields in (
+        ("message_start", {"message": {"usage": {"input_tokens": 31, "output_tokens": 0}}}),
+        ("message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": usage}),
+    ):
+        payload = json.dumps({"type": name} | fields, separators=(",", ":"))
+        reader.feed(f"event: {name}\ndata: {payload}\n\n".encode())
+    assert reader.usage == Usage(31, 2)
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
+def test_the_count_of_one_choice_so_far_is_not_the_requests(api: Api) -> None:
+    """With `continuous_usage_stats` each chunk carries its own prompt's and its own choice's."""
+    reader = StreamReader(api, strip_usage=False)
+    reader.feed(b'data: {"choices":[{"index":1}],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n')
+    assert reader.usage is None
+    reader.feed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":4}}\n\n')
+    assert reader.usage == Usage(7, 4)
