@@ -1,5 +1,7 @@
 """A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
 
+from math import ceil
+
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, Verdict
 from gateway.admission.outcomes import Outcome
@@ -10,6 +12,7 @@ from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
@@ -80,7 +83,8 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     count = await _counted(plane, exchange, pool, request, client)
     exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
     asked = exchange.demand = _demanded(plane, pool, request, count)
-    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target))
+    key = await fingerprint(client.flow, body)
+    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target, key))
 
 
 def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
@@ -212,5 +216,5 @@ _SENTENCES: dict[Outcome, str] = {
 def _refusal(command: Reject, reason: str) -> RefusedError:
     sentence = f"{_SENTENCES[command.outcome]} {reason}".strip()
     if command.retry_after is not None:
-        sentence += f" Please retry in {command.retry_after:.0f} s."
+        sentence += f" Please retry in {ceil(command.retry_after)} s."
     return RefusedError(command.outcome, sentence, retry_after=command.retry_after)
