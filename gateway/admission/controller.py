@@ -36,7 +36,7 @@ from gateway.admission.headroom import Headroom
 from gateway.admission.lane import LaneKey
 from gateway.admission.ledger import Reservation
 from gateway.admission.lifecycle import State, Trigger
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.predictor import Predictor
 from gateway.admission.queue import Answer, Queue
@@ -48,9 +48,7 @@ from gateway.admission.waits import Waits
 
 MAX_FAILURES = 2
 """Endpoints that may fail on a request before it ends: a poisonous one must not walk through all of them."""
-WITH_RETRY_AFTER = frozenset(
-    {Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING}
-)
+WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
 """Refusals that a smaller request, or one of another flow, may not meet."""
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from gateway.admission import picker
 from gateway.admission.endpoint import Endpoint
 from gateway.admission.events import EndpointId
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.queue import Queue
 from gateway.admission.request import Request
 from gateway.admission.roster import Roster
-from gateway.admission.waits import PROMISED, Waits
+from gateway.admission.waits import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         predicted_wait=wait,
         predicted_prefill=waits.prefill(request),
         ttft_target=waits.target(request),
-        retry_after=waits.would_tell(request, outcome, now) if outcome in PROMISED else None,
+        retry_after=waits.would_tell(request, outcome, now) if outcome in FOR_WANT_OF_ROOM else None,
         candidates=candidates,
     )
 

@@ -4,7 +4,7 @@ from math import inf
 
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.lifecycle import State
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import Policy
 from gateway.admission.promises import Pressure, Promises
 from gateway.admission.queue import Queue
@@ -15,8 +15,6 @@ from gateway.admission.shedding import CAP, FLOOR, RetryAfter, patience
 SURE = 2.0
 """How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
 and who is let in and then runs out of time has cost nobody anything but its own wait."""
-PROMISED = frozenset({Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT})
-"""Refusals for want of room, which passes: a turn is kept for who comes back."""
 
 
 class Waits:
@@ -126,7 +124,7 @@ class Waits:
 
         No more of those who wait go first than its own patience has room for: the others are refused, too.
         """
-        rate = self.rate(now) if outcome in PROMISED and request.arrival.key else None
+        rate = self.rate(now) if outcome in FOR_WANT_OF_ROOM and request.arrival.key else None
         if not rate:
             return None
         wait = self.predicted(request, now, peek=peek) or 0.0

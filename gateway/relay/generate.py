@@ -4,7 +4,7 @@ from math import ceil
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, Verdict
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.driver import Driver, RejectedError, new_request
 from gateway.pools import Pool
 from gateway.relay.asgi import Scope, path
@@ -169,16 +169,19 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
             async with heartbeat(exchange, interval):
-                dispatch = await _another(plane, exchange, reservation, result)
+                dispatch = await _another(plane, exchange, reservation, work, result)
     finally:
         reservation.release(Verdict.ABORTED)
 
 
 async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:
-    queued = plane.clock()
+    queued, metrics = plane.clock(), plane.metrics.model(work.pool.name)
+    metrics.came(work.key, queued)
     try:
         dispatch = await reservation.take(work.arrival(reservation.request))
     except RejectedError as error:
+        if error.command.outcome in FOR_WANT_OF_ROOM:
+            metrics.turned_away(work.key, plane.clock())
         exchange.queued = error.command.outcome in _WAITED_IN_VAIN and plane.clock() - queued > _AT_ONCE
         raise _refusal(error.command, "") from None
     else:
@@ -188,12 +191,14 @@ async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, wo
         exchange.waited += plane.clock() - queued
 
 
-async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, result: Again) -> Dispatch:
+async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work, result: Again) -> Dispatch:
     returned = plane.clock()
     try:
         return await reservation.again(busy=result.busy)
     except RejectedError as error:
         command = error.command
+        if command.outcome in FOR_WANT_OF_ROOM:
+            plane.metrics.model(work.pool.name).turned_away(work.key, plane.clock())
         if command.outcome is Outcome.UPSTREAM_ERROR and result.overdue:
             command = Reject(command.request, Outcome.UPSTREAM_TIMEOUT, command.retry_after)
         raise _refusal(command, result.reason) from None

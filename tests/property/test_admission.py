@@ -27,10 +27,9 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import FORECAST_SHARE, Band, Policy, Rule
 from gateway.admission.shedding import WAITING_SHARE
-from gateway.admission.waits import PROMISED
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000, ttft_target=None, max_passes=0)
 POLICIES = (
@@ -357,7 +356,7 @@ class Admission(RuleBasedStateMachine):
     def check_refusal(self, known, outcome, retry_after):
         known_endpoints = [p for p in self.pool.values() if not p.gone]
         live = any(p.up for p in self.pool.values())
-        if known.early and outcome in PROMISED:
+        if known.early and outcome in FOR_WANT_OF_ROOM:
             assert (outcome, retry_after) == known.told, "told another thing than before"
         elif outcome is Outcome.CONTEXT_LENGTH_EXCEEDED:
             assert known_endpoints
