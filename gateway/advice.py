@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.plan.traffic import LOW_HIT_RATE, Traffic
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 
 ENOUGH = 100
 """Requests that were answered, below which nothing is advised: a p99 of fewer is their longest alone."""
@@ -30,7 +30,6 @@ LONG = 8192
 GIB = 2**30
 _LOGITS = 128_256 * 4
 """Bytes of one row in the sampler's warm-up: 4 for each token of the vocabulary (Llama 3's)."""
-_FOR_WANT_OF_ROOM = (Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,8 @@ class Past:
 
     Attributes:
         traffic: of the requests that were answered.
-        outcomes: how many requests ended how.
+        outcomes: how many requests ended how, each time they came.
+        returns: how many times one came that was refused for want of room before.
         busy: share of the time in which somebody waited.
         around: share of the tokens its engines generated that did not pass through kvgate.
         shareable: share of prompt tokens that began like an earlier prompt; a prefix cache without bounds had them.
@@ -88,6 +88,7 @@ class Past:
     traffic: Traffic
     endpoints: tuple[EndpointPast, ...] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
+    returns: int = 0
     busy: float | None = None
     around: float | None = None
     shareable: float | None = None
@@ -95,10 +96,17 @@ class Past:
 
     @property
     def requests(self) -> int:
-        """That asked for an answer and could have had one."""
-        return self.refused(*_FOR_WANT_OF_ROOM, Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.NO_ENDPOINT) + max(
-            self.traffic.requests, self.refused(Outcome.COMPLETED)
+        """That asked for an answer and could have had one, each of them once however often it came."""
+        return (
+            self.lost
+            + self.refused(Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.NO_ENDPOINT)
+            + max(self.traffic.requests, self.refused(Outcome.COMPLETED))
         )
+
+    @property
+    def lost(self) -> int:
+        """Requests that were refused for want of room and did not come back."""
+        return max(0, self.refused(*FOR_WANT_OF_ROOM) - self.returns)
 
     def refused(self, *outcomes: Outcome) -> int:
         """How many ended in one of these."""
@@ -127,7 +135,7 @@ class Past:
     @property
     def pressed(self) -> bool:
         """Whether requests waited or were turned away often enough to matter."""
-        return (self.busy or 0.0) >= MANY_WAIT or self.refused(*_FOR_WANT_OF_ROOM) >= FEW * self.requests > 0
+        return (self.busy or 0.0) >= MANY_WAIT or self.refused(*FOR_WANT_OF_ROOM) >= FEW * self.requests > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +294,10 @@ def _prefix_cache(past: Past) -> Finding | None:
 def _capacity(past: Past) -> Finding | None:
     if not past.requests:
         return None
-    subject, refused, absent = "capacity", past.refused(*_FOR_WANT_OF_ROOM), past.refused(Outcome.NO_ENDPOINT)
-    seen = f"{refused:,} of {past.requests:,} requests were refused for want of room"
+    subject, lost, absent = "capacity", past.lost, past.refused(Outcome.NO_ENDPOINT)
+    seen = f"{lost:,} of {past.requests:,} requests were refused for want of room"
+    if past.returns:
+        seen += f" for good, and {past.returns:,} times one was told to come back and did"
     if past.busy is not None:
         seen += f"; somebody waited in {past.busy:.1%} of the time"
     if absent >= FEW * past.requests:
@@ -297,16 +307,18 @@ def _capacity(past: Past) -> Finding | None:
             "find out why engines were away: `kvgate doctor`, `/kvgate/state`",
             f"serves {absent / past.requests:.1%} of requests that are refused now",
         )
-    if refused < FEW * past.requests:
+    if past.refused(*FOR_WANT_OF_ROOM) < FEW * past.requests:
         return Finding(subject, seen)
     served = max(1.0, past.traffic.requests * (past.busy if past.busy is not None else 1.0))
-    factor, engines = 1 + refused / served, max(1, len(past.endpoints))
+    factor, engines = 1 + lost / served, max(1, len(past.endpoints))
     wanted = max(engines + 1, math.ceil(engines * factor))
     return Finding(
         subject,
         seen,
         f"up to {wanted} engines instead of {engines}, or a longer admission.ttft_target for those who can wait",
-        f"serves the {refused / past.requests:.1%} that are refused: while there was a queue, at most {factor:.1f} "
+        f"serves the {lost / past.requests:.1%} that are refused"
+        + (", and at once those who have to come back" if past.returns else "")
+        + f": while there was a queue, at most {factor:.1f} "
         "times came what was served",
     )
 

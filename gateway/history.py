@@ -77,6 +77,7 @@ def _running(address: str, model: str, state: GatewayState, metrics: str, sample
         replace(traffic, hit_rate=hit / queried if queried else None),
         endpoints=tuple(_endpoint(endpoint, samples) for endpoint in mine),
         outcomes={name: round(count) for name, count in ended.items()},
+        returns=round(samples.total("kvgate_returns_total", {"model": model}) or 0.0),
         busy=1 - nobody / waiting.count if waiting.count else None,
         around=max(0.0, 1 - seen / generated) if generated else None,
     )
@@ -124,6 +125,7 @@ def _recorded(file: Path, model: str, found: Account, alternatives: Sequence[Alt
         lengths(str(file), requests),
         endpoints=tuple(_watched(name, each) for name, each in watched.items()),
         outcomes=outcomes,
+        returns=sum(one.came_back for one in requests),
         busy=_busy(requests, found.seconds),
         around=max(0.0, 1 - sum(one.generated for one in requests) / generated) if generated else None,
         shareable=_shareable(requests),

@@ -93,6 +93,11 @@ class BandQueue:
             ahead += min(cost, max(0.0, turn - least) * weight + one_each + ROUNDING)
         return ahead
 
+    def last(self, flow: str) -> Request | None:
+        """Of a flow that waits here, the last of those without a promise."""
+        lines = [request for lane in self.lanes.values() for request in lane.line(flow) if request.promise is None]
+        return max(lines, key=lambda request: request.order, default=None)
+
     def turn(self, request: Request, lane: Lane) -> float:
         """What its flow will have been given, over its weight, at the turn of its last request, or of one more."""
         flow = self.fairness.active.get(request.arrival.flow)

@@ -36,22 +36,19 @@ from gateway.admission.headroom import Headroom
 from gateway.admission.lane import LaneKey
 from gateway.admission.ledger import Reservation
 from gateway.admission.lifecycle import State, Trigger
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.predictor import Predictor
 from gateway.admission.queue import Answer, Queue
 from gateway.admission.request import Request, service
 from gateway.admission.roster import Roster
-from gateway.admission.shedding import RetryAfter
 from gateway.admission.state import Load, PoolState
 from gateway.admission.view import endpoint_state, queue_state
 from gateway.admission.waits import Waits
 
 MAX_FAILURES = 2
 """Endpoints that may fail on a request before it ends: a poisonous one must not walk through all of them."""
-WITH_RETRY_AFTER = frozenset(
-    {Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.DRAINING}
-)
+WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 PASSABLE = frozenset({Closed.KV, Closed.FORECAST, Closed.PREFILL, Closed.SHARE})
 """Refusals that a smaller request, or one of another flow, may not meet."""
 
@@ -86,7 +83,7 @@ class AdmissionController:
         self._roster = Roster(policy, self._predictor)
         self._waits = Waits(policy, self._roster, self._queue)
         self._headroom = Headroom(policy.weights)
-        self._retry_after = RetryAfter()
+        self._promises = self._waits.promises
         self._draining = False
         self._changed = True
         """Whether the event at hand may let somebody go who could not before."""
@@ -148,6 +145,8 @@ class AdmissionController:
         """What `handle` would do with a request that arrived now, and why. Changes nothing."""
         request = Request(arrival, now, self._predictor.kind(arrival, peek=True))
         lane = self._lane(request)
+        if arrival.key:
+            request.promise = self._promises.find(arrival.key, now)
         if lane is not None:
             request.lane = lane
             self._weigh(request)
@@ -177,10 +176,24 @@ class AdmissionController:
         if event.request in self._requests:
             return
         request = self._requests[event.request] = Request(event, now, self._predictor.kind(event))
+        if event.key:
+            self._recognise(request, now)
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
         # Behind somebody who is refused, a newcomer changes nothing: whoever goes first was asked before.
-        self._changed = request.state is State.WAITING and self._queue.may_go(request)
+        self._changed = request.state is State.WAITING and self._queue.may_go(request) and self._in_turn(request, now)
+
+    def _recognise(self, request: Request, now: float) -> None:
+        """See whether it was refused before. Who comes back when it was told to has the turn it had."""
+        promise = request.promise = self._promises.find(request.arrival.key, now)
+        if promise is not None and promise.due <= now:
+            self._promises.use(promise, now)
+            request.order = promise.order
+
+    def _in_turn(self, request: Request, now: float) -> bool:
+        """Whether one that comes back too early takes nothing from who comes back for an earlier turn."""
+        promise = request.promise
+        return promise is None or promise.used or self._promises.next_in_turn(promise, now)
 
     def _wait(self, request: Request, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, unless it can be refused at once."""
@@ -206,7 +219,7 @@ class AdmissionController:
     def _cancelled(self, event: Cancelled, _now: float) -> None:
         request = self._requests.get(event.request)
         if request is not None and request.take(Trigger.CANCELLED):
-            self._queue.remove(request)
+            self._leave(request)
             del self._requests[event.request]
 
     def _progress(self, event: Progress, now: float) -> None:
@@ -276,25 +289,38 @@ class AdmissionController:
         request.take(Trigger.REJECTED)
         key = request.arrival.request
         del self._requests[key]
-        retry_after = None
-        if outcome in WITH_RETRY_AFTER:
-            retry_after = self._retry_after.after(self._waits.comes_back_in(request, outcome, now))
+        retry_after = self._waits.told(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
         self._commands.append(Reject(key, outcome, retry_after))
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the queue, and with it what it was promised."""
+        self._queue.remove(request)
+        if request.promise is not None and request.promise.used:
+            self._promises.end(request.promise)
 
     def _evict(self, request: Request, outcome: Outcome, now: float) -> None:
         """Refuse a request that is in the queue."""
-        self._queue.remove(request)
+        self._leave(request)
         self._reject(request, outcome, now)
 
     def _shed(self, event: Arrived, now: float) -> None:
-        """Refuse a newcomer that found no place at an endpoint nor in the queue, or would wait there in vain."""
+        """Refuse a newcomer that found no place at an endpoint nor in the queue, or would wait there in vain.
+
+        Who comes back too early is told the same again; who comes back in time takes the place of somebody later.
+        """
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not State.WAITING:
             return
         self._waits.drained.pressed(now)
+        promise = request.promise
+        if promise is not None and not promise.used:
+            self._evict(request, promise.outcome, now)
+            return
+        while promise is not None and self._waits.full() and (last := self._queue.last(request)) is not None:
+            self._evict(last, Outcome.QUEUE_FULL, now)
         if self._waits.full():
             self._evict(request, Outcome.QUEUE_FULL, now)
-        elif self._waits.in_vain(request, now):
+        elif promise is None and self._waits.in_vain(request, now):
             self._evict(request, Outcome.WAIT_TOO_LONG, now)
 
     # Endpoints
@@ -342,6 +368,7 @@ class AdmissionController:
             self._evict(request, Outcome.DRAINING, now)
 
     def _tick(self, _event: Tick, now: float) -> None:
+        self._promises.expire(now)
         for endpoint in list(self._roster):
             self._roster.settle(endpoint, now)
 
@@ -418,7 +445,9 @@ class AdmissionController:
 
     def _dispatch(self, request: Request, endpoint: Endpoint, would: str | None, now: float) -> None:
         request.take(Trigger.DISPATCHED)
-        self._queue.remove(request)
+        if request.promise is not None:
+            self._promises.use(request.promise, now)
+        self._leave(request)
         self._queue.served(request)
         tokens = request.size + endpoint.expected(request) * request.sequences
         reservation = endpoint.reserve(request, now)

@@ -60,6 +60,8 @@ class Arrived:
     ttft_target: float | None = None
     """Seconds to its first token that its client asks for; None: its band's."""
     prefix: Prefix = ()
+    key: int = 0
+    """Keyed hash of its flow and its body: a request that was refused is known by it when it comes back. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from gateway.admission import picker
 from gateway.admission.endpoint import Endpoint
 from gateway.admission.events import EndpointId
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.queue import Queue
 from gateway.admission.request import Request
 from gateway.admission.roster import Roster
 from gateway.admission.waits import Waits
-
-RETRIED = frozenset({Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG})
-"""Refusals that pass with time, by a rate that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,8 @@ class Explanation:
     """Either "dispatch", "queue", or the outcome it would be refused with."""
     rule: str
     """What decided: "fits", the rule of the first candidate that refuses, "order" (somebody before it waits),
-    "ttft_target", "queue_full", "context_length", "no_endpoint", or "draining"."""
+    "ttft_target", "queue_full", "promise" (it was told to come back, and that is not yet), "context_length",
+    "no_endpoint", or "draining"."""
     endpoint: EndpointId | None
     """Where it would go, now or after its wait; None where it would be refused."""
     prompt_tokens: int
@@ -69,6 +67,9 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
     eligible = roster.eligible(request)
     takers = [e for e in eligible if e.refusal(request, now, peek=True) is None]
     chosen = picker.pick(takers or eligible, request, now)
+    promise = request.promise
+    early = promise is not None and promise.due > now
+    in_turn = promise is None or not early or waits.promises.next_in_turn(promise, now)
     verdict, rule, outcome = "dispatch", "fits", None
     if draining:
         outcome, rule = Outcome.DRAINING, "draining"
@@ -76,12 +77,14 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         outcome, rule = Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length"
     elif not eligible:
         verdict, rule = "queue", "no_endpoint"
-    elif not takers or _somebody_before(request, queue):
+    elif not takers or _somebody_before(request, queue) or not in_turn:
         verdict = "queue"
         rule = "order" if takers else next(c.rule for c in candidates if c.endpoint == eligible[0].id)
-        if waits.full(1, request.arrival.body_bytes):
+        if promise is not None and early:
+            outcome, rule = promise.outcome, "promise"
+        elif waits.full(1, request.arrival.body_bytes) and (promise is None or queue.last(request) is None):
             outcome, rule = Outcome.QUEUE_FULL, "queue_full"
-        elif waits.in_vain(request, now, peek=True):
+        elif promise is None and waits.in_vain(request, now, peek=True):
             outcome, rule = Outcome.WAIT_TOO_LONG, "ttft_target"
     wait = 0.0 if verdict == "dispatch" else waits.predicted(request, now, peek=True)
     return Explanation(
@@ -94,13 +97,14 @@ def explain(request: Request, now: float, roster: Roster, queue: Queue, waits: W
         predicted_wait=wait,
         predicted_prefill=waits.prefill(request),
         ttft_target=waits.target(request),
-        retry_after=waits.comes_back_in(request, outcome, now, peek=True) if outcome in RETRIED else None,
+        retry_after=waits.would_tell(request, outcome, now) if outcome in FOR_WANT_OF_ROOM else None,
         candidates=candidates,
     )
 
 
 def _somebody_before(request: Request, queue: Queue) -> bool:
-    ahead = queue.ahead(request.arrival.band, request.arrival.flow, request.lane)
+    band, flow = request.arrival.band, request.arrival.flow
+    ahead = queue.ahead(band, flow, request.lane, 0.0 if request.promise is None else queue.backlog(band, flow))
     return bool(ahead.urgent or ahead.same)
 
 

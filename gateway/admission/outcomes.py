@@ -42,3 +42,7 @@ class Outcome(StrEnum):
     """No endpoint is known to have made the stored response that was asked for."""
     INTERNAL_ERROR = "internal_error"
     """A defect of kvgate's own."""
+
+
+FOR_WANT_OF_ROOM = frozenset({Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT})
+"""Refusals that pass: the same request may be served when it comes back."""

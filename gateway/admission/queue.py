@@ -126,6 +126,32 @@ class Queue:
             yielded=yielded,
         )
 
+    def weight(self, band: int) -> float:
+        """Of all flows that wait in a band."""
+        waiting = self._bands.get(band)
+        return 0.0 if waiting is None else waiting.fairness.weight
+
+    def backlog(self, band: int, flow: str) -> float:
+        """Tokens of service that a flow waits for in a band."""
+        waiting = self._bands.get(band)
+        known = None if waiting is None else waiting.fairness.active.get(flow)
+        return 0.0 if known is None else known.backlog
+
+    def last(self, request: Request) -> Request | None:
+        """Who gives up its place for one that has an earlier turn: the last of its flow, else of the longest backlog.
+
+        Nobody who came back for a turn of its own.
+        """
+        band = self._bands.get(request.arrival.band)
+        if band is None or not band.depth:
+            return None
+        longest = max(band.fairness.active.values(), key=lambda flow: flow.backlog)
+        for flow in (request.arrival.flow, longest.name):
+            found = band.last(flow)
+            if found is not None and found.order > request.order:
+                return found
+        return None
+
     def push(self, request: Request, lane: LaneKey) -> None:
         """Let a request wait for its turn."""
         self._tickets += 1

@@ -6,6 +6,7 @@ from gateway.admission.events import Arrived, EndpointId
 from gateway.admission.footprint import Footprint, Paging
 from gateway.admission.lifecycle import TRANSITIONS, State, Trigger
 from gateway.admission.predictor import Kind, Predictor
+from gateway.admission.shedding import Promise
 
 MEDIAN = 0.5
 OUTPUT_WEIGHT = 2
@@ -37,6 +38,7 @@ class Request:
         "order",
         "passed",
         "patience",
+        "promise",
         "sequences",
         "size",
         "spare",
@@ -58,6 +60,8 @@ class Request:
         self.patience = inf
         """Seconds it may wait while an endpoint is live, and `deadline`, when its wait is over."""
         self.deadline = inf
+        self.promise: Promise | None = None
+        """What it was told when it was refused before, where it comes back. Used: it has the turn it had."""
         self.spare = 0.0
         """Tokens that it must leave free where it goes, for other flows (`headroom`)."""
         self.passed = 0

@@ -1,5 +1,7 @@
 """Who waits in vain, and when a refused request should come back."""
 
+from gateway.admission.events import Arrived
+from gateway.admission.outcomes import Outcome
 from gateway.admission.spread import spread
 
 FLOOR = 1.0
@@ -25,6 +27,32 @@ def patience(target: float | None, prefill: float, ttl: float) -> float:
     if target is None:
         return ttl
     return min(ttl, max(target - prefill, target * WAITING_SHARE))
+
+
+class Promise:
+    """A turn that is kept for one refused request, until it comes back."""
+
+    __slots__ = ("band", "cost", "due", "flow", "key", "order", "outcome", "over", "spans", "until", "used")
+
+    def __init__(self, arrival: Arrived, order: int, outcome: Outcome, due: float, until: float) -> None:
+        self.key = arrival.key
+        self.band = arrival.band
+        self.flow = arrival.flow
+        self.order = order
+        """Its turn in the queue, that of its first arrival."""
+        self.outcome = outcome
+        """How it was refused."""
+        self.due = due
+        """When it should come back, and `until`, how long it may take: who comes in between has that turn."""
+        self.until = until
+        self.cost = 0.0
+        """Tokens of service that are promised."""
+        self.spans = (0.0, 0.0)
+        """Seconds that these take of its flow's share, and of all of the pool."""
+        self.used = False
+        """It came back."""
+        self.over = False
+        """It goes, was refused again, has left, or did not come back."""
 
 
 class RetryAfter:

@@ -4,12 +4,13 @@ from math import inf
 
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.lifecycle import State
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import Policy
+from gateway.admission.promises import Pressure, Promises
 from gateway.admission.queue import Queue
 from gateway.admission.request import Request
 from gateway.admission.roster import Roster
-from gateway.admission.shedding import patience
+from gateway.admission.shedding import CAP, FLOOR, RetryAfter, patience
 
 SURE = 2.0
 """How far beyond its patience the predicted wait of a request must be for it to be refused on arrival. Predictions err,
@@ -24,6 +25,8 @@ class Waits:
         self._roster = roster
         self._queue = queue
         self.drained = DrainRate()
+        self.promises = Promises(policy.weights)
+        self._retry_after = RetryAfter()
 
     def target(self, request: Request) -> float | None:
         """To its first token: what its client asks for, else its band's target, else everybody's."""
@@ -94,6 +97,39 @@ class Waits:
         wait = self.predicted(request, now, peek=peek)
         return wait is not None and wait > request.patience * SURE
 
+    def told(self, request: Request, outcome: Outcome, now: float) -> float:
+        """Seconds after which one that is refused so should come back; its turn is kept until then, where it can be."""
+        promise = request.promise
+        if promise is not None and not promise.used:  # it came too early: the same again
+            return _within(promise.due - now)
+        pressure = self._pressure(request, outcome, now, peek=False)
+        if pressure is None:
+            return self._retry_after.after(self.comes_back_in(request, outcome, now))
+        due = self.promises.grant(request, outcome, pressure, now)
+        return CAP if due is None else _within(due - now)
+
+    def would_tell(self, request: Request, outcome: Outcome, now: float) -> float | None:
+        """The same, unjittered, of one that is only asked about; None where nobody can tell. Leaves no trace."""
+        promise = request.promise
+        if promise is not None and promise.due > now:
+            return _within(promise.due - now)
+        pressure = self._pressure(request, outcome, now, peek=True)
+        if pressure is None:
+            return self.comes_back_in(request, outcome, now, peek=True)
+        due = self.promises.moment(request, pressure, now)
+        return CAP if due is None else _within(due - now)
+
+    def _pressure(self, request: Request, outcome: Outcome, now: float, *, peek: bool) -> Pressure | None:
+        """What a turn that is kept for it has to reckon with; None where none is kept.
+
+        No more of those who wait go first than its own patience has room for: the others are refused, too.
+        """
+        rate = self.rate(now) if outcome in FOR_WANT_OF_ROOM and request.arrival.key else None
+        if not rate:
+            return None
+        wait = self.predicted(request, now, peek=peek) or 0.0
+        return Pressure(min(wait, request.patience), rate, self._queue.weight(request.arrival.band))
+
     def comes_back_in(self, request: Request, outcome: Outcome, now: float, *, peek: bool = False) -> float | None:
         """Until it would have its turn, or its first token in time; None where nobody can tell."""
         if outcome in {Outcome.DRAINING, Outcome.NO_ENDPOINT}:
@@ -108,3 +144,7 @@ class Waits:
             return measured
         rates = [rate for e in self._roster.live if (rate := e.service_rate) is not None]
         return sum(rates) if rates else None
+
+
+def _within(seconds: float) -> float:
+    return min(max(seconds, FLOOR), CAP)

@@ -14,6 +14,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.state import Load
 from gateway.ops.state import GatewayState
 from gateway.ops.tally import Tallies
+from gateway.returns import Returns
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -34,6 +35,8 @@ class ModelMetrics:
 
     def __init__(self, metrics: "Metrics", model: str) -> None:
         self._requests = {outcome: metrics.requests.labels(model=model, outcome=outcome.value) for outcome in Outcome}
+        self._returned = metrics.returns.labels(model=model)
+        self._returns: Returns[bool] = Returns()
         self._would = metrics.would
         self._model = model
         self._prompt = metrics.tokens.labels(model=model, kind="prompt")
@@ -44,6 +47,15 @@ class ModelMetrics:
     def ended(self, outcome: Outcome) -> None:
         """A request ended; once for each."""
         self._requests[outcome].inc()
+
+    def came(self, key: int, now: float) -> None:
+        """A request with this key arrived."""
+        if self._returns.came(key, now):
+            self._returned.inc()
+
+    def turned_away(self, key: int, now: float) -> None:
+        """It was refused for want of room."""
+        self._returns.refused(key, True, now)
 
     def used(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Tokens an endpoint processed for a request."""
@@ -79,6 +91,12 @@ class Metrics:
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(
             "kvgate_requests", "Requests, by how they ended.", ("model", "outcome"), registry=registry
+        )
+        self.returns = Counter(
+            "kvgate_returns",
+            "Requests that were refused for want of room before, and came back.",
+            ("model",),
+            registry=registry,
         )
         self.tokens = Counter("kvgate_tokens", "Tokens the endpoints processed.", ("model", "kind"), registry=registry)
         self.drift = Counter(

@@ -17,8 +17,9 @@ from gateway.admission.events import (
     Returned,
     Verdict,
 )
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.record.lines import Dropped, Happened, Opened, Started, read
+from gateway.returns import Returns
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Served:
         generated: tokens, over all of its sequences, so far as they were seen.
         refused: how it ended where no endpoint was to serve it.
         done: whether its answer came to its end.
+        key: it is known by this when it comes back.
+        came_back: whether it was refused and another one is its return.
     """
 
     model: str
@@ -40,6 +43,8 @@ class Served:
     generated: int = 0
     refused: Outcome | None = None
     done: bool = False
+    key: int = 0
+    came_back: bool = False
 
 
 @dataclass(slots=True)
@@ -138,6 +143,7 @@ class _Run:
         self._on: dict[tuple[int, RequestId], Watched] = {}
         self._began = found.seconds
         self._first: float | None = None
+        self._returns: Returns[Served] = Returns()
 
     def take(self, line: Happened) -> None:
         """The next event."""
@@ -159,7 +165,9 @@ class _Run:
     def _follow(self, event: Arrived | Progress | Finished | Returned, pool: int, at: float) -> None:
         match event:
             case Arrived():
-                served = Served(self.models.get(pool, ""), event.demand, event.prefix, at)
+                served = Served(self.models.get(pool, ""), event.demand, event.prefix, at, key=event.key)
+                if (before := self._returns.came(event.key, at)) is not None:
+                    before.came_back = True
                 self._open[pool, event.request] = served
                 self._found.requests.append(served)
             case Progress():
@@ -192,6 +200,8 @@ class _Run:
                 watched.now_at(served.demand.sequences)
         else:
             served.ended_at, served.refused = at, Outcome(str(decided["outcome"]))
+            if served.refused in FOR_WANT_OF_ROOM:
+                self._returns.refused(served.key, served, at)
             del self._open[key]
 
     def _leave(self, key: tuple[int, RequestId], served: Served) -> None:

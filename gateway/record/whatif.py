@@ -5,10 +5,13 @@ did what is asked here, so they are stood in for: a request that was served take
 generates as many tokens, as in the record; one that was not takes the mean of those that were. Engines are then neither
 slower when they are given more nor faster when they are given less, and their gauges, which tell of the load that was,
 are left out.
+
+A request that was refused for want of room and came back is one request, whose last try counts. Where it is not refused
+under the other settings, it does not come back.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -29,11 +32,16 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM
 from gateway.record.replay import Changes, Difference, PoolKey, Replayed, Step, plain, steps
+from gateway.returns import Returns
 
 DISPATCHED = "dispatched"
 LEFT = "client left the queue"
 WAITING = "still waiting at the end"
+
+
+Named = tuple[PoolKey, RequestId]
 
 
 @dataclass(slots=True)
@@ -89,8 +97,8 @@ class _Seen:
 class Compared:
     """A record, and the same load under other settings."""
 
-    recorded: dict[tuple[PoolKey, RequestId], Fate] = field(default_factory=dict)
-    changed: dict[tuple[PoolKey, RequestId], Fate] = field(default_factory=dict)
+    recorded: dict[Named, Fate] = field(default_factory=dict)
+    changed: dict[Named, Fate] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     """The first one of each core: behind it the two are no longer the same story."""
     replayed: Replayed = field(default_factory=Replayed)
@@ -128,7 +136,7 @@ def compare(file: Path, changes: Changes) -> Compared:
     for step in steps(file, compared.replayed, changes):
         alternative = alternatives.get(step.key)
         if alternative is None:
-            alternative = alternatives[step.key] = _Alternative(step.key, step.controller, recorded.service, compared)
+            alternative = alternatives[step.key] = _Alternative(step.key, step.controller, recorded, compared)
         alternative.take(step)
     return compared
 
@@ -136,20 +144,27 @@ def compare(file: Path, changes: Changes) -> Compared:
 class _Recorded:
     """How the record's engines served its requests."""
 
-    def __init__(self, fates: dict[tuple[PoolKey, RequestId], Fate]) -> None:
+    def __init__(self, fates: dict[Named, Fate]) -> None:
         self._fates = fates
-        self._running: dict[tuple[PoolKey, RequestId], _Seen] = {}
-        self._services: dict[tuple[PoolKey, RequestId], Service] = {}
+        self._firsts: dict[Named, Named] = {}
+        """The first try of each that came back."""
+        self._keys: dict[Named, int] = {}
+        self._returns: defaultdict[PoolKey, Returns[Named]] = defaultdict(Returns)
+        self._running: dict[Named, _Seen] = {}
+        self._services: dict[Named, Service] = {}
         self._means: dict[PoolKey, Service] = {}
 
     def take(self, step: Step) -> None:
         """The next line of the record."""
         key, event = step.key, step.event
         match event:
-            case Arrived():
-                self._fates.setdefault((key, event.request), Fate(step.at))
-            case Cancelled() if (key, event.request) in self._fates:
-                self._fates[key, event.request].decide(LEFT, step.at)
+            case Arrived() if (key, event.request) not in self._keys:
+                named = (key, event.request)
+                self._keys[named] = event.key
+                self._firsts[named] = self._returns[key].came(event.key, step.at) or named
+                self._fates[self._firsts[named]] = Fate(step.at)
+            case Cancelled() if (key, event.request) in self._firsts:
+                self._fates[self.first(key, event.request)].decide(LEFT, step.at)
             case Progress():
                 for request, generated in event.generated:
                     if (seen := self._running.get((key, request))) is not None and generated:
@@ -157,13 +172,13 @@ class _Recorded:
                         seen.first_at = step.at if seen.first_at is None else seen.first_at
             case Finished() if (seen := self._running.pop((key, event.request), None)) is not None:
                 tokens = seen.generated if event.completion_tokens is None else event.completion_tokens
-                self._services[key, event.request] = seen.service(step.at, tokens, event.verdict)
+                self._services[self.first(key, event.request)] = seen.service(step.at, tokens, event.verdict)
         for decided in step.decided:
             named = (key, RequestId(decided["request"]))
             if "endpoint" in decided:
                 self._running[named] = _Seen(step.at)
-            if named in self._fates:
-                self._fates[named].decide(decided.get("outcome", DISPATCHED), step.at)
+            if named in self._firsts:
+                self._decided(named, decided.get("outcome", DISPATCHED), step.at)
 
     def end(self) -> None:
         """The record is over."""
@@ -172,7 +187,17 @@ class _Recorded:
 
     def service(self, key: PoolKey, request: RequestId) -> Service:
         """How it was served; the mean where it was not, or not to its end."""
-        return self._services.get((key, request)) or self._means[key]
+        return self._services.get(self.first(key, request)) or self._means[key]
+
+    def first(self, key: PoolKey, request: RequestId) -> Named:
+        """The first try of a request."""
+        return self._firsts.get((key, request), (key, request))
+
+    def _decided(self, named: Named, ended: str, at: float) -> None:
+        first = self._firsts[named]
+        self._fates[first].decide(ended, at)
+        if ended in FOR_WANT_OF_ROOM:
+            self._returns[named[0]].refused(self._keys[named], first, at)
 
 
 def _mean(services: list[Service]) -> Service:
@@ -195,14 +220,17 @@ class _Alternative:
         self,
         key: PoolKey,
         controller: AdmissionController,
-        services: Callable[[PoolKey, RequestId], Service],
+        recorded: _Recorded,
         compared: Compared,
     ) -> None:
         self._key = key
         self._controller = controller
-        self._services = services
+        self._recorded = recorded
+        self._never_came: set[RequestId] = set()
+        """Tries of requests that are not refused here."""
         self._compared = compared
         self._diverged = False
+        self._arrived: set[RequestId] = set()
         self._running: dict[RequestId, tuple[float, Service]] = {}
         self._ends: list[tuple[float, RequestId]] = []
         self._wake_at = inf
@@ -227,12 +255,25 @@ class _Alternative:
     def _event(self, step: Step) -> Event | None:
         """What the core is told in place of an event that tells of the record's own engines."""
         match step.event:
+            case Arrived() if self._goes_on(step.event.request):
+                self._never_came.add(step.event.request)
+                return None
+            case Cancelled() if step.event.request in self._never_came:
+                return None
             case Progress():
                 going = {request: s.generated(step.at - since) for request, (since, s) in self._running.items()}
                 return Progress(tuple((request, tokens) for request, tokens in going.items() if tokens))
             case Finished() | Returned() | Observed() | Tick():
                 return None
         return step.event
+
+    def _first(self, request: RequestId) -> Named:
+        return self._recorded.first(self._key, request)
+
+    def _goes_on(self, request: RequestId) -> bool:
+        """Whether it was refused and came back in the record, and was not refused here."""
+        first = self._first(request)
+        return first[1] != request and self._compared.changed[first].ended not in FOR_WANT_OF_ROOM
 
     def _advance(self, to: float) -> None:
         """Let happen what is due by then: services that end, and what the core asked to be woken for."""
@@ -248,21 +289,22 @@ class _Alternative:
     def _handle(self, event: Event, now: float) -> list[Command]:
         changed = self._compared.changed
         match event:
-            case Arrived():
-                changed.setdefault((self._key, event.request), Fate(now))
-            case Cancelled() if (self._key, event.request) in changed:
-                changed[self._key, event.request].decide(LEFT, now)
+            case Arrived() if event.request not in self._arrived:
+                self._arrived.add(event.request)
+                changed[self._first(event.request)] = Fate(now)
+            case Cancelled() if event.request in self._arrived:
+                changed[self._first(event.request)].decide(LEFT, now)
         commands = self._controller.handle(event, now)
         for command in commands:
             match command:
                 case Dispatch():
-                    service = self._services(self._key, command.request)
+                    service = self._recorded.service(self._key, command.request)
                     self._running[command.request] = (now, service)
-                    changed[self._key, command.request].decide(DISPATCHED, now)
+                    changed[self._first(command.request)].decide(DISPATCHED, now)
                     if self._diverged:
                         heappush(self._ends, (now + service.duration, command.request))
                 case Reject():
-                    changed[self._key, command.request].decide(command.outcome.value, now)
+                    changed[self._first(command.request)].decide(command.outcome.value, now)
                 case WakeAt():
                     self._wake_at = command.at
         return commands

@@ -10,6 +10,7 @@ from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, ClientGoneEr
 from gateway.relay.clients import peer
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import RefusedError
+from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
 from gateway.relay.understand import Work, counted, demanded, foreground, parsed, present, ttft_target
 from gateway.wire.errors import ErrorAnswer, error_answer
@@ -63,7 +64,8 @@ class RelayExplainer:
         client = plane.clients.named(peer(scope) if flow is None else flow)
         count = await counted(pool, request, client.flow)
         present(pool)
-        work = Work(request, pool, count, demanded(pool, request, count), client, target)
+        key = await fingerprint(client.flow, body)
+        work = Work(request, pool, count, demanded(pool, request, count), client, target, key)
         arrival = work.arrival(new_request())
         pool.driver.handle(Tick())  # a request that arrived would find the accounts brought up to now, too
         return Explained(

@@ -1,8 +1,10 @@
 """A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
 
+from math import ceil
+
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, Verdict
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.driver import Driver, RejectedError, new_request
 from gateway.pools import Pool
 from gateway.relay.asgi import Scope, path
@@ -10,6 +12,7 @@ from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
@@ -81,7 +84,8 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     count = await _counted(plane, exchange, pool, request, client)
     exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
     asked = exchange.demand = _demanded(plane, pool, request, count)
-    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target))
+    key = await fingerprint(client.flow, body)
+    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target, key))
 
 
 def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
@@ -166,16 +170,19 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
             async with heartbeat(exchange, interval):
-                dispatch = await _another(plane, exchange, reservation, result)
+                dispatch = await _another(plane, exchange, reservation, work, result)
     finally:
         reservation.release(Verdict.ABORTED)
 
 
 async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:
-    queued = plane.clock()
+    queued, metrics = plane.clock(), plane.metrics.model(work.pool.name)
+    metrics.came(work.key, queued)
     try:
         dispatch = await reservation.take(work.arrival(reservation.request))
     except RejectedError as error:
+        if error.command.outcome in FOR_WANT_OF_ROOM:
+            metrics.turned_away(work.key, plane.clock())
         exchange.queued = error.command.outcome in _WAITED_IN_VAIN and plane.clock() - queued > _AT_ONCE
         raise _refusal(error.command, "") from None
     else:
@@ -185,12 +192,14 @@ async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, wo
         exchange.waited += plane.clock() - queued
 
 
-async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, result: Again) -> Dispatch:
+async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work, result: Again) -> Dispatch:
     returned = plane.clock()
     try:
         return await reservation.again(busy=result.busy)
     except RejectedError as error:
         command = error.command
+        if command.outcome in FOR_WANT_OF_ROOM:
+            plane.metrics.model(work.pool.name).turned_away(work.key, plane.clock())
         if command.outcome is Outcome.UPSTREAM_ERROR and result.overdue:
             command = Reject(command.request, Outcome.UPSTREAM_TIMEOUT, command.retry_after)
         raise _refusal(command, result.reason) from None
@@ -213,5 +222,5 @@ _SENTENCES: dict[Outcome, str] = {
 def _refusal(command: Reject, reason: str) -> RefusedError:
     sentence = f"{_SENTENCES[command.outcome]} {reason}".strip()
     if command.retry_after is not None:
-        sentence += f" Please retry in {command.retry_after:.0f} s."
+        sentence += f" Please retry in {ceil(command.retry_after)} s."
     return RefusedError(command.outcome, sentence, retry_after=command.retry_after)

@@ -29,6 +29,7 @@ class Work:
 
     Attributes:
         ttft_target: seconds; None where the client asks for none.
+        key: it is known by this when it comes back.
     """
 
     request: GenerationRequest
@@ -37,6 +38,7 @@ class Work:
     demand: Demand
     client: Client
     ttft_target: float | None
+    key: int
 
     @property
     def band(self) -> int:
@@ -56,6 +58,7 @@ class Work:
             tools=request.tools,
             ttft_target=self.ttft_target,
             prefix=self.count.prefix,
+            key=self.key,
         )
 
 

@@ -1,6 +1,7 @@
 """The one table from how a request ended to what its client is told, and the shapes each API tells it in."""
 
 from dataclasses import dataclass
+from math import ceil
 
 import msgspec
 
@@ -100,8 +101,8 @@ def error_answer(
     if not refusal.retry:
         headers.append((b"x-should-retry", b"false"))
     elif retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, -int(-retry_after // 1))))
-        headers.append((b"retry-after-ms", b"%d" % int(retry_after * 1000)))
+        headers.append((b"retry-after", b"%d" % max(1, ceil(retry_after))))
+        headers.append((b"retry-after-ms", b"%d" % ceil(retry_after * 1000)))
     if api is Api.MESSAGES:
         body = _anthropic(refusal.anthropic_type, message)
     else:

@@ -1,7 +1,9 @@
 """OpenAI's Python SDK with nothing changed but its base URL: errors before a fake, answers of a real model."""
 
 import asyncio
+import re
 import time
+from itertools import count
 
 import httpx
 import openai
@@ -196,3 +198,43 @@ async def test_a_real_engines_own_refusal_reaches_the_sdk(real):
         await real.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": "w " * 5000}])
     assert refused.value.code == "context_length_exceeded"
     assert "2048" in refused.value.message
+
+
+async def test_who_waits_as_told_is_served_beside_those_who_do_not():
+    """Several times what the engine can do, of clients of the same flow that try again every fifth of a second."""
+    stop = asyncio.Event()
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
+        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
+        async with gateway(fake, models=models, admission={"ttft_target": 1.0}) as kvgate:
+
+            async def rude(number):
+                async with sdk(kvgate, max_retries=0) as client:
+                    for turn in count():
+                        while not stop.is_set():
+                            try:
+                                await ask(client, messages=said(f"{number} {turn}"), max_tokens=30)
+                                break
+                            except openai.RateLimitError:
+                                await asyncio.sleep(0.2)
+                        if stop.is_set():
+                            return
+
+            async def polite(number):
+                async with sdk(kvgate) as client:  # tries three times in all
+                    for turn in range(2):
+                        await ask(client, messages=said(f"polite {number} {turn}"), max_tokens=30)
+
+            crowd = [asyncio.create_task(rude(number)) for number in range(10)]
+            await asyncio.sleep(3)  # the gateway learns how fast the engine is
+            try:
+                await asyncio.gather(*(polite(number) for number in range(2)))
+            finally:
+                stop.set()
+                await asyncio.gather(*crowd)
+            metrics = (await kvgate.client.get("/metrics")).text
+    returns = re.search(r'^kvgate_returns_total{model="fake"} (\S+)', metrics, re.MULTILINE)
+    assert float(returns[1]) > 20
+
+
+def said(words):
+    return [{"role": "user", "content": words}]

@@ -27,7 +27,7 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import FORECAST_SHARE, Band, Policy, Rule
 from gateway.admission.shedding import WAITING_SHARE
 
@@ -42,6 +42,7 @@ POLICIES = (
 )
 TARGETS = (None, None, None, 0.5, 3.0, 30.0)
 PREFIXES: tuple[Prefix, ...] = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((64, 4),))
+FLOWS = ("", "a", "b")
 ENDPOINTS = ("a", "b", "c")
 CAPACITIES = (
     Capacity(max_model_len=600, kv_blocks=40, block_size=16),
@@ -94,7 +95,9 @@ class Known:
 
     arrival: Arrived
     arrived_at: float
-    order: int
+    early: bool = False
+    """It was told to come back, and came before that."""
+    told: tuple | None = None
     waiting: bool = True
     endpoint: str | None = None
     avoid: str | None = None
@@ -172,25 +175,31 @@ class Admission(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 6]),
         max_tokens=st.integers(1, 400),
         band=st.sampled_from([0, 0, 1, -5]),
-        flow=st.sampled_from(["", "", "a", "b"]),
+        flow=st.sampled_from(FLOWS),
         body_bytes=st.integers(0, 2000),
         streamed=st.booleans(),
         ttft_target=st.sampled_from(TARGETS),
         prefix=st.sampled_from(PREFIXES),
+        body=st.sampled_from([0, 0, 1, 2, 3]),
         asked=st.booleans(),
     )
-    def arrive(self, *, prompts, n, max_tokens, asked, prefix, **settings):
+    def arrive(self, *, prompts, n, max_tokens, asked, prefix, body, **settings):
         request = len(self.known) + 1
         demand = Demand(tuple(prompts), max_tokens, n)
         if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
             prefix = ()
-        event = Arrived(request, demand, prefix=prefix, **settings)
+        key = body and 10 * FLOWS.index(settings["flow"]) + body
+        event = Arrived(request, demand, prefix=prefix, key=key, **settings)
+        promise = self.controller._promises.find(key, self.now)
+        promised = promise is not None and self.now < promise.due
         explanation = None
         if asked:
             self.feed(Tick())  # what time alone does is done by the next event
             explanation = self.controller.explain(event, self.now)  # the twin is not asked
         alone = not any(k.waiting for k in self.known.values())
-        known = self.known[request] = Known(event, self.now, request)
+        known = self.known[request] = Known(event, self.now, early=promised)
+        if promised:
+            known.told = (promise.outcome, min(max(1.0, promise.due - self.now), 60.0))
         self.arriving = request
         commands = self.feed(event)
         self.arriving = 0
@@ -347,7 +356,9 @@ class Admission(RuleBasedStateMachine):
     def check_refusal(self, known, outcome, retry_after):
         known_endpoints = [p for p in self.pool.values() if not p.gone]
         live = any(p.up for p in self.pool.values())
-        if outcome is Outcome.CONTEXT_LENGTH_EXCEEDED:
+        if known.early and outcome in FOR_WANT_OF_ROOM:
+            assert (outcome, retry_after) == known.told, "told another thing than before"
+        elif outcome is Outcome.CONTEXT_LENGTH_EXCEEDED:
             assert known_endpoints
             assert not any(fits(known.arrival.demand, p.capacity) for p in known_endpoints)
         elif outcome in (Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT):
@@ -383,7 +394,9 @@ class Admission(RuleBasedStateMachine):
         ahead = [k for k in self.known.values() if k.waiting and command.endpoint in self.eligible(k)]
         # A less urgent band may go first, now and then: it must not starve. Between flows it is by service.
         ahead = [k for k in ahead if k.arrival.band == one.band]
-        if any(k.arrival.flow == one.flow and k.arrival.request < one.request for k in ahead):
+        orders = {request: known.order for request, known in self.controller._requests.items()}
+        before = [k for k in ahead if k.arrival.flow == one.flow]
+        if any(orders[k.arrival.request] < orders[one.request] for k in before):
             assert self.policy.max_passes, "overtook"
             assert any(k.arrival.demand.prompt_tokens > one.demand.prompt_tokens for k in ahead), (
                 "overtook a smaller one"
@@ -469,6 +482,19 @@ class Admission(RuleBasedStateMachine):
     def what_flows_hold_is_what_is_in_flight(self):
         flights = self.controller._flights.values()
         assert self.controller._headroom._all.now == sum(flight.tokens for flight in flights)
+
+    @invariant()
+    def promises_are_counted_exactly(self):
+        promises = self.controller._promises
+        open_ones = [promise for alike in promises._by_key.values() for promise in alike]
+        assert len(promises) == len(open_ones)
+        returned = [r.promise for r in self.controller._requests.values() if r.promise is not None and r.promise.used]
+        waiting = [p for p in returned if not p.over]
+        assert len({p.order for p in open_ones + waiting}) == len(open_ones + waiting), "a turn was given twice"
+        for (band, flow), clock in promises._flows.items():
+            owed = sum(p.cost for p in open_ones + waiting if (p.band, p.flow) == (band, flow))
+            assert abs(clock.owed - owed) < 1e-3
+        assert {(p.band, p.flow) for p in open_ones + waiting} <= promises._flows.keys()
 
     @invariant()
     def nobody_is_passed_more_often_than_may_be(self):

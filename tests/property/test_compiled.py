@@ -81,6 +81,7 @@ def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
                 streamed=random.random() < 0.8,
                 ttft_target=random.choice((None, None, 0.5)),
                 prefix=prefix,
+                key=random.choice((0, 1, 2, 3, 4)),
             )
             tell(waiting[number])
         elif chance < 0.6:

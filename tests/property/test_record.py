@@ -47,6 +47,7 @@ EVENTS = st.one_of(
         tools=st.booleans(),
         ttft_target=st.none() | st.floats(0.001, 10),
         prefix=st.sampled_from([(), ((64, 1),), ((64, 1), (128, 2**64 - 1)), ((64, 5),)]),
+        key=st.sampled_from([0, 1, 2, 2**64 - 1]),
     ),
     st.builds(Cancelled, IDS),
     st.builds(Progress, st.lists(st.tuples(IDS, st.integers(0, 300)), max_size=4).map(tuple)),

@@ -80,6 +80,8 @@ CASES = [
      "KV cache", "--kv-cache-dtype fp8", "132 requests of the median length instead of 66"),
     (past(traffic={"hit_rate": 0.1}), "prefix cache", "more KV cache", "up to 50% of all prompt tokens"),
     (past(outcomes=REFUSED, busy=0.5), "capacity", "up to 2 engines instead of 1", "16.7% that are refused"),
+    (past(outcomes={**REFUSED, Outcome.QUEUE_FULL: 100_000}, returns=100_000 - 20, busy=1.0),
+     "capacity", "up to 2 engines instead of 1", "and at once those who have to come back"),
     (past(outcomes={"completed": 900, Outcome.NO_ENDPOINT: 100}),
      "capacity", "kvgate doctor", "9.1% of requests"),
     (past(alternatives=(RAN, Alternative(("admission.policy=forecast",), 1000, 3.9), Alternative(OTHER, 1100, 5.0))),

@@ -32,6 +32,9 @@ def test_a_kvgate_that_runs_tells_of_each_of_its_models():
     metrics.model("m").used(100, 60)
     metrics.model("m").ended(Outcome.COMPLETED)
     metrics.model("n").ended(Outcome.QUEUE_FULL)
+    metrics.model("n").turned_away(7, 10.0)
+    for key in (7, 7, 8):
+        metrics.model("n").came(key, 20.0)
     state = GatewayState(
         version="0", mode="enforce", draining=False, ready=True,
         endpoints=(endpoint("a", "m"), endpoint("b", "n", kv=None, engine=EngineTotals(), max_num_seqs=None)),
@@ -52,7 +55,7 @@ def test_a_kvgate_that_runs_tells_of_each_of_its_models():
     (b,) = n.endpoints
     assert (n.traffic.requests, n.traffic.hit_rate, n.busy, n.around) == (0, None, 1.0, None)
     assert (b.kv_tokens, b.usage_most, b.preemptions, b.sequence_limit) == (None, None, None, None)
-    assert n.refused(Outcome.QUEUE_FULL) == 1
+    assert (n.refused(Outcome.QUEUE_FULL), n.returns, m.returns) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_what_is_no_kvgate_is_told(pages, said):
         running(url, None)
 
 
-def arrived(number, *prefix):
-    return Arrived(number, Demand((100,), 20), prefix=prefix)
+def arrived(number, *prefix, key=0):
+    return Arrived(number, Demand((100,), 20), prefix=prefix, key=key)
 
 
 @pytest.fixture
@@ -92,6 +95,25 @@ def test_an_event_log_tells_the_same_and_what_prompts_share(events):
     assert past.busy == 0.4
     assert past.around == 0.5
     assert past.shareable == pytest.approx((32 + 64) / 300)
+
+
+def test_a_request_that_comes_again_and_again_is_one(tmp_path):
+    """24 clients of an engine that serves one in five seconds, each of which tries every second until it is served."""
+    tape, number = Tape(ttft_target=None, queue={"max_requests": 1}).tell(0, UP), 0
+    missing, running = list(range(1, 25)), []
+    for second in range(1, 130):
+        if running and second % 5 == 0:
+            tape.tell(second, Finished(running.pop(0), Verdict.DONE, 20))
+        for client in list(missing):
+            number += 1
+            tape.tell(second, arrived(number, key=client))
+            if number in tape.controller._requests:
+                running.append(number)
+                missing.remove(client)
+    (past,) = recorded(tape.write(tmp_path / "events"))
+    assert not missing
+    assert past.refused(Outcome.QUEUE_FULL) > 1000
+    assert (past.lost, past.requests) == (0, 24)
 
 
 def test_time_in_which_several_waited_counts_once():

@@ -127,13 +127,22 @@ def arrived(
     flow: str = "",
     ttft: float | None = None,
     prefix: Prefix = (),
+    key: int = 0,
 ) -> Arrived:
     """A request arrives, with prompts of so many tokens, or one that holds so many blocks with its first token."""
     if blocks is not None:
         prompts = (blocks * BLOCK - 1,)
     demand = Demand(prompts or (10,), max_tokens, n)
     return Arrived(
-        request, demand, band=band, flow=flow, body_bytes=size, streamed=streamed, ttft_target=ttft, prefix=prefix
+        request,
+        demand,
+        band=band,
+        flow=flow,
+        body_bytes=size,
+        streamed=streamed,
+        ttft_target=ttft,
+        prefix=prefix,
+        key=key,
     )
 
 

@@ -153,7 +153,7 @@ def test_it_leaves_no_trace_in_what_the_core_knows(play, rule):
     p >> arrived(1, blocks=50, max_tokens=400, prefix=prefix) << Dispatch(1, "a") >> progress(r1=1)
     p >> at(1) >> arrived(2, blocks=39, max_tokens=400) << Dispatch(2, "a") if rule is Rule.HYSTERESIS else p
     core = p.controller
-    known = [core._roster, core._predictor, core._waits.drained, core._retry_after, core._headroom]
+    known = [core._roster, core._predictor, core._waits, core._headroom]
     before = written(known, {})
     for flow in ("", "new"):
         for blocks in (1, 40, 200):

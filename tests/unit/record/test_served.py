@@ -17,8 +17,8 @@ from tests.unit.record.recorded import Tape
 UP = EndpointUp("e", Capacity(1000, 100, max_num_seqs=2))
 
 
-def arrived(number, n=1):
-    return Arrived(number, Demand((10,), 100, n), prefix=((8, 1),))
+def arrived(number, n=1, key=0):
+    return Arrived(number, Demand((10,), 100, n), prefix=((8, 1),), key=key)
 
 
 def scrape(at, usage, *, generated, preemptions=0.0):
@@ -69,3 +69,14 @@ def test_runs_follow_each_other_and_what_is_open_does_not_go_on(tmp_path):
     assert found.gaps
     assert [(one.arrived_at, one.ended_at) for one in found.requests] == [(0, None), (10, None), (10, 12)]
     assert (found.seconds, found.endpoints["e"].peak_sequences) == (12, 2)
+
+
+def test_one_that_was_refused_and_comes_back_is_known_again(tmp_path):
+    tape = Tape(ttft_target=None, queue={"max_requests": 1})
+    tape.tell(0, UP, arrived(1), arrived(2), arrived(3), arrived(4, key=7)).tell(
+        1, arrived(5, key=7), arrived(6, key=8)
+    )
+    tape.tell(2, Finished(1, Verdict.DONE, 20), arrived(7, key=7), arrived(8, key=9))
+    found = account(tape.write(tmp_path / "f"))
+    assert [one.came_back for one in found.requests] == [False, False, False, True, True, False, False, False]
+    assert [one.refused is not None for one in found.requests] == [False] * 3 + [True] * 3 + [False, True]

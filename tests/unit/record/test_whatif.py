@@ -18,8 +18,8 @@ UP = EndpointUp("e", Capacity(1000, 100, max_num_seqs=1))
 LOOSE = {"ttft_target": None}
 
 
-def arrived(number):
-    return Arrived(number, Demand((10,), 100))
+def arrived(number, key=0):
+    return Arrived(number, Demand((10,), 100), key=key)
 
 
 def done(number, tokens=10):
@@ -97,3 +97,26 @@ def test_without_anybody_served_nobody_ends(tmp_path):
 def test_tokens_come_at_an_even_pace():
     service = Service(first=2, duration=12, tokens=11)
     assert [service.generated(elapsed) for elapsed in (0, 1.9, 2, 7, 12, 99)] == [0, 0, 1, 6, 11, 11]
+
+
+class TestReturns:
+    """The first runs for ten seconds; another is refused, twice, and served when it comes for the third time."""
+
+    @pytest.fixture
+    def compared(self, tmp_path):
+        tape = Tape(**LOOSE, queue={"max_requests": 0})
+        tape.tell(0, UP).tell(1, arrived(1)).tell(3, Progress(((1, 1),))).tell(4, arrived(2, key=7))
+        tape.tell(6, arrived(3, key=7)).tell(11, done(1)).tell(12, arrived(4, key=7)).tell(22, done(4))
+        tape.tell(30, arrived(5, key=7)).tell(40, done(5)).tell(50, Tick())
+        file = tape.write(tmp_path / "f")
+        return [compare(file, {"queue": {"max_requests": most}}) for most in (0, 1)]
+
+    def test_they_are_one_request_whose_last_try_counts(self, compared):
+        same, _ = compared
+        assert ended(same.recorded) == ended(same.changed) == dict.fromkeys((1, 2, 5), DISPATCHED)
+        assert waits(same.recorded.values()) == [0, 0, 0]
+
+    def test_who_is_not_refused_does_not_come_back(self, compared):
+        _, other = compared
+        assert ended(other.changed) == dict.fromkeys((1, 2, 5), DISPATCHED)
+        assert waits(other.changed.values()) == [0, 0, 7]

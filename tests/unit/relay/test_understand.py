@@ -48,7 +48,7 @@ def test_what_is_no_time_is_refused_with_the_headers_name(value):
 
 def work(body, client, target=None):
     count = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
-    return Work(parsed(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target)
+    return Work(parsed(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target, 7)
 
 
 def test_the_core_is_told_all_it_decides_by():
@@ -62,6 +62,7 @@ def test_the_core_is_told_all_it_decides_by():
         streamed=True,
         tools=True,
         ttft_target=1.5,
+        key=7,
     )
 
 
