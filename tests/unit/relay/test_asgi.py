@@ -34,8 +34,8 @@ def receiving(*messages):
     return receive
 
 
-async def read(receive, *headers, limit=10, timeout=1.0):
-    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout)
+async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6):
+    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout, rate=rate)
 
 
 @pytest.mark.parametrize("cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""]])
