@@ -65,8 +65,8 @@ class ServerSettings(_Section):
     body_min_rate: int = Field(
         16 * 2**10,
         gt=0,
-        description="Bytes a second that a body must come to on average, once `body_timeout` has passed: 10 MB may take "
-        "11 minutes.",
+        description="Bytes a second that a body must come to on average, once `body_timeout` has passed: 10 MB may "
+        "take 11 minutes.",
     )
     shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
     state_dir: Path | Literal["auto", "none"] = Field(

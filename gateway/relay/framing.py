@@ -1,8 +1,7 @@
 """Where a request's head and body end, and which heads are refused: every byte of a connection belongs to one request.
 
-A head is parsed by httptools; its end is found here, so that never a byte of what follows is taken for a part of it, and
-nothing in it (an `Upgrade`, a `CONNECT`) can change what follows. What is refused here is what servers between a client
-and us could understand differently (RFC 9112, 11.2).
+httptools parses a head; its end is found here, so that nothing in it (an `Upgrade`, a `CONNECT`) changes what follows.
+Refused here is what a proxy before us could understand differently (RFC 9112, 11.2).
 """
 
 import re

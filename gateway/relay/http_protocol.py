@@ -1,7 +1,7 @@
 """HTTP/1.1 towards clients: uvicorn's protocol class with a reader of our own, limits, and a direct way to the body.
 
-uvicorn serves one answer after the other; what is read, and when, is decided here. Requests are taken one at a time: what
-a client sends ahead waits unread, and a client that sends far ahead is not read from.
+What is read, and when, is decided here. Requests are taken one at a time: what a client sends ahead waits, and a client
+that sends far ahead is not read from.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.relay.asgi import BODY_EXTENSION, Message
+from gateway.relay.asgi import BODY_EXTENSION
+from gateway.relay.cycle import Cycle, body_writer
 from gateway.relay.framing import BadRequestError, Body, framed, head_end
 from gateway.wire.errors import openai_error
 
@@ -35,33 +36,6 @@ _HIGH_WATER = 64 * 2**10
 """Bytes that wait to be taken before no more are read."""
 _LINGER = 2.0
 """Seconds for which a client may go on sending what is not taken any more."""
-
-
-class Cycle(RequestResponseCycle):
-    """One request and its answer.
-
-    Attributes:
-        half_closed: the client sends nothing any more. It may have left, or only have said that this was all. Whoever
-            asks `receive` whether it is still there is told that it left; who just answers is heard.
-    """
-
-    half_closed = False
-    _body_taken = False
-
-    async def receive(self) -> Message:  # type: ignore[override]  # uvicorn's types are narrower
-        """The next message of the client."""
-        if self.half_closed and self._body_taken:
-            self.disconnected = True
-            self.transport.close()
-        message: Message = await super().receive()  # type: ignore[assignment]
-        self._body_taken = not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:  # type: ignore[override]
-        """Write a part of the answer."""
-        if not self.response_started and self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # it may never send the body that it announced
-        await super().send(message)  # type: ignore[arg-type]
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -100,7 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._buffer += data
             self._read_on()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the connection
         """Keep the connection for an answer that is owed; close it where none is, or the request is not whole."""
         self._ended = True
         if self._refused or self._body is not None or self._owes_nothing():
@@ -173,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_complete = True
 
     def on_message_complete(self) -> None:
-        """uvicorn's ends the request; here that is `_end_body`'s."""
+        """Nothing: where a body ends is found here."""
 
     def _begin_request(self) -> None:
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -184,15 +158,12 @@ class LimitedProtocol(HttpToolsProtocol):
             path = raw_path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             raise BadRequestError("The request's target is not valid.") from None
-        self.scope.update(
-            method=method.decode("ascii"),
-            http_version=version,
-            path=unquote(path) if "%" in path else path,
-            raw_path=raw_path,
-            query_string=url.query or b"",
-        )
+        scope = self.scope
+        scope["method"], scope["http_version"] = method.decode("ascii"), version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = raw_path, url.query or b""
         self.cycle = Cycle(
-            scope=self.scope,
+            scope=scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
@@ -205,8 +176,8 @@ class LimitedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.half_closed = self._ended
-        extensions: dict[str, Any] = {BODY_EXTENSION: _body_writer(self.cycle)}
-        self.scope["extensions"] = extensions
+        extensions: dict[str, Any] = {BODY_EXTENSION: body_writer(self.cycle)}
+        scope["extensions"] = extensions
         if self._body is None:
             self._end_body()
         self._start_asgi_task(self.cycle, self.app)
@@ -321,24 +292,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes that have arrived and were not given to us yet."""
         descriptor = self.transport.get_extra_info("socket").fileno()
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """Write a piece of a chunked answer's body without a coroutine; False when the client is behind.
-
-    Does what `send` does with `http.response.body` once an answer has started, and nothing else.
-    """
-    flow, transport = cycle.flow, cycle.transport
-
-    def write(data: bytes) -> bool:
-        if cycle.disconnected:
-            return True
-        if not cycle.chunked_encoding or cycle.response_complete:
-            raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not flow.write_paused
-
-    return write
 
 
 def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:
