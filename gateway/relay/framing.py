@@ -14,8 +14,11 @@ _NOT_IMPLEMENTED = 501
 _VERSION_NOT_SUPPORTED = 505
 
 _BLANK_LINE = re.compile(rb"\n\r?\n")
-_HOST = re.compile(rb"(?:[!$&'()*+,\-.0-9;=A-Z_a-z~]|%[0-9A-Fa-f]{2}|\[[0-9A-Fa-f:.]+\])*(?::[0-9]*)?")
-"""RFC 9110, 7.2."""
+_HOST = re.compile(rb"(?:(?:[!$&'()*+,\-0-9;=A-Z_a-z~]|\.(?!\.)|%[0-9A-Fa-f]{2})+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
+"""RFC 9110, 7.2; two dots in a row are in no name."""
+_PROTOCOLS = {b"HTTP/1.0", b"HTTP/1.1"}
+_ONCE = (b"host", b"authorization")
+"""Headers of which a server before or behind us could take another one than we do."""
 _FIRST_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _NEXT_CHUNK = re.compile(rb"\r\n" + _FIRST_CHUNK.pattern)
 """With the end of the chunk before it."""
@@ -133,35 +136,39 @@ def head_end(buffer: bytearray, start: int) -> int | None:
     return found.end() if found is not None else None
 
 
-def framed(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]], max_trailer_bytes: int) -> Body | None:
+def framed(
+    method: bytes, protocol: bytes, headers: Sequence[tuple[bytes, bytes]], max_trailer_bytes: int
+) -> Body | None:
     """The body that follows a head, None where none does.
 
     Args:
         method: of the request.
-        version: of HTTP, such as 1.1.
-        headers: with lower-case names; httptools has seen to it that lengths are numbers and given once.
+        protocol: as its first line ends, such as HTTP/1.1.
+        headers: with lower-case names; httptools has seen to it that a length is one number, given once.
         max_trailer_bytes: see `ChunkedBody`.
 
     Raises:
         BadRequestError: no such request is served.
     """
-    if version not in {"1.0", "1.1"}:
-        raise BadRequestError(f"HTTP/{version} is not served here; HTTP/1.1 is.", _VERSION_NOT_SUPPORTED)
+    if protocol not in _PROTOCOLS:
+        raise BadRequestError("Only HTTP/1.1 and HTTP/1.0 are served here.", _VERSION_NOT_SUPPORTED)
     if method == b"CONNECT":
         raise BadRequestError("CONNECT is not served here: this is no proxy for other servers.", _METHOD_NOT_ALLOWED)
-    hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) > 1 or (not hosts and version == "1.1"):
-        raise BadRequestError(f"Expected one Host header, got {len(hosts)}.")
-    if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise BadRequestError("The Host header is not a host.")
-    codings = [value for name, value in headers if name == b"transfer-encoding"]
-    lengths = [value for name, value in headers if name == b"content-length"]
+    for once in _ONCE:
+        if sum(name == once for name, _ in headers) > 1:
+            raise BadRequestError(f"The request has more than one {once.decode().title()} header.")
+    given = dict(headers)
+    host = given.get(b"host")
+    if host is None and protocol == b"HTTP/1.1":
+        raise BadRequestError("The request has no Host header.")
+    if host is not None and _HOST.fullmatch(host.strip()) is None:
+        raise BadRequestError("The Host header names no host.")
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if codings:
-        if version == "1.0" or lengths:
+        if protocol == b"HTTP/1.0" or b"content-length" in given:
             raise BadRequestError("Transfer-Encoding goes with HTTP/1.1, and not with Content-Length.")
-        if len(codings) > 1 or codings[0].lower() != b"chunked":
+        if codings != [b"chunked"]:
             raise BadRequestError("The only Transfer-Encoding that is known here is chunked.", _NOT_IMPLEMENTED)
         return ChunkedBody(max_trailer_bytes)
-    if lengths and (length := int(lengths[0])):
-        return CountedBody(length)
-    return None
+    length = int(given.get(b"content-length", b"0"))
+    return CountedBody(length) if length else None

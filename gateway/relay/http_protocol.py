@@ -112,10 +112,11 @@ class LimitedProtocol(HttpToolsProtocol):
             raise BadRequestError(_NOT_HTTP)
         if end is None:
             return False
+        protocol = bytes(buffer[: buffer.index(b"\r\n")]).rpartition(b" ")[2]
         del buffer[:end]
         self._in_head = False
         self._stop_timer()
-        self._begin_request()
+        self._begin_request(protocol)
         return True
 
     def _begin_head(self) -> bool:
@@ -149,14 +150,16 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Nothing: where a body ends is found here."""
 
-    def _begin_request(self) -> None:
-        method, version = self.parser.get_method(), self.parser.get_http_version()
-        self._body = framed(method, version, self.headers, self.max_header_bytes)
+    def _begin_request(self, protocol: bytes) -> None:
+        method, version = self.parser.get_method(), protocol[5:].decode("ascii")
+        self._body = framed(method, protocol, self.headers, self.max_header_bytes)
         try:
             url = httptools.parse_url(self.url)
             raw_path = url.path or b"/"
             path = raw_path.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            if url.userinfo is not None:
+                raise ValueError(url.userinfo)
+        except (httptools.HttpParserInvalidURLError, ValueError):
             raise BadRequestError("The request's target is not valid.") from None
         scope = self.scope
         scope["method"], scope["http_version"] = method.decode("ascii"), version
