@@ -13,9 +13,11 @@ class Cycle(RequestResponseCycle):
     Attributes:
         half_closed: the client sends nothing any more. It may have left, or only have said that this was all. Whoever
             asks `receive` whether it is still there is told that it left; who just answers is heard.
+        last: the connection ends after this answer.
     """
 
     half_closed = False
+    last = False
     _body_taken = False
 
     async def receive(self) -> Message:  # type: ignore[override]  # uvicorn's types are narrower
@@ -31,6 +33,8 @@ class Cycle(RequestResponseCycle):
         """Write a part of the answer."""
         if not self.response_started and self.waiting_for_100_continue and self.more_body:
             self.keep_alive = False  # it may never send the body that it announced
+        if message["type"] == "http.response.body" and not message.get("more_body", False) and not self.keep_alive:
+            self.last = self.keep_alive = True  # how it ends is the protocol's, see `on_response_complete`
         await super().send(message)  # type: ignore[arg-type]
 
 

@@ -157,10 +157,10 @@ class LimitedProtocol(HttpToolsProtocol):
             url = httptools.parse_url(self.url)
             raw_path = url.path or b"/"
             path = raw_path.decode("ascii")
-            if url.userinfo is not None:
-                raise ValueError(url.userinfo)
-        except (httptools.HttpParserInvalidURLError, ValueError):
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             raise BadRequestError("The request's target is not valid.") from None
+        if url.userinfo is not None:
+            raise BadRequestError("The request's target has a user, which belongs into Authorization.")
         scope = self.scope
         scope["method"], scope["http_version"] = method.decode("ascii"), version
         scope["path"] = unquote(path) if "%" in path else path
@@ -219,6 +219,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
+        if self.cycle.last:
+            if self._body is not None or self._buffer or self._unread():
+                self._end_by_half()
+            else:
+                self.transport.close()
+            return
         if self._body is not None:  # the answer did not wait for it: it is read to its end, and dropped
             self._unset_keepalive_if_required()
             self._set_timer(self.head_timeout, self._overdue)
@@ -244,13 +250,18 @@ class LimitedProtocol(HttpToolsProtocol):
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status, _PHRASES[status], len(body), body)
         )
-        # Closing on bytes that were not read would reset the connection, and the answer would be lost.
         self._end_by_half()
 
     def _end_by_half(self) -> None:
-        """Say that nothing more comes, and close a little later; what the client still sends is dropped."""
+        """Say that nothing more comes, drop what the client still sends, and close when it does or a little later.
+
+        Closing on bytes that were not read would reset the connection, and the answer could be lost.
+        """
         self._refused = True
         self._buffer.clear()
+        if self._ended:
+            self.transport.close()
+            return
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
         self.transport.write_eof()

@@ -9,7 +9,7 @@ class Difference:
 
     Attributes:
         cases: their names; one that ends in `*` stands for all that begin so.
-        refused: whether nothing of them reaches an engine; nginx serves them, or does with the connection what we do not.
+        refused: whether nothing of them reaches an engine.
         reason: why that is right.
     """
 
@@ -31,8 +31,8 @@ DIFFERENCES = (
         ("method: TRACE", "target+ (1): %", "target+ (3): %zz", "target+ (3): %00", "target: /../v1/embeddings",
          "target: *", "target: /v1/..%2f..%2fetc", "target: /%"),
         True,
-        "Both refuse them. Here they are methods and paths that are not in the table of routes, as many others are, and "
-        "it is clear where they end: the connection stays.",
+        "Both refuse them. Here they are methods and paths that are not in the table of routes, as many others, and it "
+        "is clear where they end: the connection stays.",
     ),
     Difference(
         ("method: PRI", "method: FOO", f"method: {'A' * 60}", "target+ (4): ?a=\\x80", "target+ (1): \\x80",
@@ -88,15 +88,15 @@ DIFFERENCES = (
          "both (1): transfer_encoding: chunked", "both (-1): transfer_encoding: chunked",
          "both (small): transfer_encoding: chunked", "chunks: only an end", "upgrade with a request inside: *"),
         True,
-        "Both take the body for the body. It is no JSON object then, which is refused here; the echo behind nginx does not "
-        "mind.",
+        "Both take the body for the body. It is no JSON object then, which is refused here; the echo behind nginx does "
+        "not mind.",
     ),
     Difference(
         ("chunks: extension with NUL", "chunks: trailing space", "chunks: trailing tab", "chunks: size too large",
          "chunks: half an end", "chunks: a trailer *", "chunks: a folded trailer"),
         True,
-        "nginx reads the digits of a chunk's size, and passes over what is around it, and over trailers. Here all of it has "
-        "to be as RFC 9112, 7.1, says, for the same reason as with lines that are no headers.",
+        "nginx reads the digits of a chunk's size, and passes over what is around it, and over trailers. Here all "
+        "of it has to be as RFC 9112, 7.1, says, for the same reason as with lines that are no headers.",
     ),
     Difference(
         ("chunks: 2^32 and the length",),

@@ -78,15 +78,17 @@ FORMS = (
 )  # fmt: skip
 HOSTS = (
     b"", b"x:80", b"x:", b"x:abc", b"x:99999", b"[::1]", b"[::1]:80", b"[::1", b"x y", b"x/y", b"x@y", b"x,y", b"x\ty",
-    b"a..b", b".a", b"a.", b"%41", b"x\x80", b"x#", b"x?y", b"-", b"*", b"_", b"x\\y", b"x;y", b"x|y", b"<x>", b"x:80:80",
-    b"a" * 300,
+    b"a..b", b".a", b"a.", b"%41", b"x\x80", b"x#", b"x?y", b"-", b"*", b"_", b"x\\y", b"x;y", b"x|y", b"<x>",
+    b"x:80:80", b"a" * 300,
 )  # fmt: skip
 FIELDS = (
-    b"a b: c", b"a : c", b": c", b"a", b"a\tb: c", b"a_b: c", b"a.b: c", b"a(b): c", b"a\x80: c", b"a\x00: c", b"a: \x80",
-    b"a: \x00", b"a: \x01", b"a: \x7f", b"a: \t", b"a:", b"a:b", b"a: b\rc", b"a: b\nc: d", b"a: b\r\n c", b"a: b\r\n\tc",
-    b"a: b\r\n \r\n", b" a: b", b"\ta: b", b"a\r\n: b", b"a: b\r", b"a: b\x0bc", b"a: " + b"b" * 7000,
-    b"a: " + b"b" * 40_000, b"a: " + b"b" * 100_000, b"a" * 7000 + b": b", b"\r\n".join(b"h%d: x" % n for n in range(90)),
-    b"\r\n".join(b"h%d: xxxxxxxxxxxxxxxxxxxx" % n for n in range(5000)), b"authorization: a\r\nauthorization: b",
+    b"a b: c", b"a : c", b": c", b"a", b"a\tb: c", b"a_b: c", b"a.b: c", b"a(b): c", b"a\x80: c", b"a\x00: c",
+    b"a: \x80", b"a: \x00", b"a: \x01", b"a: \x7f", b"a: \t", b"a:", b"a:b", b"a: b\rc", b"a: b\nc: d", b"a: b\r\n c",
+    b"a: b\r\n\tc", b"a: b\r\n \r\n", b" a: b", b"\ta: b", b"a\r\n: b", b"a: b\r", b"a: b\x0bc", b"a: " + b"b" * 7000,
+    b"a: " + b"b" * 40_000, b"a: " + b"b" * 100_000, b"a" * 7000 + b": b",
+    b"\r\n".join(b"h%d: x" % n for n in range(90)),
+    b"\r\n".join(b"h%d: xxxxxxxxxxxxxxxxxxxx" % n for n in range(5000)),
+    b"authorization: a\r\nauthorization: b",
     b"cookie: a\r\ncookie: b", b"content-type: a\r\ncontent-type: b", b"content-encoding: gzip",
 )  # fmt: skip
 LENGTHS = (
@@ -266,73 +268,86 @@ WHOLE = chunked(CHUNKS.replace(b"1c", b"1c;a=b").replace(b"0\r\n\r\n", b"0\r\na:
 
 def cases() -> list[Case]:
     """All of them, with names of their own."""
-    made = list(_cases())
+    made = [*_lines(), *_heads(), *_bodies(), *_connections()]
     assert len({case.name for case in made}) == len(made)
     return made
 
 
-def _cases() -> Iterator[Case]:
-    def one(table: str, row: object, *pieces: bytes) -> Case:
-        return Case(f"{table}: {row if isinstance(row, str) else repr(row)[2:-1][:60]}", pieces)
+def _one(table: str, row: object, *pieces: bytes) -> Case:
+    return Case(f"{table}: {row if isinstance(row, str) else repr(row)[2:-1][:60]}", pieces)
 
+
+def _lines() -> Iterator[Case]:
+    """First lines, and what is none."""
     for method in METHODS:
-        yield one("method", method, counted(line=method + b" " + TARGET + b" HTTP/1.1"))
+        yield _one("method", method, counted(line=method + b" " + TARGET + b" HTTP/1.1"))
     for version in VERSIONS:
-        yield one("version", version, counted(line=b"POST " + TARGET + b" " + version))
-    yield one("version", "none", counted(line=b"POST " + TARGET))
+        yield _one("version", version, counted(line=b"POST " + TARGET + b" " + version))
+    yield _one("version", "none", counted(line=b"POST " + TARGET))
     for target in TARGETS:
-        yield one(f"target+ ({len(target)})", target, counted(line=b"POST " + TARGET + target + b" HTTP/1.1"))
+        yield _one(f"target+ ({len(target)})", target, counted(line=b"POST " + TARGET + target + b" HTTP/1.1"))
     for target in FORMS:
-        yield one("target", target, counted(line=b"POST " + target + b" HTTP/1.1"))
+        yield _one("target", target, counted(line=b"POST " + target + b" HTTP/1.1"))
+    for target in (b"x:80", b"/v1/embeddings", b"http://x/", b"x"):
+        yield _one("connect", target, request(line=b"CONNECT " + target + b" HTTP/1.1") + counted())
+    for garbage in GARBAGE:
+        yield _one("line", garbage, garbage)
+
+
+def _heads() -> Iterator[Case]:
     for host in HOSTS:
-        yield one("host", host, counted(host=b"host: " + host))
-    yield one("hosts", "none", counted(host=None))
-    yield one("hosts", "none in HTTP/1.0", counted(host=None, line=b"POST /v1/embeddings HTTP/1.0"))
-    yield one("hosts", "the same twice", counted(b"host: x"))
-    yield one("hosts", "two", counted(b"host: y"))
-    yield one("hosts", "not that of the target", counted(host=b"host: y", line=b"POST http://x/v1/embeddings HTTP/1.1"))
+        yield _one("host", host, counted(host=b"host: " + host))
+    yield _one("hosts", "none", counted(host=None))
+    yield _one("hosts", "none in HTTP/1.0", counted(host=None, line=b"POST /v1/embeddings HTTP/1.0"))
+    yield _one("hosts", "the same twice", counted(b"host: x"))
+    yield _one("hosts", "two", counted(b"host: y"))
+    other = counted(host=b"host: y", line=b"POST http://x/v1/embeddings HTTP/1.1")
+    yield _one("hosts", "not that of the target", other)
     for field in FIELDS:
-        yield one(f"field ({len(field)})", field, counted(field))
+        yield _one(f"field ({len(field)})", field, counted(field))
     for length in LENGTHS:
-        yield one("length", length, request(b"content-length: " + length, body=BODY))
+        yield _one("length", length, request(b"content-length: " + length, body=BODY))
     for name in (b"Content-Length", b"CONTENT-LENGTH", b"content_length", b"content-length ", b"content-length\x00"):
-        yield one("length's name", name, request(name + b": 28", body=BODY))
-    yield one("lengths", "the same twice", counted(b"content-length: 28"))
-    yield one("lengths", "two", counted(b"content-length: 0"))
-    yield one("lengths", "none", request(body=BODY))
+        yield _one("length's name", name, request(name + b": 28", body=BODY))
+    yield _one("lengths", "the same twice", counted(b"content-length: 28"))
+    yield _one("lengths", "two", counted(b"content-length: 0"))
+    yield _one("lengths", "none", request(body=BODY))
+    for headers in CONNECTIONS:
+        yield _one("connection", b"; ".join(headers), counted(*headers))
+    old = counted(b"connection: keep-alive", line=b"POST /v1/embeddings HTTP/1.0")
+    yield _one("connection", "HTTP/1.0 keep-alive", old)
+
+
+def _bodies() -> Iterator[Case]:
     for coding in CODINGS:
-        yield one("coding", coding, request(b"transfer-encoding: " + coding, body=CHUNKS))
-    yield one("coding", "HTTP/1.0", chunked(CHUNKS).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        yield _one("coding", coding, request(b"transfer-encoding: " + coding, body=CHUNKS))
+    yield _one("coding", "HTTP/1.0", chunked(CHUNKS).replace(b"HTTP/1.1", b"HTTP/1.0"))
     for both in BOTH:
         for order in (1, -1):
             framing = (b"content-length: %d" % (len(INNER) + 5), both)[::order]
-            yield one(f"both ({order})", both, request(*framing, body=b"0\r\n\r\n" + INNER))
-        yield one("both (small)", both, request(b"content-length: 4", both, body=b"1c\r\n" + BODY + b"\r\n0\r\n\r\n"))
+            yield _one(f"both ({order})", both, request(*framing, body=b"0\r\n\r\n" + INNER))
+        yield _one("both (small)", both, request(b"content-length: 4", both, body=CHUNKS))
     for name, chunking in CHUNKINGS.items():
-        yield one("chunks", name, chunked(chunking))
+        yield _one("chunks", name, chunked(chunking))
     for expectation in EXPECTATIONS:
-        yield one("expect", expectation, counted(b"expect: " + expectation))
-        yield one("expect, body later", expectation, request(b"expect: " + expectation, b"content-length: 28"), BODY)
-    yield one("expect", "chunks", chunked(CHUNKS, b"expect: 100-continue"))
-    yield one("expect", "HTTP/1.0", counted(b"expect: 100-continue", line=b"POST /v1/embeddings HTTP/1.0"))
-    yield one("expect", "no body", request(b"expect: 100-continue", line=LIVEZ))
+        expect = b"expect: " + expectation
+        yield _one("expect", expectation, counted(expect))
+        yield _one("expect, body later", expectation, request(expect, b"content-length: 28"), BODY)
+    yield _one("expect", "chunks", chunked(CHUNKS, b"expect: 100-continue"))
+    yield _one("expect", "HTTP/1.0", counted(b"expect: 100-continue", line=b"POST /v1/embeddings HTTP/1.0"))
+    yield _one("expect", "no body", request(b"expect: 100-continue", line=LIVEZ))
+
+
+def _connections() -> Iterator[Case]:
+    """What is about more than one request."""
     for name, upgrade in UPGRADES.items():
-        yield one("upgrade", name, counted(*upgrade))
-        yield one("upgrade with chunks", name, chunked(CHUNKS, *upgrade))
-        yield one("upgrade with a request inside", name, counted(*upgrade, body=INNER))
-        yield one("upgrade of a GET", name, request(*upgrade, line=LIVEZ) + counted())
-    for target in (b"x:80", b"/v1/embeddings", b"http://x/", b"x"):
-        yield one("connect", target, request(line=b"CONNECT " + target + b" HTTP/1.1") + counted())
-    for headers in CONNECTIONS:
-        yield one("connection", b"; ".join(headers), counted(*headers))
-    yield one(
-        "connection", "HTTP/1.0 keep-alive", counted(b"connection: keep-alive", line=b"POST " + TARGET + b" HTTP/1.0")
-    )
+        yield _one("upgrade", name, counted(*upgrade))
+        yield _one("upgrade with chunks", name, chunked(CHUNKS, *upgrade))
+        yield _one("upgrade with a request inside", name, counted(*upgrade, body=INNER))
+        yield _one("upgrade of a GET", name, request(*upgrade, line=LIVEZ) + counted())
     for name, pieces in PIPELINES.items():
-        yield one("pipeline", name, *pieces)
-    for garbage in GARBAGE:
-        yield one("line", garbage, garbage)
+        yield _one("pipeline", name, *pieces)
     for name, half in HALVES.items():
         yield Case(f"half-closed: {name}", (half,), half_close=True)
     for at in range(1, len(WHOLE), 4):
-        yield one("cut", f"at {at}", WHOLE[:at], WHOLE[at:])
+        yield _one("cut", f"at {at}", WHOLE[:at], WHOLE[at:])

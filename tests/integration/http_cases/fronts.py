@@ -22,8 +22,8 @@ _CANARY = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 _ALIVE = b"alive"
 _NOTICED = frozenset(
     {
-        "authorization", "connection", "content-length", "cookie", "expect", "http2-settings", "keep-alive", "te", "trailer",
-        "transfer-encoding", "upgrade", "x-inner", "x-kvgate-flow", "x-late", "x-secret",
+        "authorization", "connection", "content-length", "cookie", "expect", "http2-settings", "keep-alive", "te",
+        "trailer", "transfer-encoding", "upgrade", "x-inner", "x-kvgate-flow", "x-late", "x-secret",
     }
 )  # fmt: skip
 """Headers that may be about more than their own request, or that only come about by a misunderstanding."""
@@ -32,7 +32,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _NGINX = """
 daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/log; events {{ worker_connections 1024; }}
 http {{
-  access_log off; client_max_body_size 32m; client_body_buffer_size 1m; large_client_header_buffers 4 64k; keepalive_requests 10000;
+  access_log off; client_max_body_size 32m; client_body_buffer_size 1m; large_client_header_buffers 4 64k;
+  keepalive_requests 10000;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
   server {{
@@ -167,7 +168,6 @@ def _answers(received: bytes, result: Result) -> list[bytes]:
 @contextlib.asynccontextmanager
 async def nginx(binary: str, folder: Path) -> AsyncIterator[Front]:
     """nginx in front of a fake."""
-    folder.chmod(0o777)
     port = free_port()
     async with Echo() as echo:
         file = folder / "nginx.conf"

@@ -1,7 +1,7 @@
 """Raw requests to a real nginx and to kvgate: both accept or refuse the same, and a server behind sees the same.
 
-The differences that are meant are a table, `accepted.py`. What becomes of a client that half-closes while an engine works
-for it is the same too: nginx answers it only what it answers itself.
+The differences that are meant are a table, `accepted.py`. Clients that half-close are treated alike: both answer them
+what they answer themselves, and take their requests off the server behind.
 """
 
 import asyncio

@@ -43,7 +43,8 @@ def test_nothing_is_kept_of_a_chunk_that_has_not_ended():
     "bad",
     [
         b"5\nhello", b"+5\r\n", b"0x5\r\n", b"\r\n", b"5 \r\n", b"5\r\nhelloX", b"5\r\nhello\n", b"5;a\nb\r\n",
-        b"5;" + b"a" * 5000, b"0\r\na b: c\r\n", b"0\r\na\r\n", b"0\r\n b: c\r\n", b"0\r\na: b\n", b"0\r\na: " + b"b" * 2000,
+        b"5;" + b"a" * 5000, b"0\r\na b: c\r\n", b"0\r\na\r\n", b"0\r\n b: c\r\n", b"0\r\na: b\n",
+        b"0\r\na: " + b"b" * 2000,
         b"0\r\n" + b"a: b\r\n" * 500, b"1" + b"0" * 16 + b"\r\n",
     ],
 )  # fmt: skip

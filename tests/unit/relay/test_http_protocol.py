@@ -100,9 +100,8 @@ async def test_a_connect_is_refused_and_what_follows_is_not_read():
 async def test_a_trailer_is_no_header():
     app = App()
     async with serving(app) as listener, connected(listener) as (reader, writer):
-        writer.write(
-            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: Bearer late\r\n\r\n"
-        )
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"2\r\nok\r\n0\r\nauthorization: Bearer late\r\n\r\n")
         await answer(reader)
     assert app.bodies == [b"ok"]
     assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
