@@ -13,7 +13,6 @@ _METHOD_NOT_ALLOWED = 405
 _NOT_IMPLEMENTED = 501
 _VERSION_NOT_SUPPORTED = 505
 
-_BLANK_LINE = re.compile(rb"\n\r?\n")
 _HOST = re.compile(rb"(?:(?:[!$&'()*+,\-0-9;=A-Z_a-z~]|\.(?!\.)|%[0-9A-Fa-f]{2})+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 """RFC 9110, 7.2; two dots in a row are in no name."""
 _PROTOCOLS = {b"HTTP/1.0", b"HTTP/1.1"}
@@ -132,8 +131,11 @@ class ChunkedBody:
 
 def head_end(buffer: bytearray, start: int) -> int | None:
     """Where the head ends that the buffer begins with, None while it has not; no blank line begins before `start`."""
-    found = _BLANK_LINE.search(buffer, start)
-    return found.end() if found is not None else None
+    blank = buffer.find(b"\n\r\n", start)
+    bare = buffer.find(b"\n\n", start, blank if blank >= 0 else len(buffer))
+    if bare >= 0:
+        return bare + 2
+    return blank + 3 if blank >= 0 else None
 
 
 def framed(
@@ -154,8 +156,9 @@ def framed(
         raise BadRequestError("Only HTTP/1.1 and HTTP/1.0 are served here.", _VERSION_NOT_SUPPORTED)
     if method == b"CONNECT":
         raise BadRequestError("CONNECT is not served here: this is no proxy for other servers.", _METHOD_NOT_ALLOWED)
+    names = [name for name, _ in headers]
     for once in _ONCE:
-        if sum(name == once for name, _ in headers) > 1:
+        if names.count(once) > 1:
             raise BadRequestError(f"The request has more than one {once.decode().title()} header.")
     given = dict(headers)
     host = given.get(b"host")
@@ -163,11 +166,10 @@ def framed(
         raise BadRequestError("The request has no Host header.")
     if host is not None and _HOST.fullmatch(host.strip()) is None:
         raise BadRequestError("The Host header names no host.")
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    if codings:
+    if (coding := given.get(b"transfer-encoding")) is not None:
         if protocol == b"HTTP/1.0" or b"content-length" in given:
             raise BadRequestError("Transfer-Encoding goes with HTTP/1.1, and not with Content-Length.")
-        if codings != [b"chunked"]:
+        if names.count(b"transfer-encoding") > 1 or coding.strip().lower() != b"chunked":
             raise BadRequestError("The only Transfer-Encoding that is known here is chunked.", _NOT_IMPLEMENTED)
         return ChunkedBody(max_trailer_bytes)
     length = int(given.get(b"content-length", b"0"))

@@ -111,6 +111,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_complete is not (end is not None):
             raise BadRequestError(_NOT_HTTP)
         if end is None:
+            if self._timer is None:
+                self._set_timer(self.head_timeout, self._overdue)
             return False
         protocol = bytes(buffer[: buffer.index(b"\r\n")]).rpartition(b" ")[2]
         del buffer[:end]
@@ -132,8 +134,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         # A parser for each head: what one head said cannot reach into the next.
         self.parser = httptools.HttpRequestParser(self)
-        if self._timer is None:
-            self._set_timer(self.head_timeout, self._overdue)
         return True
 
     def _parse(self, data: bytes) -> None:
