@@ -250,11 +250,10 @@ class Connection(asyncio.Protocol):
 
     def _tcp_info(self) -> tuple[int, int]:
         """What the kernel knows: the state, and of how many bytes that were sent the other side's has confirmed."""
-        if self._transport is None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return 0, 0
-        told: bytes = self._transport.get_extra_info("socket").getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size
-        )
+        told: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         state, acked = _TCP_INFO.unpack(told)
         return state, acked
 
