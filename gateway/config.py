@@ -62,6 +62,12 @@ class ServerSettings(_Section):
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
     max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
     body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
+    body_min_rate: int = Field(
+        16 * 2**10,
+        gt=0,
+        description="Bytes a second that a body must come to on average, once `body_timeout` has passed: 10 MB may "
+        "take 11 minutes.",
+    )
     shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
     state_dir: Path | Literal["auto", "none"] = Field(
         "auto",

@@ -57,7 +57,7 @@ class BodyTooLargeError(Exception):
 
 
 class BodyTimeoutError(Exception):
-    """The client stopped sending in the middle of its body."""
+    """The client stopped sending in the middle of its body, or sends it too slowly."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -75,7 +75,7 @@ def path(scope: Scope) -> str:
     return (raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float, rate: float) -> bytes:
     """Read the whole body.
 
     Args:
@@ -83,6 +83,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
         receive: of the request.
         limit: most bytes.
         timeout: longest silence, seconds.
+        rate: bytes per second that it must come to on the whole, once `timeout` has passed.
 
     Raises:
         BodyTooLargeError, BodyTimeoutError, ClientGoneError: as they say.
@@ -90,21 +91,20 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:
         raise BodyTooLargeError(int(announced))
-    message = await _next(receive, timeout)
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(first) > limit:
-            raise BodyTooLargeError(len(first))
-        return first
-    pieces, size = [first], len(first)
-    while message.get("more_body", False):
-        message = await _next(receive, timeout)
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more:
+        allowed = timeout + size / rate - (clock() - started)
+        message = await _next(receive, min(timeout, allowed))
         piece: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(piece)
         if size > limit:
             raise BodyTooLargeError(size)
         pieces.append(piece)
-    return b"".join(pieces)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def _next(receive: Receive, timeout: float) -> Message:

@@ -1,6 +1,8 @@
 """One HTTP/1.1 connection to an endpoint: a request out, its answer in, piece by piece as it arrives."""
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -13,9 +15,20 @@ Sink = Callable[[bytes], bool]
 
 _HIGH_WATER = 64 * 2**10
 """Bytes that wait for their reader before the connection stops reading: the most a slow client costs us here."""
+_MAX_UNFRAMED = 64 * 2**10
+"""Bytes that an endpoint may send without a piece of a body among them: heads, trailers, interim answers."""
 _LOST = "the connection was closed before the answer ended"
+_NOT_HTTP = "its answer is not HTTP"
+_TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers"
 _FIRST_FINAL = 200
 """Statuses below are interim: the answer follows."""
+_TCP_INFO = struct.Struct("=B119xQ")
+"""`tcpi_state` and `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
+_ESTABLISHED = 1
+
+
+class _SurplusError(Exception):
+    """Something follows a complete answer."""
 
 
 class Connection(asyncio.Protocol):
@@ -25,13 +38,13 @@ class Connection(asyncio.Protocol):
     otherwise pieces wait for `read`.
 
     Attributes:
-        answered: a byte of the current answer has arrived.
+        untouched: the connection ended, and nothing of the current request had arrived at the other side.
         status: of the current answer.
         headers: of the current answer, names as they came.
     """
 
     def __init__(self) -> None:
-        self.answered = False
+        self.untouched = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._loop = asyncio.get_running_loop()
@@ -43,6 +56,11 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._paused = False
         self._sink: Sink | None = None
+        self._acked = 0
+        """Bytes whose arrival the endpoint's kernel had confirmed when the current request was sent."""
+        self._unframed = 0
+        """Bytes since the last piece of a body."""
+        self._in_head = False
         self._complete = True
         self._keep_alive = False
         self._until_close = False
@@ -68,11 +86,16 @@ class Connection(asyncio.Protocol):
         Raises:
             ConnectionLostError: it ended before that.
         """
-        self.answered = self._complete = self._keep_alive = self._until_close = False
+        state, self._acked = self._tcp_info()
+        if self._transport is None or state != _ESTABLISHED:  # the other side has ended it, if only just now
+            self.untouched = True
+            self.abort()
+            raise ConnectionLostError(_LOST)
+        self._complete = self._keep_alive = self._until_close = False
+        self._in_head = True
+        self._unframed = 0
         self.headers = []
         self._head = self._loop.create_future()
-        if not self.open or self._transport is None:
-            raise ConnectionLostError(_LOST)
         self._transport.write(head + body if len(body) < _HIGH_WATER else head)
         if len(body) >= _HIGH_WATER:
             self._transport.write(body)
@@ -147,12 +170,17 @@ class Connection(asyncio.Protocol):
         if self._complete:  # nobody asked for anything
             self.abort()
             return
-        self.answered = True
+        self._unframed += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._end("its answer is not HTTP")
-            self.abort()
+            self._give_up(_NOT_HTTP)
+        if self._unframed > _MAX_UNFRAMED:
+            self._give_up(_TOO_LARGE)
+
+    def eof_received(self) -> None:
+        # The other side reads nothing after its end; what it has not confirmed by now, it never had.
+        self.untouched = not self._complete and self._tcp_info()[1] == self._acked
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -164,19 +192,26 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise _SurplusError
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        if self._in_head:  # and not a trailer
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status < _FIRST_FINAL:
             return
+        self._in_head = False
         framed = any(name.lower() in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
         self._until_close = not framed
         if self._head is not None and not self._head.done():
             self._head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
+        self._unframed = 0
         if self._sink is not None:
             try:
                 if self._sink(body):
@@ -212,6 +247,23 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _tcp_info(self) -> tuple[int, int]:
+        """What the kernel knows: the state, and of how many bytes that were sent the other side's has confirmed."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return 0, 0
+        told: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        state, acked = _TCP_INFO.unpack(told)
+        return state, acked
+
+    def _give_up(self, reason: str) -> None:
+        """Close; where the answer is complete, what follows it is nobody's."""
+        if self._complete:
+            self._keep_alive = False
+        else:
+            self._end(reason)
+        self.abort()
 
     def _end(self, reason: str) -> None:
         self._lost = self._lost or reason

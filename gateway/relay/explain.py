@@ -45,7 +45,13 @@ class RelayExplainer:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         server = self._plane.settings.server
         try:
-            return await read_body(scope, receive, limit=server.max_body_bytes, timeout=server.body_timeout)
+            return await read_body(
+                scope,
+                receive,
+                limit=server.max_body_bytes,
+                timeout=server.body_timeout,
+                rate=server.body_min_rate,
+            )
         except BodyTooLargeError as error:
             message = f"The request body has {error.size} bytes or more; at most {server.max_body_bytes} are accepted."
             raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None

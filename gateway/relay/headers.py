@@ -17,9 +17,12 @@ _HOP_BY_HOP = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"http2-settings",
     }
 )
-"""RFC 9110, 7.6.1: they mean one connection, not the message. So do those that `Connection` names."""
+"""RFC 9110, 7.6.1, and RFC 7540, 3.2.1: they mean one connection, not the message.
+
+So do those that `Connection` names."""
 
 TTFT_HEADERS = (b"x-kvgate-ttft-ms", b"x-llm-d-slo-ttft-ms")
 """In which a client asks for a time to its first token, milliseconds; the first one that is there counts."""

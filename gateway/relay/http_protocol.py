@@ -1,4 +1,8 @@
-"""uvicorn's HTTP protocol with what it lacks: limits on the size and time of a head, and a direct way to the body."""
+"""HTTP/1.1 towards clients: uvicorn's protocol class with a reader of our own, limits, and a direct way to the body.
+
+What is read, and when, is decided here. Requests are taken one at a time: what a client sends ahead waits, and a client
+that sends far ahead is not read from.
+"""
 
 import asyncio
 import fcntl
@@ -6,96 +10,290 @@ import sys
 import termios
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.relay.asgi import BODY_EXTENSION
+from gateway.relay.cycle import Cycle, body_writer
+from gateway.relay.framing import BadRequestError, Body, framed, head_end
 from gateway.wire.errors import openai_error
 
 _TOO_LARGE = 431
 _TIMED_OUT = 408
-_MALFORMED = 400
 _PHRASES = {
-    _TOO_LARGE: b"Request Header Fields Too Large",
+    400: b"Bad Request",
+    405: b"Method Not Allowed",
     _TIMED_OUT: b"Request Timeout",
-    _MALFORMED: b"Bad Request",
+    _TOO_LARGE: b"Request Header Fields Too Large",
+    501: b"Not Implemented",
+    505: b"HTTP Version Not Supported",
 }
+_NOT_HTTP = "The request is not valid HTTP."
 
-
+_HIGH_WATER = 64 * 2**10
+"""Bytes that wait to be taken before no more are read."""
 _LINGER = 2.0
 """Seconds for which a client may go on sending what is not taken any more."""
-
-
-class _HeadTooLargeError(Exception):
-    pass
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with the limits as class attributes, which `limited_protocol` sets."""
 
+    cycle: Cycle
     max_header_bytes: int
     head_timeout: float
     idle_grace: float | None = None
     """Seconds an idle connection is kept where each answer is to be the last of its connection; None where not."""
 
-    _head_bytes = 0
-    """Of the names and values that were parsed."""
-    _received_bytes = 0
-    """The same in all, while the head has not ended: a header that never ends is never shown to us."""
+    _buffer: bytearray
+    """What has arrived and was not taken."""
     _in_head = False
-    _head_timer: asyncio.TimerHandle | None = None
+    _parsed = 0
+    """Of the buffer, where it begins with a head."""
+    _head_complete = False
+    _body: Body | None = None
+    """What is still to come of the current request's."""
+    _ended = False
+    """Whether the client has said that it sends no more."""
+    _timer: asyncio.TimerHandle | None = None
     _refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_head()
+        self._buffer = bytearray()
+        self._set_timer(self.head_timeout, self._overdue)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        super().data_received(data)
-        if self._in_head:
-            self._received_bytes += len(data)
-            if self._received_bytes > self.max_header_bytes:
-                self._refuse(_TOO_LARGE, f"The request's headers are over {self.max_header_bytes} bytes.")
+        if not self._refused:
+            self._buffer += data
+            self._read_on()
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = self._received_bytes = 0
-        if self._head_timer is None:
-            self._expect_head()
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the connection
+        """Keep the connection for an answer that is owed; close it where none is, or the request is not whole."""
+        self._ended = True
+        if self._refused or self._body is not None or self._owes_nothing():
+            return False
+        self.cycle.half_closed = True
+        self.cycle.message_event.set()
+        return True
 
-    def on_url(self, url: bytes) -> None:
-        self._take(len(url))
-        super().on_url(url)
+    # Reading.
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._take(len(name) + len(value))
-        super().on_header(name, value)
+    def _read_on(self) -> None:
+        """Take of what has arrived as much as there is a place for."""
+        try:
+            while self._buffer and (self._take_body() if self._body is not None else self._take_head()):
+                pass
+        except BadRequestError as error:
+            self._refuse(error.status, str(error))
+        if len(self._buffer) > _HIGH_WATER:
+            self.flow.pause_reading()
 
-    def on_headers_complete(self) -> None:
+    def _take_head(self) -> bool:
+        """Take the next request's head; False when it is not all there, or not its turn."""
+        if not self._owes_nothing():
+            return False
+        buffer = self._buffer
+        if not self._in_head and not self._begin_head():
+            return False
+        end = head_end(buffer, max(0, self._parsed - 2))
+        until = len(buffer) if end is None else end
+        if until > self.max_header_bytes:
+            raise BadRequestError(f"The request's headers are over {self.max_header_bytes} bytes.", _TOO_LARGE)
+        self._parse(bytes(buffer[self._parsed : until]))
+        self._parsed = until
+        if self._head_complete is not (end is not None):
+            raise BadRequestError(_NOT_HTTP)
+        if end is None:
+            if self._timer is None:
+                self._set_timer(self.head_timeout, self._overdue)
+            return False
+        protocol = bytes(buffer[: buffer.index(b"\r\n")]).rpartition(b" ")[2]
+        del buffer[:end]
         self._in_head = False
         self._stop_timer()
-        super().on_headers_complete()
-        extensions: dict[str, Any] = {BODY_EXTENSION: _body_writer(self.cycle)}
-        self.scope["extensions"] = extensions
-        if self.idle_grace is not None:
-            self.cycle.keep_alive = False
+        self._begin_request(protocol)
+        return True
+
+    def _begin_head(self) -> bool:
+        """Take empty lines, which keep no connection open; whether anything comes behind them."""
+        buffer = self._buffer
+        if buffer[0] in b"\r\n":
+            del buffer[: len(buffer) - len(buffer.lstrip(b"\r\n"))]
+            if not buffer:
+                return False
+        self._in_head = True
+        self._parsed = 0
+        self._head_complete = False
+        self._unset_keepalive_if_required()
+        # A parser for each head: what one head said cannot reach into the next.
+        self.parser = httptools.HttpRequestParser(self)
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # it wants another protocol, and gets this one (RFC 9110, 7.8)
+        except httptools.HttpParserError:
+            raise BadRequestError(_NOT_HTTP) from None
+
+    def on_headers_complete(self) -> None:
+        self._head_complete = True
+
+    def on_message_complete(self) -> None:
+        """Nothing: where a body ends is found here."""
+
+    def _begin_request(self, protocol: bytes) -> None:
+        method, version = self.parser.get_method(), protocol[5:].decode("ascii")
+        self._body = framed(method, protocol, self.headers, self.max_header_bytes)
+        try:
+            url = httptools.parse_url(self.url)
+            raw_path = url.path or b"/"
+            path = raw_path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            raise BadRequestError("The request's target is not valid.") from None
+        if url.userinfo is not None:
+            raise BadRequestError("The request's target has a user, which belongs into Authorization.")
+        scope = self.scope
+        scope["method"], scope["http_version"] = method.decode("ascii"), version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = raw_path, url.query or b""
+        self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue and version == "1.1",
+            keep_alive=version == "1.1" and self.parser.should_keep_alive() and self.idle_grace is None,
+            on_response=self.on_response_complete,
+        )
+        self.cycle.half_closed = self._ended
+        extensions: dict[str, Any] = {BODY_EXTENSION: body_writer(self.cycle)}
+        scope["extensions"] = extensions
+        if self._body is None:
+            self._end_body()
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _take_body(self) -> bool:
+        """Take what has arrived of the current request's body; whether it has ended."""
+        assert self._body is not None  # noqa: S101  # where it is called
+        piece = self._body.take(self._buffer)
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += piece
+            if len(cycle.body) > _HIGH_WATER:
+                self.flow.pause_reading()
+        if not self._body.ended:
+            cycle.message_event.set()
+            return False
+        self._body = None
+        self._end_body()
+        return True
+
+    def _end_body(self) -> None:
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._stop_timer()
+            self._await_next()
+        else:
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    # Answering.
+
+    def _owes_nothing(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.cycle.last:
+            if self._body is not None or self._buffer or self._unread():
+                self._end_by_half()
+            else:
+                self.transport.close()
+            return
+        if self._body is not None:  # the answer did not wait for it: it is read to its end, and dropped
+            self._unset_keepalive_if_required()
+            self._set_timer(self.head_timeout, self._overdue)
+        self._read_on()
+        if self._ended and self._owes_nothing():
+            self.transport.close()
+
+    def _await_next(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        if not self._owes_nothing():  # it is the body of a request that is being served
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()  # in the middle of another answer there is no place for this one
+                return
+        body = openai_error(message, "invalid_request_error", None)
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (status, _PHRASES[status], len(body), body)
+        )
+        self._end_by_half()
+
+    def _end_by_half(self) -> None:
+        """Say that nothing more comes, drop what the client still sends, and close when it does or a little later.
+
+        Closing on bytes that were not read would reset the connection, and the answer could be lost.
+        """
+        self._refused = True
+        self._buffer.clear()
+        if self._ended:
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        self._unset_keepalive_if_required()
+        self.transport.write_eof()
+        self._set_timer(_LINGER, self.transport.close)
+
+    # Timers, and the end of a process.
+
+    def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, callback)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _overdue(self) -> None:
+        """Nothing, or not all, of a head has come in time, or of a body that nobody waits for."""
+        self._timer = None
+        if self._in_head:
+            self._refuse(_TIMED_OUT, f"The request's headers did not arrive within {self.head_timeout:g} s.")
+        else:
+            self.transport.close()
 
     def retire(self) -> None:
         """Make the next answer the last one. An answer that has begun said that the connection stays, and it does."""
         assert self.idle_grace is not None  # noqa: S101  # set for all connections before
         self.timeout_keep_alive = self.idle_grace  # type: ignore[assignment]  # uvicorn has whole seconds
-        if self.cycle is None or self.cycle.response_complete:
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(self.idle_grace, self.timeout_keep_alive_handler)
-        elif not self.cycle.response_started:
-            self.cycle.keep_alive = False
+        if not self._owes_nothing():
+            self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
+        elif not self._in_head:
+            self._await_next()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.idle_grace is None or self.transport.is_closing():
@@ -108,73 +306,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes that have arrived and were not given to us yet."""
         descriptor = self.transport.get_extra_info("socket").fileno()
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's signature
-        if self._head_bytes > self.max_header_bytes:
-            self._refuse(_TOO_LARGE, f"The request's headers are over {self.max_header_bytes} bytes.")
-        else:
-            self._refuse(_MALFORMED, "The request is not valid HTTP.")
-
-    def _take(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.max_header_bytes:
-            raise _HeadTooLargeError
-
-    def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout, self._head_overdue)
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_overdue(self) -> None:
-        self._head_timer = None
-        if self._in_head:
-            self._refuse(_TIMED_OUT, f"The request's headers did not arrive within {self.head_timeout:g} s.")
-        else:
-            self.transport.close()
-
-    def _refuse(self, status: int, message: str) -> None:
-        if self._refused or self.transport.is_closing():
-            return
-        self._refused = True
-        self._stop_timer()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of another answer there is no place for this one
-            return
-        body = openai_error(message, "invalid_request_error", None)
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (status, _PHRASES[status], len(body), body)
-        )
-        # Closing on bytes that were not read would reset the connection, and the answer would be lost.
-        self._end_by_half()
-
-    def _end_by_half(self) -> None:
-        """Say that nothing more comes, and close a little later; what the client still sends is dropped."""
-        self._refused = True
-        self._stop_timer()
-        self.transport.write_eof()
-        self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
-
-
-def _body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """Write a piece of a chunked answer's body without a coroutine; False when the client is behind.
-
-    Does what `send` does with `http.response.body` once an answer has started, and nothing else.
-    """
-    flow, transport = cycle.flow, cycle.transport
-
-    def write(data: bytes) -> bool:
-        if cycle.disconnected:
-            return True
-        if not cycle.chunked_encoding or cycle.response_complete:
-            raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not flow.write_paused
-
-    return write
 
 
 def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:

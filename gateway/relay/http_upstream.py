@@ -56,16 +56,11 @@ class HttpUpstream:
             try:
                 await connection.request(head, body)
             except ConnectionLostError:
-                if connection.answered:
+                if not connection.untouched:
                     raise
-                # The engine closed an idle connection just as it was used: nothing of an answer was seen. From here
-                # on a failure to connect is a lost connection: the endpoint may have seen the request, and died of it.
-                try:
-                    connection = await self._connect(origin)
-                except ConnectFailedError as error:
-                    raise ConnectionLostError(str(error)) from error
-                await connection.request(head, body)
-        else:
+                # The engine closed an idle connection just as it was used, and has not seen the request.
+                connection = None
+        if connection is None:
             connection = await self._connect(origin)
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)

@@ -13,10 +13,19 @@ async def read_request(settings: ServerSettings, scope: Scope, receive: Receive,
         ClientGoneError: the client left before its body ended.
     """
     try:
-        return await read_body(scope, receive, limit=settings.max_body_bytes, timeout=settings.body_timeout)
+        return await read_body(
+            scope,
+            receive,
+            limit=settings.max_body_bytes,
+            timeout=settings.body_timeout,
+            rate=settings.body_min_rate,
+        )
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
         return await exchange.refuse(Outcome.BODY_TOO_LARGE, message, unread=receive)
     except BodyTimeoutError:
-        message = f"The request body did not arrive: nothing came for {settings.body_timeout:g} s."
+        message = (
+            f"The request body did not arrive: nothing came for {settings.body_timeout:g} s, or less than "
+            f"{settings.body_min_rate} bytes a second."
+        )
         return await exchange.refuse(Outcome.INVALID_REQUEST, message, close=True)

@@ -49,8 +49,8 @@ class Answer(Protocol):
 class Upstream(Protocol):
     """Sends requests to endpoints, unbuffered and unlimited in number.
 
-    The one retry it makes: a request that dies on a pooled connection before any byte of an answer goes out again
-    on a fresh one.
+    The one retry it makes: a request goes out again on a fresh connection when the pooled one was closed by the
+    endpoint before any byte of it had arrived there. Whatever the endpoint may have seen is its caller's to try again.
     """
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:

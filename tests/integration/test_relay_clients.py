@@ -46,6 +46,50 @@ async def test_a_client_that_leaves_takes_its_request_with_it(streamed):
         await kvgate.until_idle()
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_half_closes_has_left_its_engine(streamed):
+    """Nothing tells it from one that has gone, until something is written: ADR 21."""
+    async with FakeVllm(FakeSettings(step_seconds=0.005)) as fake, gateway(fake) as kvgate:
+        for number, phase in enumerate(("waiting", "answering")):
+            reader, writer = await asked(kvgate, stream=streamed, tokens=1500, ignore_eos=True)
+            await until(lambda: fake.scheduler.running)
+            if streamed and phase == "answering":
+                await reader.readuntil(b" 3")
+            clock = asyncio.get_running_loop().time
+            ended_at = clock()
+            writer.write_eof()
+            await until(lambda n=number: generations(fake)[n].client_gone_at is not None)
+            assert generations(fake)[number].client_gone_at - ended_at < AT_ONCE
+            await until(lambda: fake.scheduler.unfinished == 0)
+            await reader.read()
+            writer.close()
+        assert await kvgate.outcomes() == {"client_closed": 2}
+        await kvgate.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (http("/livez", b"", method="GET"), 200),
+        (http("/metrics", b"", method="GET"), 200),
+        (http("/kvgate/state", b"", method="GET"), 200),
+        (http("/v1/models", b"", method="GET"), 200),
+        (http("/nothing", b"", method="GET"), 404),
+        (http(CHAT, b"", method="GET"), 405),
+        (http(CHAT, b"no JSON"), 400),
+        (http(CHAT, json.dumps(body(model="unknown")).encode()), 404),
+    ],
+)
+async def test_a_client_that_half_closes_gets_what_takes_no_engine(request_, status):
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        reader, writer = await asyncio.open_connection("127.0.0.1", kvgate.port)
+        writer.write(request_ * 2)
+        writer.write_eof()
+        answers = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert answers.count(b"HTTP/1.1 %d " % status) == 2
+
+
 async def test_a_response_is_known_from_its_first_event_on_and_after_its_client_left():
     async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake, gateway(fake) as kvgate:
         reader, writer = await asked(kvgate, RESPONSES, stream=True, tokens=1500)

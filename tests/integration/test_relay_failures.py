@@ -191,6 +191,25 @@ async def test_a_connection_that_went_stale_costs_nobody_anything():
         assert await endpoint_states(kvgate) == ["up"]
 
 
+async def test_an_engine_that_drops_a_request_whenever_it_comes_sees_it_twice_also_on_a_connection_used_before():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        assert (await kvgate.post()).status_code == 200
+        fake.seen.clear()
+        fake.faults.add(Fault(FaultKind.CLOSE_BEFORE_ANSWER, path=CHAT, times=9))
+        answer = await kvgate.post()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert len(generations(fake)) == 2
+
+
+async def test_an_idle_connection_that_the_engine_closes_is_no_failure_of_it():
+    async with FakeVllm(FakeSettings(keep_alive=0.05)) as fake, gateway(fake) as kvgate:
+        for _ in range(5):
+            assert (await kvgate.post()).status_code == 200
+            await asyncio.sleep(0.05)  # now is when it closes
+        assert len(generations(fake)) == 5
+        assert await endpoint_states(kvgate) == ["up"]
+
+
 async def test_an_engines_refusal_is_passed_on_and_not_tried_again():
     async with FakeVllm() as fake, gateway(fake) as kvgate:
         fake.faults.add(Fault(FaultKind.STATUS, status=422, path=CHAT))

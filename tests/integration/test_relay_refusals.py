@@ -157,6 +157,21 @@ async def test_half_a_body_ends_with_an_error_and_a_closed_connection():
         assert b"connection: close" in answer.lower()
 
 
+async def test_a_body_that_trickles_is_given_up():
+    server = {"body_timeout": 0.3, "body_min_rate": 1000}
+    async with FakeVllm() as fake, gateway(fake, server=server) as kvgate:
+        request = http(CHAT, json.dumps(body()).encode() + b" " * 10_000)
+        reader, writer = await raw(kvgate.port, request[:-10_000])
+        answer = asyncio.create_task(reader.read())
+        async with asyncio.timeout(QUICKLY):
+            while not answer.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.02)
+        writer.close()
+        assert answer.result().startswith(b"HTTP/1.1 400 ")
+        assert b"less than 1000 bytes a second" in answer.result()
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

@@ -34,8 +34,8 @@ def receiving(*messages):
     return receive
 
 
-async def read(receive, *headers, limit=10, timeout=1.0):
-    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout)
+async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6):
+    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout, rate=rate)
 
 
 @pytest.mark.parametrize("cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""]])
@@ -66,6 +66,22 @@ async def test_a_client_that_leaves_or_falls_silent_is_noticed():
         await read(receiving(piece(b"x", more=True), LEFT))
     with pytest.raises(BodyTimeoutError):
         await read(receiving(piece(b"x", more=True)), timeout=0.01)
+
+
+async def test_a_body_may_come_slowly_but_not_ever_more_slowly():
+    async def trickling():
+        await asyncio.sleep(0.01)
+        return piece(b"x" * 10, more=True)
+
+    with pytest.raises(BodyTimeoutError):
+        await asyncio.wait_for(read(trickling, limit=10**9, timeout=0.1, rate=1e4), 10)
+    pieces = receiving(*[piece(b"x" * 10, more=number < 29) for number in range(30)])
+
+    async def in_time():
+        await asyncio.sleep(0.01)
+        return await pieces()
+
+    assert len(await read(in_time, limit=300, timeout=0.2, rate=500)) == 300
 
 
 async def test_a_departure_is_told_from_what_comes_before_it():

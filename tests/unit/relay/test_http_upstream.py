@@ -1,11 +1,14 @@
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
+from gateway.relay.connection import _ESTABLISHED, Connection
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
 
@@ -147,7 +150,46 @@ async def test_cancelling_while_the_head_is_awaited_closes_the_connection(server
         await gone.wait()
 
 
-async def test_a_request_that_dies_on_a_pooled_connection_goes_out_again_on_a_fresh_one(server: Server) -> None:
+@pytest.mark.parametrize("told_of", ["by the kernel", "when it is too late"])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_that_meets_the_end_of_an_idle_connection_goes_out_again(
+    loop: Callable[[], asyncio.AbstractEventLoop], told_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint closes it as the request is sent, and never reads a byte of it."""
+    if told_of == "when it is too late":  # as between two machines: the one's end and the other's request cross
+        tcp_info = Connection._tcp_info
+        monkeypatch.setattr(Connection, "_tcp_info", lambda self: (_ESTABLISHED, tcp_info(self)[1]))
+
+    async def meets() -> None:
+        loop = asyncio.get_running_loop()
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        async def one_answer() -> socket.socket:
+            accepted, _ = await loop.sock_accept(listening)
+            assert b"POST /" in await loop.sock_recv(accepted, 1000)
+            await loop.sock_sendall(accepted, WHOLE)
+            return accepted
+
+        async with upstream() as client, asyncio.timeout(5):
+            answering = asyncio.create_task(one_answer())
+            assert await fetch(client, url) == b"ok"
+            idle = await answering
+            answering = asyncio.create_task(one_answer())
+            await asyncio.sleep(0)
+            idle.close()
+            assert await fetch(client, url) == b"ok"
+            (await answering).close()
+        listening.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(meets())
+
+
+async def test_a_request_that_a_pooled_connection_took_is_not_sent_again(server: Server) -> None:
+    """The engine may have died of it."""
+
     async def one_answer_then_close_on_the_next(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
         writer.write(WHOLE)
@@ -155,9 +197,71 @@ async def test_a_request_that_dies_on_a_pooled_connection_goes_out_again_on_a_fr
 
     server.scripts = [one_answer_then_close_on_the_next, server.answer]
     async with upstream() as client:
+        assert await fetch(client, server.url) == b"ok"
+        with pytest.raises(ConnectionLostError):
+            await fetch(client, server.url)
+    assert (server.connections, len(server.heads)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "surplus", [WHOLE.replace(b"ok", b"no"), b"x", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n"]
+)
+@pytest.mark.parametrize("framed", [WHOLE, CHUNKED + b"2\r\nok\r\n0\r\n\r\n"])
+async def test_nothing_behind_an_answer_belongs_to_it_nor_to_the_next(
+    server: Server, framed: bytes, surplus: bytes
+) -> None:
+    async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(framed + surplus)
+        await reader.read()
+
+    server.scripts = [babbles, server.answer]
+    async with upstream() as client, asyncio.timeout(5):
         assert [await fetch(client, server.url), await fetch(client, server.url)] == [b"ok", b"ok"]
     assert server.connections == 2
-    assert len(server.heads) == 3, "the second request was sent twice"
+
+
+async def test_a_trailer_is_no_header(server: Server) -> None:
+    async def with_a_trailer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(CHUNKED + b"2\r\nok\r\n0\r\nset-cookie: late\r\n\r\n")
+        await reader.read()
+
+    server.scripts = [with_a_trailer]
+    async with upstream() as client:
+        answer = await client.send(server.url, "POST", "/", [], b"")
+        assert [await answer.read_some(), await answer.read_some()] == [b"ok", b""]
+        assert list(answer.headers) == [(b"transfer-encoding", b"chunked")]
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "endless"),
+    [
+        (b"", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"x-many: x\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx-large: ", b"x" * 1000),
+        (CHUNKED + b"2\r\nok\r\n0\r\n", b"x-trailer: x\r\n"),
+        (CHUNKED + b"2;", b"x" * 1000),
+    ],
+)
+async def test_what_is_no_body_has_a_bound(server: Server, begun: bytes, endless: bytes) -> None:
+    sent = 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await server.head(reader)
+        writer.write(begun)
+        while True:
+            writer.write(endless * (10_000 // len(endless)))
+            await writer.drain()
+            sent += 10_000
+
+    server.scripts = [floods]
+    async with upstream() as client, asyncio.timeout(5):
+        with pytest.raises(ConnectionLostError, match="over 64 KB of headers"):
+            await fetch(client, server.url)
+    assert sent < 30_000_000
 
 
 async def test_a_request_that_dies_on_a_fresh_connection_is_not_sent_again(server: Server) -> None:
