@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def end_at_once(number: int, _frame: object = None, said: bytes = b"interrupted") -> None:
     """End here and now, with the exit code that a shell gives a signal. What runs under a guard ends with it."""
     if os.isatty(2):
-        os.write(2, b"\nkvgate: %s\n" % said)
+        os.write(2, b"\rkvgate: %s\n" % said)
     os._exit(128 + number)
 
 
@@ -44,6 +44,8 @@ class Stop:
 
         def asked(number: int, _frame: object) -> None:
             self._by = number
+            if number == signal.SIGINT and os.isatty(2):
+                os.write(2, b"\r")  # over the terminal's own ^C
             for each in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(each, end_at_once)
             loop.call_soon_threadsafe(self._stop)
