@@ -28,7 +28,7 @@ from gateway.interrupts import Stop, end_at_once
 from gateway.launch import USAGE_ERROR
 from gateway.ops.logs import configure, for_people
 from gateway.plan_command import plan_command
-from gateway.preflight import preflight
+from gateway.preflight import check, preflight
 from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
@@ -100,6 +100,10 @@ def serve(
             "nothing to serve: name a MODEL to launch, an --endpoint URL that runs already, or a --config file "
             "with `models`"
         )
+    try:
+        check(settings)
+    except ConfigurationError as error:
+        _fail(str(error))
     as_asked = debugged if debug_engine else lambda settings: settings
     sys.exit(_serve(as_asked(settings), lambda file: as_asked(load(flags, file or config)), verbose=verbose))
 
@@ -136,9 +140,17 @@ def run_demo(
 @cli.command("check-config")
 def check_config(
     config: Annotated[Path | None, typer.Argument(help="YAML file with settings.")] = None,
+    everything: Annotated[  # noqa: FBT002
+        bool, typer.Option("--all", help="Print all settings, also those that are at their defaults.")
+    ] = False,
 ) -> None:
-    """Check the settings from file and environment, and print what they come to, secrets redacted."""
-    print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
+    """Check the settings from file and environment, and print those that differ from the defaults, secrets redacted."""
+    settings = _load({}, config)
+    try:
+        check(settings)
+    except ConfigurationError as error:
+        _fail(str(error))
+    print(yaml.safe_dump(redacted(settings, defaults=everything), sort_keys=False), end="")
 
 
 cli.command(name="doctor")(doctor_command)
@@ -192,8 +204,12 @@ def main() -> None:
 def _models(
     model: str | None, engine_args: list[str], endpoints: list[str], tokenizer: str | None
 ) -> list[dict[str, Any]]:
-    if model is not None and model.startswith("-"):
-        _fail(f"arguments for vLLM come after a MODEL: kvgate serve MODEL -- {' '.join([model, *engine_args])}")
+    if (model is not None and model.startswith("-")) or (model is None and engine_args):
+        words = " ".join([*([model] if model is not None else []), *engine_args])
+        _fail(
+            f"arguments for vLLM need a MODEL to launch it for: kvgate serve MODEL -- {words}; in a file they are "
+            "`args` of the engine"
+        )
     if model is None and not endpoints:
         if tokenizer is not None:
             _fail("--tokenizer goes with MODEL or --endpoint; in a file it is a key of the model")
