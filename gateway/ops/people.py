@@ -25,13 +25,16 @@ def _stopping(line: Mapping[str, Any]) -> str:
     return f"stopping: waits for {requests}, at most {line['at_most']:g} s; Ctrl-C again ends it now"
 
 
+def _unwell(line: Mapping[str, Any]) -> str:
+    said = f"endpoint {line['endpoint']} is still {line['state']}: {line['reason']}"
+    return f"{said}\n{line['help']}" if "help" in line else said
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "listening": lambda line: f"kvgate {line['version']} listens on port {line['port']}",
     "stopping": _stopping,
     "endpoint changed": lambda line: f"endpoint {line['endpoint']} is {line['state']}: {line['reason']}",
-    "endpoint is still not healthy": lambda line: (
-        f"endpoint {line['endpoint']} is still {line['state']}: {line['reason']}"
-    ),
+    "endpoint is still not healthy": _unwell,
     "prompts are counted as the endpoint counts them": lambda line: (
         f"endpoint {line['endpoint']} counts prompts as kvgate does"
     ),
