@@ -44,6 +44,8 @@ async def run(
     timeout = settings.server.shutdown_timeout
 
     def tell() -> None:
+        if listening and not application.active:
+            return  # its supervisor has said so
         _log.info("stopping", active=application.active, at_most=timeout)
 
     asked, leave = Stop(asyncio.Event(), tell), asyncio.Event()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from datetime import datetime
 from typing import Any
 
+import structlog
+
 HEADER = "time      status  request      tokens        first    all      model, client, endpoint"
 """Names the columns of `request`, once."""
 
@@ -16,6 +18,11 @@ _FIRST_SERVER_ERROR, _FIRST_CLIENT_ERROR = 500, 400
 _SHORT = {"chat/completions": "chat"}
 _WORTH_TELLING = 100.0
 """Milliseconds in the queue."""
+
+
+def _nothing(_: Mapping[str, Any]) -> str:
+    """The prompt of the shell says it."""
+    raise structlog.DropEvent
 
 
 def _stopping(line: Mapping[str, Any]) -> str:
@@ -33,6 +40,7 @@ def _unwell(line: Mapping[str, Any]) -> str:
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "listening": lambda line: f"kvgate {line['version']} listens on port {line['port']}",
     "stopping": _stopping,
+    "stopped": _nothing,
     "endpoint changed": lambda line: f"endpoint {line['endpoint']} is {line['state']}: {line['reason']}",
     "endpoint is still not healthy": _unwell,
     "prompts are counted as the endpoint counts them": lambda line: (
