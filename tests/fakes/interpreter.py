@@ -8,7 +8,6 @@ append its process id to a file when it starts.
 """
 
 import argparse
-import dataclasses
 import os
 import signal
 import sys
@@ -16,9 +15,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.fakes.vllm.server import FakeSettings  # noqa: E402 - it is run as a file
 
 
 def made(folder: Path) -> Path:
@@ -39,10 +35,7 @@ def main() -> None:
     parser.add_argument("--fake-fails")
     parser.add_argument("--fake-loads", action="store_true")
     parser.add_argument("--fake-pids", type=Path)
-    options = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(FakeSettings)]
-    for option in (name for name in options if name != "--model"):
-        parser.add_argument(option)
-    given, _ = parser.parse_known_args()
+    given, rest = parser.parse_known_args()
     if given.probe:  # whether it has vllm
         return
     if given.fake_pids:
@@ -53,11 +46,10 @@ def main() -> None:
     if given.fake_loads:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
-    chosen = {**vars(given), "model": given.served_model_name, "root": given.model}
-    values = {option: chosen[option[2:].replace("-", "_")] for option in ["--port", *options]}
-    passed = [f"{option}={value}" for option, value in values.items() if value is not None]
+    argv = [sys.executable, "-m", "tests.fakes.vllm", "--as-vllm", "--port", given.port]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    os.execve(sys.executable, [sys.executable, "-m", "tests.fakes.vllm", *passed], environ)  # noqa: S606
+    argv += ["--model", given.served_model_name, "--root", given.model, *rest]
+    os.execve(sys.executable, argv, environ)  # noqa: S606
 
 
 if __name__ == "__main__":
