@@ -5,12 +5,15 @@ import fcntl
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from engine import guard
 
 Progress = Callable[[str], None]
 """Takes one line for a human about what is being done."""
@@ -115,6 +118,8 @@ class StepError(Exception):
 def run_step(argv: Sequence[str | Path], *, what: str, progress: Progress, env: Mapping[str, str] | None = None) -> str:
     """Run one command of a set-up, showing what it does and for how long, and return what it printed.
 
+    It runs under a guard: when this process ends, it and its children end too.
+
     Args:
         argv: The command.
         what: The step, as a human would say it.
@@ -127,22 +132,25 @@ def run_step(argv: Sequence[str | Path], *, what: str, progress: Progress, env: 
     started = time.monotonic()
     progress(f"{what} ...")
     lines: list[str] = []
-    with subprocess.Popen(
-        [str(part) for part in argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(env) if env is not None else None,
-    ) as process:
-        try:
-            for _ in _beats(_stdout(process), lines):
-                last = lines[-1].strip()[:100] if lines else ""
-                progress(f"{what} ... {time.monotonic() - started:.0f} s  {last}".rstrip())
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        raise StepError("\n".join(lines))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *map(str, argv)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env) if env is not None else None,
+            pass_fds=(theirs.fileno(),),
+            process_group=0,
+        )
+        with process:
+            theirs.close()
+            try:
+                said = _followed(ours, _stdout(process), lines, lambda: progress(_so_far(what, started, lines)))
+            finally:
+                ours.close()  # the guard ends what is left, and itself
+    if said != "exited 0":
+        raise StepError("\n".join(lines) if said.startswith("exited") else said)
     progress(f"{what}: done in {time.monotonic() - started:.0f} s")
     return "\n".join(lines)
 
@@ -152,25 +160,36 @@ def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdout
 
 
-def _beats(pipe: IO[bytes], lines: list[str]) -> Iterator[None]:
-    """Collect a pipe's lines until its end, yielding once for each heartbeat that passes meanwhile."""
+def _so_far(what: str, started: float, lines: Sequence[str]) -> str:
+    last = lines[-1].strip()[:100] if lines else ""
+    return f"{what} ... {time.monotonic() - started:.0f} s  {last}".rstrip()
+
+
+def _followed(channel: socket.socket, pipe: IO[bytes], lines: list[str], beat: Callable[[], None]) -> str:
+    """Collect a guarded program's lines, with a beat every `HEARTBEAT`; return how the guard says that it ended."""
     due = time.monotonic() + HEARTBEAT
-    partial = b""
+    partial, said = b"", b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while True:
-            if selector.select(max(0.0, due - time.monotonic())):
-                chunk = os.read(pipe.fileno(), 65536)
-                if not chunk:
-                    break
-                # A carriage return is how progress bars end a line.
-                *whole, partial = (partial + chunk).replace(b"\r", b"\n").split(b"\n")
-                lines.extend(line.decode(errors="replace") for line in whole if line.strip())
+        selector.register(channel, selectors.EVENT_READ)
+        while selector.get_map():
+            for ready, _ in selector.select(max(0.0, due - time.monotonic())):
+                if ready.fileobj is channel:
+                    said += (news := channel.recv(4096))
+                    if not news or b"exited" in said or b"failed" in said:
+                        selector.unregister(channel)
+                        channel.shutdown(socket.SHUT_WR)  # what still holds the pipe ends
+                elif chunk := os.read(pipe.fileno(), 65536):
+                    # A carriage return is how progress bars end a line.
+                    *whole, partial = (partial + chunk).replace(b"\r", b"\n").split(b"\n")
+                    lines.extend(line.decode(errors="replace") for line in whole if line.strip())
+                else:
+                    selector.unregister(pipe)
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT
-                yield
-    if partial.strip():
-        lines.append(partial.decode(errors="replace"))
+                beat()
+    lines.extend([partial.decode(errors="replace")] if partial.strip() else [])
+    return said.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 @contextlib.contextmanager

@@ -71,7 +71,13 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the process group."""
+    """Kill the process group.
+
+    Attributes:
+        overdue: It had its time; otherwise it has nothing to end in order.
+    """
+
+    overdue: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +163,13 @@ class Lifecycle:
         target = TRANSITIONS.get((self.state, trigger)) if trigger else None
         if trigger is None or target is None:
             return []
-        overdue = trigger is Trigger.DUE and target is self.state
-        self.state = target
-        return self._enter(now, overdue=overdue)
+        before, self.state = self.state, target
+        overdue = trigger is Trigger.DUE and target is before
+        # Who starts serves nobody yet, and vLLM that loads weights hears of SIGTERM when it has: half a minute.
+        if overdue or (trigger is Trigger.STOP and before is State.STARTING):
+            self._due = None
+            return [Kill(overdue=overdue)]
+        return self._enter(now)
 
     def _meaning(self, event: Event, now: float) -> Trigger | None:
         match event:
@@ -183,11 +193,9 @@ class Lifecycle:
         hopeless = permanent and not self.was_ready
         return Trigger.GAVE_UP if hopeless or self.failures > self._policy.max_restarts else Trigger.CRASHED
 
-    def _enter(self, now: float, *, overdue: bool) -> list[Command]:
+    def _enter(self, now: float) -> list[Command]:
         self._due = None
         self._ready_since = now if self.state is State.READY else None
-        if overdue:
-            return [Kill()]
         match self.state:
             case State.STARTING:
                 return [Launch(), self._wake(now + self._policy.start_timeout)]

@@ -105,8 +105,9 @@ class Runner:
             case lifecycle.Terminate():
                 if self._process is not None:
                     self._process.send(self._ending)
-            case lifecycle.Kill():
-                self._tell(events.Overdue(self.program.name))
+            case lifecycle.Kill(overdue):
+                if overdue:
+                    self._tell(events.Overdue(self.program.name))
                 self._killed = True
                 if self._process is not None:
                     self._process.kill()

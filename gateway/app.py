@@ -124,6 +124,11 @@ class Application:
         return self._listeners[0].port
 
     @property
+    def active(self) -> int:
+        """How many requests are being served."""
+        return self._gateway.active
+
+    @property
     def endpoints(self) -> list[EndpointStatus]:
         """What is known of each endpoint now."""
         return [endpoint.monitor.status for endpoint in self._directory.endpoints.values()]
@@ -168,7 +173,6 @@ class Application:
         self._gateway.draining = self._view.draining = True
         self._directory.drain()
         self._plane.lobby.drain()
-        _log.info("draining", active=self._gateway.active)
         if not await self._gateway.wait_idle(timeout):
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
 

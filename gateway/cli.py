@@ -4,10 +4,12 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import structlog
 import typer
 import uvloop
 import yaml
@@ -18,14 +20,15 @@ from engine.cache import SetupError
 from engine.control import ControlError, Reload, ask
 from engine.diagnosis.look import listener
 from gateway.advise_command import advise_command
-from gateway.config import Settings
+from gateway.config import LogSettings, Settings
 from gateway.demo import DemoError, demo
 from gateway.doctor_command import doctor_command
 from gateway.engine_setup import debugged
+from gateway.interrupts import Stop, end_at_once
 from gateway.launch import USAGE_ERROR
-from gateway.ops.logs import configure
+from gateway.ops.logs import configure, for_people
 from gateway.plan_command import plan_command
-from gateway.preflight import preflight
+from gateway.preflight import check, preflight
 from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
@@ -35,7 +38,7 @@ from gateway.reload import Deployment, Load
 from gateway.server import PortTakenError
 from gateway.settings_sources import ConfigurationError, load, redacted
 from gateway.simulation.cli import simulate
-from gateway.supervision_log import SupervisionLog
+from gateway.supervision_log import SupervisionLog, engine_logs
 
 cli = typer.Typer(
     help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
@@ -45,14 +48,29 @@ cli = typer.Typer(
 )
 DIFFERS = 1
 """Exit code of a replay that does not decide as the record did."""
-KILLED = 130
-"""Exit code after a second Ctrl-C, as a shell would give it."""
 _console = Console(stderr=True, highlight=False)
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer's way
+    if asked:
+        print(f"kvgate {gateway.__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    _version: Annotated[  # noqa: FBT002
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None: ...
 
 
 @cli.command()
 def serve(
     model: Annotated[str | None, typer.Argument(help="Model folder or hub id: launches a vLLM for it.")] = None,
+    engine_args: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: arguments for vLLM, as `-- --max-model-len 8192`.")
+    ] = None,
     endpoint: Annotated[
         list[str] | None, typer.Option(help="URL of a vLLM that runs already; may be given several times.")
     ] = None,
@@ -68,13 +86,17 @@ def serve(
     debug_engine: Annotated[  # noqa: FBT002
         bool, typer.Option("--debug-engine", help="Start engines in vLLM's debug environment, which is slow.")
     ] = False,
+    verbose: Annotated[  # noqa: FBT002
+        bool, typer.Option("--verbose", help="On a terminal, show what engines print, rather than keep it in files.")
+    ] = False,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
     listening = {"host": host, "port": port, "admin_port": admin_port}
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
     if event_log is not None:
         flags["admission"] = {"event_log": event_log}
-    if models := _models(model, endpoint or [], tokenizer=tokenizer, chat_template=chat_template):
+    given = {"tokenizer": tokenizer, "chat_template": chat_template}
+    if models := _models(model, engine_args or [], endpoint or [], given):
         flags["models"] = models
     settings = _load(flags, config)
     if not settings.models:
@@ -82,8 +104,12 @@ def serve(
             "nothing to serve: name a MODEL to launch, an --endpoint URL that runs already, or a --config file "
             "with `models`"
         )
+    try:
+        check(settings)
+    except ConfigurationError as error:
+        _fail(str(error))
     as_asked = debugged if debug_engine else lambda settings: settings
-    sys.exit(_serve(as_asked(settings), lambda file: as_asked(load(flags, file or config))))
+    sys.exit(_serve(as_asked(settings), lambda file: as_asked(load(flags, file or config)), verbose=verbose))
 
 
 @cli.command()
@@ -93,6 +119,7 @@ def reload(
 ) -> None:
     """Have the kvgate that runs here change over to its settings as they are now; no request fails for it."""
     request = Reload(str(config.resolve()) if config is not None else None)
+    signal.signal(signal.SIGINT, partial(end_at_once, said=b"the reload goes on; kvgate's own log tells how it ends"))
     try:
         sys.exit(ask(request, port, lambda line: _console.print(line, markup=False, soft_wrap=True)))
     except ControlError as error:
@@ -106,12 +133,10 @@ def run_demo(
     once: Annotated[bool, typer.Option("--once", help="Stop after the answer.")] = False,  # noqa: FBT002
 ) -> None:
     """Run a small real chat model on a real vLLM behind kvgate; sets up what is missing, once."""
-
-    async def main() -> int:
-        return await demo(_console, host, port, _stopped_by_signals(), once=once)
-
     try:
-        sys.exit(_run(main()))
+        sys.exit(demo(_console, host, port, once=once))
+    except PortTakenError as error:
+        _fail(_with_way_out(error))
     except (SetupError, DemoError, ConfigurationError) as error:
         _fail(str(error))
 
@@ -119,9 +144,17 @@ def run_demo(
 @cli.command("check-config")
 def check_config(
     config: Annotated[Path | None, typer.Argument(help="YAML file with settings.")] = None,
+    everything: Annotated[  # noqa: FBT002
+        bool, typer.Option("--all", help="Print all settings, also those that are at their defaults.")
+    ] = False,
 ) -> None:
-    """Check the settings from file and environment, and print what they come to, secrets redacted."""
-    print(yaml.safe_dump(redacted(_load({}, config)), sort_keys=False), end="")
+    """Check the settings from file and environment, and print those that differ from the defaults, secrets redacted."""
+    settings = _load({}, config)
+    try:
+        check(settings)
+    except ConfigurationError as error:
+        _fail(str(error))
+    print(yaml.safe_dump(redacted(settings, defaults=everything), sort_keys=False), end="")
 
 
 cli.command(name="doctor")(doctor_command)
@@ -172,7 +205,15 @@ def main() -> None:
     cli()
 
 
-def _models(model: str | None, endpoints: list[str], **given: str | None) -> list[dict[str, Any]]:
+def _models(
+    model: str | None, engine_args: list[str], endpoints: list[str], given: Mapping[str, str | None]
+) -> list[dict[str, Any]]:
+    if (model is not None and model.startswith("-")) or (model is None and engine_args):
+        words = " ".join([*([model] if model is not None else []), *engine_args])
+        _fail(
+            f"arguments for vLLM need a MODEL to launch it for: kvgate serve MODEL -- {words}; in a file they are "
+            "`args` of the engine"
+        )
     of_model = {name: value for name, value in given.items() if value is not None}
     if model is None and not endpoints:
         for name in of_model:
@@ -180,7 +221,7 @@ def _models(model: str | None, endpoints: list[str], **given: str | None) -> lis
         return []
     entry: dict[str, Any] = {"endpoints": [{"url": url} for url in endpoints]}
     if model is not None:
-        entry["engine"] = {"model": model}
+        entry["engine"] = {"model": model, "args": engine_args}
     return [entry | of_model]
 
 
@@ -212,56 +253,41 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
         _fail(str(error))
 
 
-def _serve(settings: Settings, again: Load) -> int:
+def _serve(settings: Settings, again: Load, *, verbose: bool) -> int:
     if all(model.engine is None for model in settings.models):
         return _gateway(settings)
 
-    def say(line: object) -> None:
-        _console.print(str(line), markup=False, soft_wrap=True)
-
     from gateway.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
 
-    log = SupervisionLog(_console)
+    configure(settings.log)
+    people = for_people(settings.log)
+    log = SupervisionLog(engine_logs(settings.server.port) if people and not verbose else None, for_people=people)
     try:
         preflight(settings)
         for line in foreseen(settings):
-            say(line)
-        deployment = Deployment(settings, again, log, say)
+            log.say(line)
+        deployment = Deployment(settings, again, log, log.say)
     except PortTakenError as error:
-        _fail(_with_way_out(error))
+        _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, SetupError) as error:
-        _fail(str(error))
-    code = _run(_supervise(deployment))
+        _fail(str(error), settings.log)
+    code = asyncio.run(_supervise(deployment, settings, log))
     log.last_words()
     return code
 
 
-async def _supervise(deployment: Deployment) -> int:
-    return await deployment.run(_stopped_by_signals())
+async def _supervise(deployment: Deployment, settings: Settings, log: SupervisionLog) -> int:
+    stop = Stop(asyncio.Event(), lambda: log.say(_stopping(settings)))
+    stop.listen(asyncio.get_running_loop())
+    return await deployment.run(stop.event) or stop.code
 
 
-def _stopped_by_signals() -> asyncio.Event:
-    """An event that SIGTERM and Ctrl-C set; a second one cancels the current task, and everything is killed."""
-    stop = asyncio.Event()
-    task = asyncio.current_task()
-
-    def on_signal() -> None:
-        if stop.is_set() and task is not None:
-            task.cancel()
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return stop
-
-
-def _run(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end, or until a second signal."""
-    try:
-        return asyncio.run(work)
-    except asyncio.CancelledError:
-        return KILLED
+def _stopping(settings: Settings) -> str:
+    requests, engines = (
+        settings.server.shutdown_timeout,
+        max(model.engine.stop_timeout for model in settings.models if model.engine is not None),
+    )
+    return f"stopping: requests have {requests:g} s, engines {engines:g} s; Ctrl-C again ends it now"
 
 
 def _gateway(settings: Settings, listening: Sequence[int] = ()) -> int:
@@ -270,9 +296,9 @@ def _gateway(settings: Settings, listening: Sequence[int] = ()) -> int:
     try:
         code: int = uvloop.run(run(settings, listening=listening))
     except PortTakenError as error:
-        _fail(_with_way_out(error))
+        _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:
-        _fail(str(error))
+        _fail(str(error), settings.log)
     return code
 
 
@@ -284,7 +310,11 @@ def _with_way_out(error: PortTakenError) -> str:
     return f"{error}: {who} listens there\nEnd it, or listen somewhere else with --port."
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, log: LogSettings | None = None) -> NoReturn:
+    """Say it, as a line of the log where that is one of JSON, and end."""
+    if log is not None and not for_people(log):
+        structlog.get_logger("kvgate").error(message)
+        sys.exit(USAGE_ERROR)
     for line in message.splitlines():
         _console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
     sys.exit(USAGE_ERROR)

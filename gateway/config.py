@@ -3,7 +3,8 @@
 `settings_sources.py` reads them from flags, environment and file.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -45,6 +46,11 @@ def usable_key(text: str) -> str:
 
 
 Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
+
+
+_API_PATH = re.compile(r"(?<=[^/:])/+v1(?:/+(?P<more>[^?#]+)|/*)$")
+"""The end of a URL from `/v1` on."""
+_USER = re.compile(r"//.*@")
 
 
 class _Section(BaseModel):
@@ -92,7 +98,7 @@ class TlsSettings(_Section):
 class EndpointSettings(_Section):
     """A vLLM server that already runs."""
 
-    url: HttpUrl = Field(description="Base URL, without `/v1`.")
+    url: HttpUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
     api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
     api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
@@ -104,6 +110,22 @@ class EndpointSettings(_Section):
         """Its host and port, by which logs, metrics and the admin API call it."""
         return urlsplit(str(self.url)).netloc
 
+    @field_validator("url", mode="before")
+    @classmethod
+    def _as_pasted(cls, url: object) -> object:
+        """Take what people have at hand, the `base_url` of their clients."""
+        if not isinstance(url, str):
+            return url
+        url = url.strip()
+        if "://" not in url:
+            raise ValueError(f"expected a URL with its scheme, as http://{url.rpartition('@')[2]}")
+        if (found := _API_PATH.search(url)) is None:
+            return url
+        if found["more"]:
+            base = _USER.sub("//", url[: found.start()])
+            raise ValueError(f"expected the base URL, {base}: kvgate adds the paths that are asked for")
+        return url[: found.start()]
+
     @field_validator("url")
     @classmethod
     def _plain(cls, url: HttpUrl) -> HttpUrl:
@@ -111,8 +133,6 @@ class EndpointSettings(_Section):
             raise ValueError("expected no user or password: give `api_key`")
         if url.query is not None or url.fragment is not None:
             raise ValueError("expected a base URL, without `?` and `#`")
-        if (url.path or "").rstrip("/").endswith("/v1"):
-            raise ValueError("expected the base URL, without `/v1`")
         return url
 
     @model_validator(mode="after")
@@ -122,19 +142,51 @@ class EndpointSettings(_Section):
         return self
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _words(args: Sequence[object]) -> list[object]:
+    """Arguments as words of a command line, from what YAML makes of them."""
+    words: list[object] = []
+    for value in args:
+        before = words[-1] if words else None
+        if isinstance(value, bool):
+            if not isinstance(before, str) or not before.startswith("--") or "=" in before:
+                raise ValueError("`true` and `false` go after a switch, as [--enable-prefix-caching, false]")
+            if not value:
+                words[-1] = f"--no-{before.removeprefix('--')}"
+        elif isinstance(value, str) and (found := _TWO_WORDS.fullmatch(value)):
+            raise ValueError(f"{value!r} is two words: write [{found['flag']}, {found['value']}]")
+        else:
+            words.append(str(value) if _is_number(value) else value)
+    return words
+
+
+_TWO_WORDS = re.compile(r"(?P<flag>--[\w.-]+)\s+(?P<value>.+)", re.DOTALL)
+
+
 class EngineSettings(_Section):
     """A vLLM that kvgate launches."""
 
-    model: str = Field(description="Model folder or hub id.")
+    model: str = Field(description="Model folder or hub id.", examples=["owner/name"])
     replicas: int = Field(1, ge=1, le=64, description="How many processes.")
     gpus: tuple[tuple[int, ...], ...] | None = Field(
         None,
         description="NVML indices for each replica. Where not given, each engine of all models gets as many free GPUs, "
         "in order, as its parallel sizes in `args` ask for; an engine that is the only one sees all.",
+        examples=[[[0], [1]]],
     )
     share_gpu: bool = Field(False, description="Its GPUs may be those of other engines that say so too.")
-    args: tuple[str, ...] = Field((), description="Further arguments of vLLM's server, as on its command line.")
-    env: dict[str, SecretStr] = Field(default_factory=dict, description="Further environment of the process.")
+    args: tuple[str, ...] = Field(
+        (),
+        description="Further arguments of vLLM's server, as on its command line. `true` after a switch sets it, "
+        "`false` its `--no-`.",
+        examples=[["--max-model-len", 2048]],
+    )
+    env: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Further environment of the process.", examples=[{"HF_HUB_OFFLINE": 1}]
+    )
     fit: Literal["auto", "off"] = Field(
         "auto",
         description="`auto` starts an engine that failed for memory again with less, at most three times, and says "
@@ -160,6 +212,23 @@ class EngineSettings(_Section):
         "`in_place`: the old one goes first, and requests wait; `auto`: `surge` where there is memory for both.",
     )
 
+    @field_validator("args", mode="before")
+    @classmethod
+    def _as_words(cls, args: object) -> object:
+        return _words(args) if isinstance(args, (list, tuple)) else args
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _as_text(cls, env: object) -> object:
+        if not isinstance(env, Mapping):
+            return env
+        return {name: str(value) if _is_number(value) else value for name, value in env.items()}
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _off_in_yaml(cls, fit: object) -> object:
+        return "off" if fit is False else fit
+
     @model_validator(mode="after")
     def _gpus_for_each(self) -> Self:
         if self.gpus is not None and len(self.gpus) != self.replicas:
@@ -180,8 +249,10 @@ class ModelSettings(_Section):
         "where not given. Engines that kvgate launches are told to use it.",
     )
     trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
-    endpoints: tuple[EndpointSettings, ...] = Field((), description="vLLM servers that already run.")
-    engine: EngineSettings | None = Field(None, description="A vLLM to launch.")
+    endpoints: tuple[EndpointSettings, ...] = Field(
+        (), description="vLLM servers that already run.", examples=[[{"url": "http://127.0.0.1:8000"}]]
+    )
+    engine: EngineSettings | None = Field(None, description="A vLLM to launch.", examples=[{"model": "owner/name"}])
 
     @model_validator(mode="after")
     def _somewhere(self) -> Self:
@@ -236,7 +307,9 @@ class AdmissionSettings(_Section):
     )
     max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
     bands: dict[Annotated[int, Field(ge=0)], BandSettings] = Field(
-        default_factory=dict, description="Priority bands, by number; 0 is the most urgent."
+        default_factory=dict,
+        description="Priority bands, by number; 0 is the most urgent.",
+        examples=[{1: {"ttft_target": 30}}],
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue.")
     event_log: Path | None = Field(
@@ -330,7 +403,9 @@ class ClientKey(_Section):
 class AuthSettings(_Section):
     """Who may call kvgate. Without client keys everybody may."""
 
-    keys: tuple[ClientKey, ...] = Field((), description="Keys for clients.")
+    keys: tuple[ClientKey, ...] = Field(
+        (), description="Keys for clients.", examples=[[{"name": "alice", "key_file": "/run/secrets/alice"}]]
+    )
     admin_key: Key | None = Field(None, description="Key for `/metrics` and `/kvgate/*`.")
     admin_key_file: Path | None = Field(None, description="File that holds the admin key.")
 
@@ -371,7 +446,9 @@ class Settings(BaseSettings):
     )
 
     server: ServerSettings = Field(default_factory=ServerSettings, description="Listening.")
-    models: tuple[ModelSettings, ...] = Field((), description="Models and where they run.")
+    models: tuple[ModelSettings, ...] = Field(
+        (), description="Models and where they run.", examples=[[{"endpoints": [{"url": "http://127.0.0.1:8000"}]}]]
+    )
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings, description="Admission.")
     counting: CountingSettings = Field(default_factory=CountingSettings, description="Counting of prompts.")
     health: HealthSettings = Field(default_factory=HealthSettings, description="Health of endpoints.")

@@ -1,7 +1,9 @@
 """`kvgate demo`: a real chat model on a real vLLM behind kvgate, from nothing to a streamed answer."""
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -9,9 +11,13 @@ from rich.console import Console
 
 from engine.demo_model import SMOLLM2_ARGS, smollm2
 from engine.environment import Build, build_here, engine_python
-from engine.events import LinePrinted, SupervisorEvent
-from gateway.config import Settings
+from engine.events import SupervisorEvent
+from gateway.config import LogSettings, Settings
+from gateway.interrupts import Stop
+from gateway.ops.logs import configure
 from gateway.reload import Deployment
+from gateway.server import bind
+from gateway.supervision_log import SupervisionLog, engine_logs
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -29,7 +35,7 @@ def settings(folder: Path, build: Build, host: str, port: int) -> Settings:
     return Settings.model_validate(
         {
             "server": {"host": host, "port": port},
-            "log": {"level": "warning"},
+            "log": {"level": "error", "access": False},  # the answer stands alone
             "models": [
                 {
                     "name": MODEL,
@@ -44,14 +50,13 @@ def settings(folder: Path, build: Build, host: str, port: int) -> Settings:
     )
 
 
-async def demo(console: Console, host: str, port: int, stop: asyncio.Event, *, once: bool) -> int:
-    """Set up what is missing, launch, ask one question, and keep serving until `stop` is set.
+def demo(console: Console, host: str, port: int, *, once: bool) -> int:
+    """Set up what is missing, launch, ask one question, and keep serving until Ctrl-C.
 
     Args:
         console: for everything a person should see.
         host: to listen on.
         port: for clients.
-        stop: ends it.
         once: end after the answer.
 
     Returns:
@@ -60,64 +65,110 @@ async def demo(console: Console, host: str, port: int, stop: asyncio.Event, *, o
     Raises:
         SetupError: the engine's environment or the model could not be made.
         DemoError: there was no answer.
+        PortTakenError: the port is taken.
     """
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    python = await asyncio.to_thread(engine_python, say)
-    folder = await asyncio.to_thread(smollm2, python, say)
+    bind(host, port).close()  # better said now than after minutes of setting up
+    # Outside of asyncio, where Ctrl-C ends it at once.
+    python = engine_python(say)
+    folder = smollm2(python, say)
+    configure(LogSettings(format="console"))
+    return asyncio.run(_serve(console, settings(folder, build_here(), host, port), python, once=once))
 
-    def tell(event: SupervisorEvent) -> None:
-        if not isinstance(event, LinePrinted):  # the engine's log, of which the phases are enough here
-            say(str(event))
 
-    chosen = settings(folder, build_here(), host, port)
-    running = Deployment(chosen, lambda _: chosen, tell, say, python)
-    supervising = asyncio.create_task(running.run(stop))
-    base_url = f"http://127.0.0.1:{port}/v1"
+async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool) -> int:
+    log = _Quiet(SupervisionLog(engine_logs(chosen.server.port), for_people=True))
+    stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
+    stop.listen(asyncio.get_running_loop())
+    running = Deployment(chosen, lambda _: chosen, log, log.say, python)
+    supervising = asyncio.create_task(running.run(stop.event))
+    base_url = f"http://127.0.0.1:{chosen.server.port}/v1"
     try:
-        answering = asyncio.create_task(_answer(console, base_url))
-        stopping = asyncio.create_task(stop.wait())
+        answering = asyncio.create_task(_answer(console, base_url, log))
+        stopping = asyncio.create_task(stop.event.wait())
         await asyncio.wait({supervising, answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if not answering.done():
+        if answering.done():
+            answering.result()
+            _show_how_to(console, base_url)
+            if once:
+                stop.event.set()
+        else:
             answering.cancel()
-            return await supervising
-        answering.result()
-        _show_how_to(console, base_url)
-        if once:
-            stop.set()
-        return await supervising
+        return await supervising or stop.code
     finally:
-        stop.set()
+        stop.event.set()
         if not supervising.done():
             await supervising
+        log.last_words()
 
 
-async def _answer(console: Console, base_url: str) -> None:
+class _Quiet:
+    """Keeps what is to be told of programs while an answer is on the screen."""
+
+    def __init__(self, log: SupervisionLog) -> None:
+        self._log = log
+        self._kept: list[Callable[[], None]] | None = None
+
+    def __call__(self, event: SupervisorEvent) -> None:
+        self._now_or_later(lambda: self._log(event))
+
+    def say(self, text: str) -> None:
+        self._now_or_later(lambda: self._log.say(text))
+
+    def last_words(self) -> None:
+        self._log.last_words()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        self._kept = []
+        try:
+            yield
+        finally:
+            kept, self._kept = self._kept, None
+            for tell in kept:
+                tell()
+
+    def _now_or_later(self, tell: Callable[[], None]) -> None:
+        if self._kept is None:
+            tell()
+        else:
+            self._kept.append(tell)
+
+
+async def _answer(console: Console, base_url: str, log: _Quiet) -> None:
     """Wait until kvgate is ready and stream one chat answer to the terminal."""
     try:
         from openai import AsyncOpenAI, OpenAIError  # noqa: PLC0415  # the demo's only: serving needs no SDK
     except ImportError:
         raise DemoError("the demo asks through the OpenAI SDK: pip install 'kvgate[demo]'") from None
     await _ready(base_url.removesuffix("/v1"))
-    console.rule("one chat answer, streamed through kvgate")
-    console.print(f"> {QUESTION}", markup=False)
-    text = ""
-    try:
-        async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
-            stream = await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=64, stream=True
-            )
-            async for chunk in stream:
-                piece = chunk.choices[0].delta.content or "" if chunk.choices else ""
-                text += piece
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-    except OpenAIError as error:
-        raise DemoError(f"the model did not answer: {error}") from error
-    sys.stdout.write("\n")
+    with log.kept():
+        console.rule("one chat answer, streamed through kvgate")
+        console.print(f"> {QUESTION}", markup=False)
+        text = ""
+        try:
+            async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
+                stream = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": QUESTION}],
+                    temperature=0,
+                    max_tokens=64,
+                    stream=True,
+                )
+                async for chunk in stream:
+                    piece = chunk.choices[0].delta.content or "" if chunk.choices else ""
+                    text += piece
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+        except OpenAIError as error:
+            raise DemoError(f"the model did not answer: {error}") from error
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
     if not text.strip():
         raise DemoError("the model's answer was empty")
 

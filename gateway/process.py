@@ -8,13 +8,17 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import structlog
+
 from engine.process import NEWS
 from engine.runner import READY
 from gateway.app import Application
 from gateway.config import Settings
+from gateway.interrupts import Stop
 
 _SETTLE = 10.0
 """Seconds for which those who connect wait while a gateway finds its endpoints and loads tokenizers."""
+_log = structlog.get_logger("kvgate.process")
 _LOOK = 1.0
 """Seconds between two looks at the application's state."""
 
@@ -24,7 +28,7 @@ async def run(
 ) -> int:
     """Run a gateway until it is told to end; returns the process's exit code.
 
-    SIGTERM or SIGINT drains, a second one stops at once. SIGUSR1 hands over: another process accepts what is new from
+    SIGTERM or SIGINT drains, a second one ends it at once. SIGUSR1 hands over: another process accepts what is new from
     the same sockets, and this one ends when its connections have.
 
     Args:
@@ -37,14 +41,17 @@ async def run(
         ConfigurationError, PortTakenError: as `Application`.
     """
     application = Application(settings, [_inherited(descriptor) for descriptor in listening])
-    stop, hurry, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    timeout = settings.server.shutdown_timeout
 
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+    def tell() -> None:
+        if listening and not application.active:
+            return  # its supervisor has said so
+        _log.info("stopping", active=application.active, at_most=timeout)
 
+    asked, leave = Stop(asyncio.Event(), tell), asyncio.Event()
+    stop = asked.event
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    asked.listen(loop)
     loop.add_signal_handler(signal.SIGUSR1, leave.set)
     await application.start(settle=_SETTLE if listening else 0.0)
     if started is not None:
@@ -53,16 +60,15 @@ async def run(
         asyncio.create_task(_tell(application, os.environ.get(NEWS))),
         asyncio.create_task(_spare_collector(application)),
     ]
-    timeout = settings.server.shutdown_timeout
     await _first(stop.wait(), leave.wait())
     if not stop.is_set():
         await _first(application.hand_over(timeout), stop.wait())
     if stop.is_set():
-        await _first(application.drain(timeout), hurry.wait())
+        await application.drain(timeout)
     for task in watching:
         task.cancel()
     await application.stop()
-    return 0
+    return asked.code
 
 
 def _inherited(descriptor: int) -> socket.socket:

@@ -1,15 +1,16 @@
 """Settings from where users put them: flag over environment (`KVGATE_*`, `__` nests) over file over default."""
 
 import difflib
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
@@ -18,9 +19,21 @@ from gateway.config import Settings, usable_key
 _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
 """Variables that are read before there are settings, or by the engine's set-up."""
+_ENVIRONMENT = "environment"
 _SHOWN_LENGTH = 60
 _SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env"})
-_USER_IN_URL = re.compile("//.*@")
+_USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    "string_type": "expected text, in quotes where it looks like something else",
+    "path_type": "expected a path",
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected keys and values"),
+    **dict.fromkeys(("url_type", "url_parsing", "url_scheme"), "expected a URL"),
+}
+"""What pydantic's kinds of errors ask for, in our words; an example follows."""
 
 
 class ConfigurationError(Exception):
@@ -43,7 +56,7 @@ def load(flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[st
         file = Path(environ["KVGATE_CONFIG"])
     sources = {
         "command line": dict(flags),
-        "environment": _from_environment(environ),
+        _ENVIRONMENT: _from_environment(environ),
         **({str(file): _from_file(file)} if file is not None else {}),
     }
     merged: dict[str, Any] = {}
@@ -76,9 +89,9 @@ def read_secret(value: SecretStr | None, file: Path | None) -> str | None:
         raise ConfigurationError(f"{file}: {error}") from None
 
 
-def redacted(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, secrets as asterisks."""
-    return settings.model_dump(mode="json")
+def redacted(settings: Settings, *, defaults: bool = True) -> dict[str, Any]:
+    """The settings as plain values, secrets as asterisks; all, or only what differs from the defaults."""
+    return settings.model_dump(mode="json", exclude_defaults=not defaults)
 
 
 def revealed(settings: BaseModel) -> dict[str, Any]:
@@ -111,15 +124,28 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     source.env_vars = {name.lower(): value for name, value in names.items()}
     try:
         return dict(source())
-    except SettingsError:
-        fields = {field: names.get(f"{_PREFIX}{field.upper()}") for field in Settings.model_fields}
-        given = ", ".join(f"{_PREFIX}{field.upper()}" for field, value in fields.items() if value is not None)
-        raise ConfigurationError(f"{given} (environment): expected JSON") from None
+    except SettingsError as error:
+        raise ConfigurationError("\n".join(filter(None, map(_not_json, names.items()))) or str(error)) from None
+
+
+def _not_json(variable: tuple[str, str]) -> str | None:
+    """What is wrong with a variable that has to hold JSON and does not."""
+    name, value = variable
+    path = name.removeprefix(_PREFIX).lower().split("__")
+    shown = _example(path, _ENVIRONMENT, whole=True)
+    if not shown.startswith(("[", "{")):
+        return None
+    try:
+        json.loads(value)
+    except ValueError as error:
+        where = f"character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "it"
+        return f"{name} (environment): expected JSON, as {shown}; {where} is not"
+    return None
 
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text())
+        values = yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -131,7 +157,21 @@ def _from_file(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigurationError(f"{file}: expected keys and values, got {type(values).__name__}")
-    return values
+    # A section of which everything is commented out.
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes a key that is there twice for a mistake, as one of the two would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and (first := seen.setdefault(key.value, line)) != line:
+                problem = f"`{key.value}` is there already, in line {first}: put the two together"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +193,35 @@ def _explain(fault: ErrorDetails, sources: Mapping[str, Mapping[str, Any]]) -> s
     if fault["type"] == "missing":
         return f"{key} ({where}): missing, and there is no default"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "expected")
+    if fault["type"] in _EXPECTED:
+        message = _EXPECTED[fault["type"]]
+        if example := _example(path, where):
+            message += f", as {example}"
+    elif fault["type"] == "literal_error" and isinstance(fault["input"], bool):
+        message += "; in YAML, a bare on, off, yes or no means true or false: put it in quotes"
     return f"{key or 'settings'}{_shown(fault['input'], path)} ({where}): {message}"
+
+
+def _example(path: Sequence[str | int], where: str, *, whole: bool = False) -> str:
+    """How the value at this path may be written; "" where nobody said. `whole` also makes one up of a section."""
+    names = [part for part in path if isinstance(part, str)]
+    field = _model_at(path[: len(path) - 1 - path[::-1].index(names[-1])]).model_fields.get(names[-1])
+    if field is None:
+        return ""
+    value = field.examples[0] if field.examples else field.get_default(call_default_factory=True)
+    if isinstance(value, list) and path[-1] != names[-1]:
+        value = value[0]
+    if isinstance(value, BaseModel):
+        changed = ((name, given) for name, given in value.model_dump(mode="json").items() if given is not None)
+        value = dict([next(changed)]) if whole or where != _ENVIRONMENT else ""
+    if value is None or value == "" or value is PydanticUndefined or isinstance(value, SecretStr):
+        return ""
+    text: str = (
+        json.dumps(value)
+        if where == _ENVIRONMENT
+        else yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
+    )
+    return text.strip().removesuffix("\n...").strip('"')
 
 
 def _dotted(path: Iterable[str | int]) -> str:
@@ -173,14 +241,25 @@ def _contains(values: Any, path: Iterable[str | int]) -> bool:
 
 
 def _fields_at(path: Iterable[str | int]) -> Iterable[str]:
-    model: Any = Settings
+    return _model_at(path).model_fields
+
+
+def _model_at(path: Iterable[str | int]) -> type[BaseModel]:
+    """The section at a path, or the one it is in."""
+    model: type[BaseModel] = Settings
     for part in path:
-        if isinstance(part, str) and isinstance(model, type) and issubclass(model, BaseModel):
-            field = model.model_fields.get(part)
-            model = field.annotation if field is not None else model  # else the key of an entry, as JSON has it
-        candidates = [model, *get_args(model)]
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else ()
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:  # else an index, or the key of an entry
+            model = next(_sections(field.annotation), model)
+    return model
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that a type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

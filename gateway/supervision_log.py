@@ -1,28 +1,112 @@
-"""What a person at the terminal sees of the supervisor, and its last words when it could not go on."""
+"""What is told of the programs that kvgate runs: lines for people or JSON, the engines' own logs, and last words."""
 
-from rich.console import Console
+import logging
+import re
+from pathlib import Path
 
+import structlog
+
+from engine.cache import cache_folder
 from engine.diagnosis.sign import Diagnosis
-from engine.events import BecameReady, GaveUp, SupervisorEvent
+from engine.events import BecameReady, Crashed, GaveUp, LinePrinted, Overdue, SupervisorEvent
+from engine.loglines import parse
+from gateway.ops.logs import timestamp
+
+_ENGINE_LOG_BYTES = 16 * 2**20
+"""Of a file; the one before is kept, as NAME.1."""
+_WARNINGS = (Crashed, GaveUp, Overdue)
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+_log = structlog.get_logger("kvgate.supervisor")
+
+
+def engine_logs(port: int) -> Path:
+    """The folder for the logs of the engines of the kvgate that serves this port."""
+    return cache_folder() / "logs" / str(port)
 
 
 class SupervisionLog:
-    """Prints what happens as it happens. Programs that were given up are named again at the end, with the way out."""
+    """Tells what happens as it happens. Programs that were given up are named again at the end, with the way out.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Args:
+        folder: for a file with the log of each engine, which then stays out of the lines for people; None puts an
+            engine's lines among the others.
+        for_people: whether lines are; else they are JSON.
+    """
+
+    def __init__(self, folder: Path | None, *, for_people: bool) -> None:
+        self._folder = folder
+        self._for_people = for_people
+        self._files: dict[str, EngineLog] = {}
         self._given_up: dict[str, Diagnosis] = {}
 
     def __call__(self, event: SupervisorEvent) -> None:
         """Take in one event."""
-        self._console.print(str(event), markup=False, soft_wrap=True)
-        if isinstance(event, GaveUp):
-            self._given_up[event.program] = event.diagnosis
-        elif isinstance(event, BecameReady):
-            self._given_up.pop(event.program, None)
+        match event:
+            case LinePrinted(program, text):
+                self._printed(program, text)
+                return
+            case GaveUp(program, diagnosis):
+                self._given_up[program] = diagnosis
+            case BecameReady(program):
+                self._given_up.pop(program, None)
+        log = _log.warning if isinstance(event, _WARNINGS) else _log.info
+        log(str(event), **self._named(event.program))
+
+    def say(self, text: str) -> None:
+        """Tell something else."""
+        _log.info(text)
 
     def last_words(self) -> None:
         """Say why it ended: after the log of an engine, and of others that were stopped, nobody would find it."""
         for program, diagnosis in self._given_up.items():
-            for line in f"{program} could not run: {diagnosis}".splitlines():
-                self._console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
+            file = self._files.get(program)
+            where = f"\nIts log: {file.path}" if file is not None else ""
+            _log.error(f"{program} could not run: {diagnosis}{where}", **self._named(program))
+
+    def _printed(self, program: str, text: str) -> None:
+        if self._folder is not None:
+            self._file(program).write(text)
+        elif self._for_people:
+            _log.info(f"{program} | {text}")
+        else:
+            level = logging.getLevelNamesMapping().get(parse(text).level or "INFO", logging.INFO)
+            _log.log(level, "the engine printed", program=program, line=text)
+
+    def _file(self, program: str) -> "EngineLog":
+        if program not in self._files:
+            assert self._folder is not None  # noqa: S101  # only then is there a file
+            file = self._files[program] = EngineLog(self._folder / f"{_NOT_IN_NAMES.sub('-', program)}.log")
+            _log.info(f"{program}: its log is {file.path}")
+        return self._files[program]
+
+    def _named(self, program: str) -> dict[str, str]:
+        """For people its name is in the line already."""
+        return {} if self._for_people else {"program": program}
+
+
+class EngineLog:
+    """The file with what an engine prints, each line with its time.
+
+    A disk that is full stops nothing but this: that is said once, and lines are lost until there is room. The file is
+    opened for each line, so that it may be moved or deleted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._said = False
+
+    def write(self, line: str) -> None:
+        """Append a line."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(f"{timestamp()} {line}\n".encode(errors="replace"))
+                size = file.tell()
+            if size > _ENGINE_LOG_BYTES:
+                self.path.replace(f"{self.path}.1")
+        except OSError as error:
+            if not self._said:
+                _log.warning(f"{self.path} cannot be written: {error.strerror}. What the engine prints is lost.")
+            self._said = True
+        else:
+            self._said = False

@@ -12,6 +12,8 @@ a traceback of the process that waited. The cause is the first real error, many 
 Of an engine that served only what `serving.of_the_end` leaves is looked at.
 """
 
+import contextlib
+import json
 import re
 import signal
 from collections import defaultdict, deque
@@ -107,7 +109,7 @@ def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosi
 def read_log(log: Iterable[str]) -> list[Diagnosis]:
     """Say all that a log file tells: what ended the last run of each engine in it, if anything did, and hints.
 
-    Lines may begin with `NAME | `, as kvgate and `docker compose` write them, and with a time.
+    Lines may begin with `NAME | `, as kvgate and `docker compose` write them, and with a time, or be kvgate's JSON.
     """
     by_engine: dict[str, list[LogLine]] = defaultdict(list)
     for raw in log:
@@ -197,6 +199,10 @@ _TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-
 def _collected(raw: str) -> tuple[str, LogLine]:
     """Whose line it is, and the line, without what a collector of logs puts in front."""
     text = _TIMESTAMP.sub("", raw.rstrip("\n"))
+    if (start := text.find('{"')) >= 0 and '"program":' in text:
+        with contextlib.suppress(ValueError, KeyError):
+            told = json.loads(text[start:])
+            return str(told["program"]), parse(str(told["line"] if "line" in told else told["event"]))
     prefix = _COLLECTED.match(text)
     return (prefix["engine"], parse(_TIMESTAMP.sub("", text[prefix.end() :]))) if prefix else ("", parse(text))
 

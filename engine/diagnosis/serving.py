@@ -1,8 +1,8 @@
 """PURE. What an engine that served says of requests that failed: it is not why the engine ended.
 
-A bad tool call, a body that is no JSON, a client that left: each is an error in the log, often with a traceback, and the
-engine goes on. So of an engine that was ready only what was said about its end counts: shortly before it, and by those
-of its processes that hold the model, or about them.
+A bad tool call, a body that is no JSON, a client that left: each is an error in the log, often with a traceback, and
+the engine goes on. So of an engine that was ready only what was said about its end counts: shortly before it, and by
+those of its processes that hold the model, or about them.
 
 Sources: vLLM 0.32 (`entrypoints/`, `tool_parsers/`, `v1/engine/core_client.py`), uvicorn.
 """

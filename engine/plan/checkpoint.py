@@ -3,6 +3,7 @@
 `read_checkpoint` reads configs and the headers of safetensors files: a few hundred kilobytes of a model of any size.
 """
 
+import difflib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -127,10 +128,10 @@ def read_checkpoint(model: str, environ: Mapping[str, str] = os.environ, *, revi
             "Name the folder it is in. A GGUF file alone does not tell its shape: put the config.json of the model it "
             "was made from beside it.",
         )
-    if not is_model_id(model):
-        raise CheckpointError(
-            f"there is no folder {model}, and it is no name of a model on a hub", "Check the path, or name owner/name."
-        )
+    if not is_model_id(model) or _is_a_path(model, folder):
+        close = difflib.get_close_matches(folder.name, _folders(folder.parent), n=1)
+        near = f"Did you mean {folder.parent / close[0]}?" if close else "Check the path."
+        raise CheckpointError(f"there is no folder {model}", f"{near} A model of a hub is named owner/name.")
     settings = HubSettings.from_environ(environ)
     cached = _snapshot(settings.cache, model, revision or "main")
     if cached and (settings.offline or _complete(cached)):
@@ -142,6 +143,18 @@ def read_checkpoint(model: str, environ: Mapping[str, str] = os.environ, *, revi
         )
     with Hub(settings, model, revision or "main") as hub:
         return _from_hub(hub, model, settings.endpoint)
+
+
+def _is_a_path(model: str, folder: Path) -> bool:
+    """Whether what could be a name on a hub is meant as a folder: what it would be in is there, or one like it."""
+    return folder.parent.is_dir() if "/" in model else bool(difflib.get_close_matches(model, _folders(folder.parent)))
+
+
+def _folders(parent: Path) -> list[str]:
+    try:
+        return [entry.name for entry in parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ _REFUSALS = (
         "RepoNotFound",
         None,
         False,
-        "{hub} has no model {model}",
+        "{hub} has no model {model}, and there is no such folder here",
         "Check the name, as owner/name; if it is private, set HF_TOKEN.",
     ),
     _Refusal(
@@ -254,7 +254,8 @@ class Hub:
 
     def _unreachable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"{self._settings.endpoint} could not be reached for {self._model} ({str(error) or type(error).__name__})",
+            f"there is no folder {self._model} here, and {self._settings.endpoint} could not be reached for a model of "
+            f"that name ({str(error) or type(error).__name__})",
             "Check the network and proxy (HTTPS_PROXY), name a mirror with HF_ENDPOINT, or give the folder of a copy "
             "of the model in place of its name.",
         )

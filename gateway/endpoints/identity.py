@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _CLAMPS_SINCE = (0, 32)
 
@@ -51,6 +52,8 @@ class _Models(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str
+    name: str | None = None
+    """`kvgate`, of a kvgate."""
 
 
 _models = msgspec.json.Decoder(_Models)
@@ -63,18 +66,22 @@ def identify(models: bytes, version: bytes | None) -> Identity:
     A LoRA adapter names its base model as `parent`; a base model has none.
 
     Raises:
-        UnidentifiedError: the model list is malformed, has no base model or tells no length.
+        UnidentifiedError: it is a kvgate, or the model list is malformed, has no base model or tells no length.
     """
+    if version is not None and is_kvgate(version):
+        raise UnidentifiedError(KVGATE)
     try:
         cards = _models.decode(models).data
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnidentifiedError(f"/v1/models answered no model list: {error}") from error
+        raise UnidentifiedError("this is no vLLM: /v1/models answered no list of models") from error
     bases = [card for card in cards if card.parent is None]
     if not bases:
         raise UnidentifiedError("/v1/models lists no base model")
     lengths = [card.max_model_len for card in bases if card.max_model_len is not None]
     if not lengths or min(lengths) < 1:
-        raise UnidentifiedError("/v1/models tells no max_model_len")
+        raise UnidentifiedError(
+            "this is an OpenAI API, but no vLLM: /v1/models tells no max_model_len, which kvgate cannot do without"
+        )
     return Identity(
         names=tuple(card.id for card in bases),
         loras=tuple(card.id for card in cards if card.parent is not None),
@@ -82,6 +89,14 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         max_model_len=min(lengths),
         version=_read_version(version),
     )
+
+
+def is_kvgate(version: bytes) -> bool:
+    """Whether an answer to `/version` is that of a kvgate."""
+    try:
+        return _version.decode(version).name == "kvgate"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _read_version(answer: bytes | None) -> str | None:

@@ -26,12 +26,18 @@ from gateway.endpoints.health import (
 )
 from gateway.endpoints.identity import Identity, UnidentifiedError, identify
 from gateway.endpoints.listener import EndpointStatus, Listener
+from gateway.endpoints.mistakes import helps, mistaken
 from gateway.endpoints.probe import NoReply, Prober, Reply
 from gateway.endpoints.progress import Progress
 from gateway.endpoints.totals import Totals
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the names, adapters and length of an endpoint that takes traffic."""
+
+REMINDER = 60.0
+"""Seconds after which it is said again that an endpoint does not answer as it should."""
+
+_FAILING = frozenset({State.STARTING, State.DOWN})
 
 HURRY_GAP = 0.05
 """Least seconds between two probes, however many requests fail."""
@@ -80,6 +86,7 @@ class EndpointMonitor:
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
         self._told: tuple[Identity, Capacity] | None = None
+        self._said_at = clock()
 
     @property
     def status(self) -> EndpointStatus:
@@ -128,6 +135,8 @@ class EndpointMonitor:
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)
         missed = _missed(health) or await self._identify()
+        if missed is not None and isinstance(health, Reply) and not health.ok and not self._health.was_healthy:
+            missed = await self._named(missed)
         if missed is not None:
             self._handle(missed)
         else:
@@ -205,6 +214,12 @@ class EndpointMonitor:
                 )
             )
 
+    async def _named(self, missed: Missed) -> Missed:
+        """A miss of what has never been a vLLM, with what it is in the place of a status."""
+        models, version = await asyncio.gather(self._prober.get("/v1/models"), self._prober.get("/version"))
+        mistake = mistaken(str(self._settings.url), models, version)
+        return missed if mistake is None else replace(missed, reason=mistake)
+
     async def _identify(self) -> Missed | None:
         """Ask who it is, when that is due. Fails only an endpoint that takes no traffic yet."""
         now = self._clock()
@@ -256,8 +271,12 @@ class EndpointMonitor:
         if state is not before:
             log = _log.info if self._health.serving else _log.warning
             log("endpoint changed", endpoint=self._id, was=before.value, state=state.value, reason=reason)
-        elif reason != known:
-            _log.warning("endpoint is still not healthy", endpoint=self._id, state=state.value, reason=reason)
+            self._said_at = self._clock()
+        elif reason != known or (state in _FAILING and self._clock() - self._said_at >= REMINDER):
+            self._said_at = self._clock()
+            help_ = helps(reason)
+            said = {"reason": reason} if help_ is None else {"reason": reason, "help": help_}
+            _log.warning("endpoint is still not healthy", endpoint=self._id, state=state.value, **said)
         for effect in effects:
             match effect:
                 case Effect.TAKE_IN:

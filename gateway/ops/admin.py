@@ -3,7 +3,7 @@
 import hmac
 from collections.abc import Awaitable, Callable
 from enum import Flag, auto
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -51,6 +51,8 @@ class Version(BaseModel):
     """Which kvgate runs."""
 
     version: str
+    name: Literal["kvgate"] = "kvgate"
+    """By which another kvgate knows that this is no vLLM."""
 
 
 class _Refused(Exception):  # noqa: N818  # never seen by anybody: it carries an answer to the handler below

@@ -1,4 +1,4 @@
-"""Logs on stderr: JSON lines, or a console for people. Everything goes through here, the standard library's too.
+"""Logs on stderr: JSON lines, or lines for people. Everything goes through here, the standard library's too.
 
 What a client wrote and what a model answered is never logged. The access line has no field that could hold it; in all
 other lines, fields that are named like text or secrets are blanked, and so is whatever follows "Bearer".
@@ -6,16 +6,18 @@ other lines, fields that are named like text or secrets are blanked, and so is w
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import msgspec
 import structlog
 
 from gateway.config import LogSettings
+from gateway.ops import people
 
 _NEVER = frozenset(
     {
@@ -31,6 +33,17 @@ _LONGEST_NAME = 128
 _encoder = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
 
 
+def for_people(settings: LogSettings, stream: TextIO | None = None) -> bool:
+    """Whether lines to `stream`, stderr by default, are for people; else they are JSON."""
+    out = sys.stderr if stream is None else stream
+    return settings.format == "console" or (settings.format == "auto" and out.isatty())
+
+
+def timestamp() -> str:
+    """Now, as every line of JSON has it: UTC, to the millisecond."""
+    return f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's lines to `stream`, stderr by default.
 
@@ -38,11 +51,11 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[settings.level.upper()]
-    renderer = _renderer(settings.format, out)
+    renderer = _renderer(out) if for_people(settings, out) else _render_json
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _stamp,
         # Plain tracebacks: those with local variables would show requests.
         structlog.processors.format_exc_info,
         redact,
@@ -60,14 +73,16 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    logging.basicConfig(handlers=[handler], level=level, force=True)
+    # What libraries say of themselves is nothing for people.
+    least = max(level, logging.WARNING) if for_people(settings, out) and level > logging.DEBUG else level
+    logging.basicConfig(handlers=[handler], level=least, force=True)
     logging.captureWarnings(capture=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    # One line for each request is ours; each probe would be another.
-    for name in ("uvicorn.access", "httpx", "httpcore", "aiohttp.access"):
+    # One line for each request is ours, each probe would be another; and uvicorn says what it does inside.
+    for name in ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
@@ -109,8 +124,8 @@ class AccessLog:
 
     def __init__(self, settings: LogSettings, stream: TextIO | None = None) -> None:
         self._out = sys.stderr if stream is None else stream
-        self._json = _is_json(settings.format, self._out)
-        self._console = structlog.dev.ConsoleRenderer(colors=self._out.isatty(), pad_event_to=0)
+        self._for_people = for_people(settings, self._out)
+        self._headed = False
 
     def __call__(
         self,
@@ -151,7 +166,7 @@ class AccessLog:
             duration_ms: from its arrival to its end.
         """
         line = AccessLine(
-            timestamp=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            timestamp=timestamp(),
             request_id=_name(request_id),
             path=_name(path),
             model=None if model is None else _name(model),
@@ -168,23 +183,38 @@ class AccessLog:
             overhead_ms=overhead_ms,
             duration_ms=duration_ms,
         )
-        if self._json:
-            text = _encoder.encode(line).decode()
-        else:
-            shown = {name: value for name, value in msgspec.structs.asdict(line).items() if value is not None}
-            text = self._console(None, "info", shown)
-        self._out.write(f"{text}\n")
+        self._out.write(f"{self._shown(line) if self._for_people else _encoder.encode(line).decode()}\n")
         self._out.flush()
 
+    def _shown(self, line: AccessLine) -> str:
+        shown = people.request(msgspec.structs.asdict(line), width=_width(self._out), colors=_colors(self._out))
+        if self._headed:
+            return shown
+        self._headed = True
+        return f"{people.HEADER[: _width(self._out)]}\n{shown}"
 
-def _is_json(wanted: Literal["auto", "json", "console"], out: TextIO) -> bool:
-    return wanted == "json" or (wanted == "auto" and not out.isatty())
+
+def _stamp(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    line["timestamp"] = timestamp()
+    return line
 
 
-def _renderer(wanted: Literal["auto", "json", "console"], out: TextIO) -> structlog.typing.Processor:
-    if _is_json(wanted, out):
-        return _render_json
-    return structlog.dev.ConsoleRenderer(colors=out.isatty())
+def _renderer(out: TextIO) -> structlog.typing.Processor:
+    def render(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
+        return people.happened(line, colors=_colors(out))
+
+    return render
+
+
+def _width(out: TextIO) -> int | None:
+    try:
+        return os.get_terminal_size(out.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def _colors(out: TextIO) -> bool:
+    return out.isatty() and "NO_COLOR" not in os.environ
 
 
 def _render_json(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
@@ -196,6 +226,4 @@ def _render_json(_logger: object, _method: str, line: MutableMapping[str, Any]) 
 
 def _name(text: str) -> str:
     """A name as a client wrote it, cut short and made harmless for a terminal."""
-    if len(text) <= _LONGEST_NAME and text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "\ufffd" for character in text[:_LONGEST_NAME])
+    return people.harmless(text[:_LONGEST_NAME])

@@ -222,11 +222,19 @@ class _Process:
     """A process of its own, which starts with the first job and then stays."""
 
     def __init__(self) -> None:
+        # Where this process is killed, what is left of its semaphores is cleaned up without a word.
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
         # Spawned, not forked: this process has threads.
         self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
 
     def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
-        asyncio.wrap_future(self._executor.submit(call)).add_done_callback(functools.partial(_tell, ended))
+        # What it starts inherits the mask: Ctrl-C is left to this process, from the first moment on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            future = self._executor.submit(call)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        asyncio.wrap_future(future).add_done_callback(functools.partial(_tell, ended))
 
     def end(self) -> None:
         # What `kill_workers` of Python 3.14 does.
@@ -242,8 +250,7 @@ def _tell(ended: _Ended, future: asyncio.Future[Any]) -> None:
 
 
 def _settle_in() -> None:
-    """What a new process does first: leave Ctrl-C to its parent, and end when that is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What a new process does first: see to it that it ends when its parent is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

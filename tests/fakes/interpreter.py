@@ -2,13 +2,16 @@
 
     python tests/fakes/interpreter.py -m vllm.entrypoints.openai.api_server --model M --port N ...
 
-Of vLLM's arguments it takes those that are the fake's too. `--fake-fails TEXT` ends it with that error at once, and
-`--fake-pids FILE` has it append its process id to a file when it starts.
+Of vLLM's arguments it takes those that are the fake's too. `--fake-fails TEXT` ends it with that error at once,
+`--fake-loads` has it load for ever and not hear SIGTERM, as vLLM while it loads weights, and `--fake-pids FILE` has it
+append its process id to a file when it starts.
 """
 
 import argparse
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,24 +26,30 @@ def made(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("-m", dest="module")
+    parser.add_argument("-c", dest="probe")
     parser.add_argument("--model")
     parser.add_argument("--served-model-name")
     parser.add_argument("--port")
-    parser.add_argument("--load-format")
     parser.add_argument("--fake-fails")
+    parser.add_argument("--fake-loads", action="store_true")
     parser.add_argument("--fake-pids", type=Path)
     given, rest = parser.parse_known_args()
+    if given.probe:  # whether it has vllm
+        return
     if given.fake_pids:
         with given.fake_pids.open("a") as pids:
             pids.write(f"{os.getpid()}\n")
     if given.fake_fails:
         sys.exit(given.fake_fails)
-    passed = [argument for argument in rest if not argument.startswith(("--host", "127.", "--disable"))]
-    argv = [sys.executable, "-m", "tests.fakes.vllm", "--port", given.port, "--model", given.served_model_name]
+    if given.fake_loads:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    argv = [sys.executable, "-m", "tests.fakes.vllm", "--as-vllm", "--port", given.port]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    os.execve(sys.executable, [*argv, "--root", given.model, *passed], environ)  # noqa: S606
+    argv += ["--model", given.served_model_name, "--root", given.model, *rest]
+    os.execve(sys.executable, argv, environ)  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -126,7 +126,8 @@ class Outcome:
 
     @property
     def last_lines(self) -> str:
-        return "\n".join(self.said.splitlines()[-6:])
+        said = (json.loads(line) for line in self.said.splitlines()[-6:])
+        return "\n".join(line.get("line") or line["event"] for line in said)
 
 
 @pytest.fixture(scope="module")

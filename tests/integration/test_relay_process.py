@@ -110,7 +110,7 @@ async def test_a_second_signal_stops_at_once(fronting):
                 pass
         assert kvgate.process.poll() is None
         kvgate.process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(kvgate.process.wait, 5) == 0
+        assert await asyncio.to_thread(kvgate.process.wait, 2) == 130
         with pytest.raises(aiohttp.ClientError):
             await running
 
@@ -132,11 +132,11 @@ def test_a_port_that_is_taken_is_said_with_who_has_it_and_the_way_out(fronting):
     port = kvgate.url.rsplit(":", 1)[1]
     with serving(kvgate.log.with_name("second.log"), int(port), "--endpoint", "http://127.0.0.1:9") as second:
         assert second.process.wait(20) == 2
-        what, way_out = [line for line in second.log.read_text().splitlines() if line.startswith("kvgate:")]
+        (line,) = second.log.read_text().splitlines()
+        what, way_out = json.loads(line)["event"].splitlines()
         assert f":{port}: " in what
         assert f"(process {kvgate.process.pid}) listens there" in what
         assert "--port" in way_out
-        assert "Traceback" not in second.log.read_text()
 
 
 async def test_a_thousand_streams_at_once_lose_and_mix_nothing(fronting):

@@ -13,7 +13,7 @@ def run(monkeypatch):
     """Run a command; what it would have served is kept and not served."""
     served, reloaded = [], []
 
-    def keep(settings, again):
+    def keep(settings, again, *, verbose):
         served.append(settings)
         reloaded.append(again(None))
         return 0
@@ -29,8 +29,9 @@ def run(monkeypatch):
     return invoke
 
 
-def test_the_version_is_printed(run):
-    assert run("version").stdout == f"kvgate {gateway.__version__}\n"
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_the_version_is_printed(run, asked):
+    assert run(asked).stdout == f"kvgate {gateway.__version__}\n"
 
 
 def test_endpoints_are_fronted(run):
@@ -44,13 +45,13 @@ def test_endpoints_are_fronted(run):
         "--port",
         "9",
         "--chat-template",
-        "c",
+        "{{ c }}",
     )
     result = run("serve", *arguments, "--host", "::", "--admin-port", "10")
     assert result.exit_code == 0
     (model,) = result.served.models
     assert [str(endpoint.url) for endpoint in model.endpoints] == ["http://a:1/", "http://b:2/"]
-    assert (model.tokenizer, model.chat_template, model.engine) == ("t", "c", None)
+    assert (model.tokenizer, model.chat_template, model.engine) == ("t", "{{ c }}", None)
     server = result.served.server
     assert (server.host, server.port, server.admin_port) == ("::", 9, 10)
 
@@ -62,6 +63,12 @@ def test_events_are_recorded_where_a_flag_says(run):
 
 def test_a_model_is_launched(run):
     assert run("serve", "org/model").served.models[0].engine.model == "org/model"
+
+
+def test_arguments_for_vllm_follow_two_dashes(run):
+    result = run("serve", "org/model", "--port", "9", "--", "--max-model-len", "2048")
+    assert result.served.models[0].engine.args == ("--max-model-len", "2048")
+    assert result.served.server.port == 9
 
 
 def test_engines_that_are_debugged_stay_so_after_a_reload(run):
@@ -84,6 +91,7 @@ def test_a_flag_goes_before_the_environment_before_the_file(run, tmp_path):
     ("arguments", "said"),
     [
         (("serve",), "nothing to serve"),
+        (("serve", "--", "--x", "1"), "need a MODEL to launch it for: kvgate serve MODEL -- --x 1"),
         (("serve", "--tokenizer", "t"), "--tokenizer goes with MODEL or --endpoint"),
         (("serve", "--chat-template", "t"), "--chat-template goes with MODEL or --endpoint"),
         (("serve", "--endpoint", "nowhere"), "models[0].endpoints[0].url = 'nowhere' (command line)"),
@@ -102,15 +110,55 @@ def test_what_cannot_be_served_is_said_in_one_line(run, arguments, said):
     assert result.stdout == ""
 
 
-def test_settings_are_checked_and_shown_without_secrets(run, tmp_path):
+def test_settings_are_checked_and_what_differs_is_shown_without_secrets(run, tmp_path):
     file = tmp_path / "kvgate.yaml"
-    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\n")
+    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\nlog: {level: info}\n")
     result = run("check-config", str(file))
     assert result.exit_code == 0
-    shown = yaml.safe_load(result.stdout)
+    models = [{"endpoints": [{"url": "http://a:1/"}]}]
+    assert yaml.safe_load(result.stdout) == {"models": models, "auth": {"admin_key": "**********"}}
+    shown = yaml.safe_load(run("check-config", "--all", str(file)).stdout)
     assert shown["admission"]["kv_high"] == 0.9
     assert shown["auth"]["admin_key"] == "**********"
-    assert "hidden" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("auth: {keys: [{name: a, key_file: /no/key}]}", "auth.keys[0]: /no/key: cannot read the key: No such file"),
+        ("auth: {admin_key_file: /no/key}", "auth.admin_key_file: /no/key: cannot read the key: No such file"),
+        ("auth: {keys: [{name: a, key: k}, {name: b, key: k}]}", "auth.keys[1]: it is the same key as auth.keys[0]"),
+        ("server: {port: 1}\nserver: {host: h}", "`server` is there already, in line 2"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check-config", "serve --config"])
+def test_what_would_fail_later_is_found_when_settings_are_checked(run, tmp_path, command, text, said):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text(f"models: [{{endpoints: [{{url: 'http://a:1'}}]}}]\n{text}")
+    result = run(*command.split(), str(file))
+    assert (result.exit_code, result.served) == (USAGE_ERROR, None)
+    (line,) = result.stderr.splitlines()
+    assert said in line
+
+
+def test_settings_without_a_model_are_no_good_and_one_is_shown(run):
+    result = run("check-config")
+    assert result.exit_code == USAGE_ERROR
+    assert (
+        "models: there is nothing to serve; write one, as [{endpoints: [{url: http://127.0.0.1:8000}]}]"
+        in result.stderr
+    )
+
+
+def test_files_of_an_endpoint_are_looked_at(run, tmp_path):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text(
+        "models: [{endpoints: [{url: 'http://a:1', tls: {ca_file: /no/ca}}, {url: 'http://b', api_key_file: /no}]}]"
+    )
+    result = run("check-config", str(file))
+    first, second = result.stderr.splitlines()
+    assert first.startswith("kvgate: endpoint a:1: tls.ca_file: /no/ca is no readable CA bundle")
+    assert second.startswith("kvgate: endpoint b: /no: cannot read the key: No such file")
 
 
 def test_the_help_names_every_command(run):

@@ -53,7 +53,43 @@ def test_every_default_is_a_valid_setting():
     ("text", "key", "value", "expected"),
     [
         ("server: {port: 99999}", "server.port", "99999", "less than or equal to 65535"),
-        ("server: {port: many}", "server.port", "'many'", "integer"),
+        ("server: {port: many}", "server.port", "'many'", "expected a whole number, as 8080"),
+        ("server: [1]", "server", "", "expected keys and values, as {host: 0.0.0.0}"),
+        ("log: {access: maybe}", "log.access", "'maybe'", "expected true or false, as true"),
+        ("auth: {keys: {a: b}}", "auth.keys", "", "a list, as [{name: alice, key_file: /run/secrets/alice}]"),
+        ("admission: {kv_high: 90%}", "admission.kv_high", "'90%'", "expected a number, as 0.9"),
+        ("admission: {bands: [1]}", "admission.bands", "", "expected keys and values, as {1: {ttft_target: 30}}"),
+        ("admission: {mode: off}", "admission.mode", "False", "a bare on, off, yes or no means true or false"),
+        ("models: ['http://h:1']", "models[0]", "'http://h:1'", "as {endpoints: [{url: 'http://127.0.0.1:8000'}]}"),
+        ("models: [{endpoints: 'http://h'}]", "models[0].endpoints", "", "a list, as [{url: 'http://127.0.0.1:8000'}]"),
+        ("models: [{endpoints: ['http://h']}]", "models[0].endpoints[0]", "", "as {url: 'http://127.0.0.1:8000'}"),
+        ("models: [{engine: m}]", "models[0].engine", "'m'", "expected keys and values, as {model: owner/name}"),
+        ("models: [{engine: {model: 7}}]", "models[0].engine.model", "7", "expected text, in quotes"),
+        (
+            "models: [{engine: {model: m, args: --max-model-len 8}}]",
+            "models[0].engine.args",
+            "'--max-model-len 8'",
+            "expected a list, as [--max-model-len, 2048]",
+        ),
+        (
+            "models: [{engine: {model: m, args: [--max-model-len 8]}}]",
+            "models[0].engine.args",
+            "",
+            "'--max-model-len 8' is two words: write [--max-model-len, 8]",
+        ),
+        (
+            "models: [{engine: {model: m, args: [true]}}]",
+            "models[0].engine.args",
+            "",
+            "`true` and `false` go after a switch, as [--enable-prefix-caching, false]",
+        ),
+        ("models: [{endpoints: [{url: 'h:1'}]}]", "models[0].endpoints[0].url", "'h:1'", "its scheme, as http://h:1"),
+        (
+            "models: [{endpoints: [{url: 'http://h:1/v1/chat/completions'}]}]",
+            "models[0].endpoints[0].url",
+            "'http://h:1/v1/chat/completions'",
+            "expected the base URL, http://h:1: kvgate adds",
+        ),
         ("admission: {mode: off}", "admission.mode", "False", "'enforce' or 'observe'"),
         ("admission: {kv_high: 1.5}", "admission.kv_high", "1.5", "less than or equal to 1"),
         ("admission: {ttft_target: 0}", "admission.ttft_target", "0", "greater than 0"),
@@ -72,8 +108,6 @@ def test_every_default_is_a_valid_setting():
             "`gpus` names GPUs for 1 replicas, and there are 2",
         ),
         ("models: [{engine: {replicas: 2}}]", "models[0].engine.model", "", "missing"),
-        ("models: [{endpoints: [{url: 'http://h:1/v1'}]}]", "models[0].endpoints[0].url", "/v1'", "without `/v1`"),
-        ("models: [{endpoints: [{url: 'http://h:1/gw/v1/'}]}]", "models[0].endpoints[0].url", "", "without `/v1`"),
         ("models: [{endpoints: [{url: 'http://h?k=1'}]}]", "models[0].endpoints[0].url", "", "without `?` and `#`"),
         ("models: [{endpoints: [{url: 'https://gw/a'}, {url: 'https://gw/b'}]}]", "models", "", "port: gw"),
         ("models: [{endpoints: [{url: 'http://h:1'}]}, {endpoints: [{url: 'http://h:1/'}]}]", "models", "", "h:1"),
@@ -115,7 +149,20 @@ def test_every_fault_has_its_line_and_its_source(tmp_path):
     ("environ", "said"),
     [
         ({"KVGATE_SEVER__PORT": "1"}, "KVGATE_SEVER__PORT (environment): unknown key; did you mean `server`?"),
-        ({"KVGATE_MODELS": "not json"}, "KVGATE_MODELS (environment): expected JSON"),
+        (
+            {"KVGATE_MODELS": "not json"},
+            (
+                'KVGATE_MODELS (environment): expected JSON, as [{"endpoints": [{"url": "http://127.0.0.1:8000"}]}]; '
+                "character 1 is not"
+            ),
+        ),
+        (
+            {"KVGATE_AUTH__KEYS": '[{"name": "a", "key": hidden}]', "KVGATE_LOG__LEVEL": "info"},
+            (
+                'KVGATE_AUTH__KEYS (environment): expected JSON, as [{"name": "alice", "key_file": '
+                '"/run/secrets/alice"}]; character 23 is not'
+            ),
+        ),
     ],
 )
 def test_a_bad_variable_is_named(environ, said):
@@ -127,6 +174,50 @@ def test_a_bad_variable_is_named(environ, said):
 )
 def test_a_file_that_is_none_is_said_to_be(tmp_path, text, said):
     assert said in fault(file=written(tmp_path, text))
+
+
+def test_a_key_that_is_there_twice_is_no_setting(tmp_path):
+    text = "server: {port: 1}\nlog: {level: debug}\nserver: {host: h}\n"
+    said = fault(file=written(tmp_path, text))
+    assert "not valid YAML in line 3: `server` is there already, in line 1: put the two together" in said
+
+
+def test_a_section_of_which_nothing_is_left_is_as_by_default(tmp_path):
+    assert load({}, written(tmp_path, "health:\n#  interval: 5\n"), {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("written_as", "words"),
+    [
+        ("[--max-model-len, 2048]", ["--max-model-len", "2048"]),
+        ("[--gpu-memory-utilization, 0.9, -tp, 2]", ["--gpu-memory-utilization", "0.9", "-tp", "2"]),
+        ("[--enable-prefix-caching, true]", ["--enable-prefix-caching"]),
+        ("[--enable-prefix-caching, off, --port-of=x]", ["--no-enable-prefix-caching", "--port-of=x"]),
+        ('[--served, "two words", "--json={\\"a\\": 1}"]', ["--served", "two words", '--json={"a": 1}']),
+    ],
+)
+def test_arguments_for_vllm_may_be_what_yaml_makes_of_them(tmp_path, written_as, words):
+    file = written(tmp_path, f"models: [{{engine: {{model: m, fit: off, args: {written_as}, env: {{N: 1}}}}}}]")
+    engine = load({}, file, {}).models[0].engine
+    assert list(engine.args) == words
+    assert engine.fit == "off"
+    assert engine.env["N"].get_secret_value() == "1"
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://h:1/v1", "http://h:1/"),
+        ("http://h:1/v1/", "http://h:1/"),
+        (" http://h:1/gw/v1 ", "http://h:1/gw"),
+        ("http://h:1/gw/", "http://h:1/gw/"),
+        ("http://v1/", "http://v1/"),
+        ("http://v1:1/v1", "http://v1:1/"),
+    ],
+)
+def test_a_url_may_be_the_base_url_of_a_client(url, base):
+    settings = load({"models": [{"endpoints": [{"url": url}]}]}, None, {})
+    assert str(settings.models[0].endpoints[0].url) == base
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -153,11 +244,20 @@ def test_secrets_are_never_shown(tmp_path):
     assert "hidden" not in fault(file=written(tmp_path, both))
 
 
-@pytest.mark.parametrize("url", ["http://user:hidden@h:1", "http://hidden@h:1", "htp://user:hid/hidden@h:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:hidden@h:1",
+        "http://hidden@h:1",
+        "htp://user:hid/hidden@h:1",
+        "user:hidden@h:1",
+        "http://user:hidden@h:1/v1/models",
+    ],
+)
 def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path, url):
     said = fault(file=written(tmp_path, f"models: [{{endpoints: [{{url: '{url}'}}]}}]"))
     assert said.startswith("models[0].endpoints[0].url = ")
-    assert "//***@h:1" in said
+    assert "***@h:1" in said
     assert "hidden" not in said
 
 

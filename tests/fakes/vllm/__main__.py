@@ -19,12 +19,15 @@ def parse() -> tuple[FakeSettings, argparse.Namespace]:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one, printed on start")
     parser.add_argument("--tokenizer", type=Path, help="count with the tokenizer in this folder, not by words")
+    parser.add_argument("--as-vllm", action="store_true", help="pass over arguments of vLLM's that the fake lacks")
     types = typing.get_type_hints(FakeSettings)
     for field in dataclasses.fields(FakeSettings):
         kind = types[field.name]
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=kind if isinstance(kind, type) else int, default=field.default)
-    arguments = parser.parse_args()
+    arguments, unknown = parser.parse_known_args()
+    if unknown and not arguments.as_vllm:
+        parser.error(f"unknown: {' '.join(unknown)}")
     names = [field.name for field in dataclasses.fields(FakeSettings)]
     return FakeSettings(**{name: getattr(arguments, name) for name in names}), arguments
 

@@ -187,7 +187,7 @@ async def test_a_model_list_that_fails_later_does_not_take_it_out(up, told, vllm
     ("answer", "reason"),
     [
         (401, "GET /v1/models answered 401"),
-        (b"[]", "/v1/models answered no model list"),
+        (b"[]", "this is no vLLM: /v1/models answered no list of models"),
         (httpx.ReadError("gone"), "GET /v1/models: gone"),
     ],
 )
@@ -444,3 +444,27 @@ async def test_an_endpoint_that_does_not_come_up_is_logged_once_for_each_reason(
         ("endpoint is still not healthy", "starting", "cannot connect: All connection attempts failed"),
         ("endpoint is still not healthy", "starting", "GET /health answered 500"),
     ]
+
+
+async def test_what_lasts_is_said_again_every_minute_with_what_would_help(monitor, vllm, clock):
+    vllm.listening = False
+    with capture_logs() as logs:
+        for _ in range(121):
+            await monitor.probe()
+            clock.now += 1
+    assert [line["event"] for line in logs] == ["endpoint is still not healthy"] * 3
+    assert all("a vLLM does when its model is loaded" in line["help"] for line in logs)
+
+
+async def test_what_was_healthy_and_is_not_is_said_again_too(up, vllm, clock):
+    vllm.listening = False
+    with capture_logs() as logs:
+        await pass_time(up, clock, 61)
+    assert [line["event"] for line in logs] == ["endpoint changed", "endpoint is still not healthy"]
+
+
+async def test_another_server_is_named_and_takes_no_traffic(monitor, vllm, told):
+    vllm.answers = dict.fromkeys(("/health", "/metrics", "/version", "/v1/models"), 404)
+    await monitor.probe()
+    assert monitor.status.reason == "this is no vLLM: it knows neither /health nor /v1/models"
+    assert told.take() == []

@@ -14,6 +14,24 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process started, and those that they did."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = entry.read_text().partition(" ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(number)] = int(rest.rpartition(")")[2].split()[1])
+    found, left = [], [pid]
+    while left:
+        parent = left.pop()
+        children = [child for child, of in parents.items() if of == parent]
+        found += children
+        left += children
+    return found
+
+
 def eventually(condition: Callable[[], bool], bound: float = 15.0) -> bool:
     """Whether the condition comes true within `bound` seconds."""
     deadline = time.monotonic() + bound

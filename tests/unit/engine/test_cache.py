@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,30 @@ def test_a_failed_step_says_why(code: str, reason: str) -> None:
     with pytest.raises(StepError) as caught:
         run_step([sys.executable, "-S", "-c", code], what="it", progress=lambda _: None)
     assert caught.value.reason() == reason
+
+
+def test_a_step_that_cannot_be_started_says_why() -> None:
+    with pytest.raises(StepError, match="No such file or directory"):
+        run_step(["/nowhere/at/all"], what="it", progress=lambda _: None)
+
+
+def test_a_step_ends_with_the_process_that_waits_for_it() -> None:
+    """As when pip, which has children of its own, runs while kvgate is killed."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
+    sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    script = """if True:
+        import sys
+        from engine import cache
+        cache.HEARTBEAT = 0.05
+        say = lambda line: print(line, flush=True)
+        cache.run_step([sys.executable, "-S", "-c", *sys.argv[1:]], what="it", progress=say)
+    """
+    argv = [sys.executable, "-c", script, child, sleeps]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = next(int(line.split()[-1]) for line in parent.stdout if line.split()[-1].isdigit())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -122,7 +122,19 @@ def test_a_start_that_is_tried_with_less_follows_at_once_and_is_no_failure_in_a_
         .then(State.STARTING)
     )
     assert play.lifecycle.failures == 0
-    play.at(9, Stop(), Terminate(), WakeAt(19)).at(10, Exited(refitted=True)).then(State.STOPPED)
+    play.at(9, Stop(), Kill(overdue=False)).at(10, Exited(refitted=True)).then(State.STOPPED)
+
+
+def test_what_is_stopped_before_it_was_ready_is_killed_as_it_has_nothing_to_end() -> None:
+    (
+        Play()
+        .at(0, Start(), Launch(), WakeAt(100))
+        .at(9, Stop(), Kill(overdue=False))
+        .then(State.DRAINING)
+        .at(100, Tick())
+        .at(101, Exited())
+        .then(State.STOPPED)
+    )
 
 
 def test_what_became_ready_the_moment_before_it_ended_has_crashed() -> None:

@@ -159,7 +159,7 @@ async def test_not_ready_while_draining(source, open_admin, path):
 
 
 async def test_version(open_admin):
-    assert (await open_admin.get("/version")).json() == {"version": "0.1.0"}
+    assert (await open_admin.get("/version")).json() == {"version": "0.1.0", "name": "kvgate"}
 
 
 async def test_state_shows_every_endpoint(open_admin):

@@ -1,12 +1,16 @@
 import io
 import json
 import logging
+import re
 
 import pytest
 import structlog
 
+from engine.events import LinePrinted
 from gateway.config import LogSettings
+from gateway.ops import people
 from gateway.ops.logs import AccessLog, configure, redact
+from gateway.supervision_log import SupervisionLog
 
 FIELDS = {
     "request_id": "req-1",
@@ -61,8 +65,8 @@ def test_what_is_not_known_is_null_in_json_and_left_out_for_people():
     AccessLog(LogSettings(format="json"), out)(**unknown)
     AccessLog(LogSettings(format="console"), shown)(**unknown)
     assert lines(out)[0]["ttft_ms"] is None
-    assert "endpoint" not in shown.getvalue()
-    assert "prompt_tokens=12" in shown.getvalue()
+    assert "None" not in shown.getvalue()
+    assert "12+34" in shown.getvalue()
 
 
 def test_a_terminal_gets_a_console_and_a_file_gets_json():
@@ -80,7 +84,7 @@ def test_names_that_clients_write_cannot_forge_lines_nor_carry_texts(format_):
     out = io.StringIO()
     forged = 'x\n{"event":"request"}\x1b[31m\udc80' + "a long secret prompt " * 100
     AccessLog(LogSettings(format=format_), out)(**{**FIELDS, "request_id": forged, "model": forged, "path": forged})
-    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().removeprefix(f"{people.HEADER}\n").count("\n") == 1
     assert "\x1b[31m\ufffd" not in out.getvalue()
     assert len(out.getvalue()) < 1500
 
@@ -123,13 +127,67 @@ def test_a_traceback_shows_no_values_of_variables():
 def test_lines_of_libraries_come_in_the_same_format():
     out = io.StringIO()
     configure(LogSettings(format="json"), out)
-    logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
+    logging.getLogger("a.library").info("Started server process [%d]", 7)
     (line,) = lines(out)
-    assert (line["event"], line["logger"], line["level"]) == (
-        "Started server process [7]",
-        "uvicorn.error",
-        "info",
-    )
+    assert (line["event"], line["logger"], line["level"]) == ("Started server process [7]", "a.library", "info")
+
+
+def test_people_hear_of_libraries_only_what_went_wrong():
+    out = Terminal()
+    configure(LogSettings(), out)
+    logging.getLogger("a.library").info("Started server process")
+    logging.getLogger("a.library").warning("It broke.")
+    (line,) = out.getvalue().splitlines()
+    assert "It broke." in line
+
+
+def test_every_line_of_json_has_its_time_in_one_form():
+    out = io.StringIO()
+    configure(LogSettings(), out)
+    structlog.get_logger().info("ours")
+    logging.getLogger("a.library").info("theirs")
+    AccessLog(LogSettings(), out)(**FIELDS)
+    SupervisionLog(None, for_people=False)(LinePrinted("engine e", "of an engine"))
+    assert len(lines(out)) == 4
+    for line in lines(out):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"]), line
+
+
+def test_a_request_for_people_is_as_wide_as_the_terminal_and_says_what_went_wrong():
+    line = {**FIELDS, "status": 429, "outcome": "wait_too_long", "model": "m" * 200, "queue_ms": 1500.0}
+    for width in (60, 80, 200):
+        shown = people.request(line, width=width, colors=False)
+        assert len(shown) <= width
+    assert "  429     chat         12+34         31 ms    512 ms   wait_too_long, queued 1.5 s, mmm" in shown
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "said"),
+    [
+        ("endpoint changed", {"endpoint": "h:1", "was": "up", "state": "down", "reason": "gone"}, "h:1 is down: gone"),
+        ("stopping", {"active": 0, "at_most": 120.0}, "stopping"),
+        ("stopping", {"active": 1, "at_most": 120.0}, "waits for 1 request, at most 120 s; Ctrl-C again ends it now"),
+        (
+            "a gate closed",
+            {"model": "m", "usage": 0.91, "of": ["a", "b"]},
+            "a gate closed (model m, usage 0.91, of a b)",
+        ),
+    ],
+)
+def test_people_read_sentences(event, fields, said):
+    out = Terminal()
+    configure(LogSettings(), out)
+    structlog.get_logger().info(event, **fields)
+    shown = re.sub(r"\x1b\[\d+m", "", out.getvalue())
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d  .*{re.escape(said)}\n", shown)
+
+
+def test_a_terminal_is_not_sent_what_it_would_obey():
+    out = Terminal()
+    configure(LogSettings(), out)
+    structlog.get_logger().warning("endpoint changed", endpoint="h", state="down", reason="said \x1b[2Jx\nand more")
+    assert "\x1b[2J" not in out.getvalue()
+    assert out.getvalue().splitlines()[1] == "          and more"
 
 
 @pytest.mark.parametrize("name", ["uvicorn.access", "httpx", "aiohttp.access"])

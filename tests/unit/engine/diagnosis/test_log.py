@@ -1,3 +1,4 @@
+import json
 import signal
 
 import pytest
@@ -180,3 +181,19 @@ def test_a_file_tells_hints_beside_the_failure_each_once() -> None:
 
 def test_a_file_that_says_nothing_bad_tells_nothing() -> None:
     assert read_log([BANNER, "INFO 11-20 18:15:59 [x.py:1] fine", ""]) == []
+
+
+def test_what_kvgate_writes_as_json_is_read_as_well() -> None:
+    def line(program: str, text: str, name: str = "line") -> str:
+        return json.dumps({"timestamp": "2026-01-02T03:04:05.678Z", "level": "info", "program": program, name: text})
+
+    (found,) = read_log(
+        [
+            '{"event":"listening","level":"info"}',
+            line("engine a", "engine a: starting", "event"),
+            *(line("engine a", text) for text in (BANNER, PORT, *TAIL)),
+            line("engine b", BANNER),
+        ]
+    )
+    assert found.cause.startswith("engine a: ")
+    assert found.sign == read_log([BANNER, PORT, *TAIL])[0].sign

@@ -33,12 +33,14 @@ ASGI = [
 ]
 KILLED = [
     "(Worker pid=3) INFO 11-22 08:06:40 [multiproc_executor.py:843] Parent process exited, terminating worker queues",
-    "(APIServer pid=1) WARNING 11-22 08:06:40 [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly;",
+    "(APIServer pid=1) WARNING 11-22 08:06:40 [core_client.py:817] [shutdown] MPClient: engine core exited",
     "(APIServer pid=1) ERROR 11-22 08:06:40 [async_llm.py:906] AsyncLLM output_handler failed.",
     "(APIServer pid=1) ERROR 11-22 08:06:40 [async_llm.py:906] Traceback (most recent call last):",
     "(APIServer pid=1) ERROR 11-22 08:06:40 [async_llm.py:906]     raise self._format_exception(outputs) from None",
-    "(APIServer pid=1) ERROR 11-22 08:06:40 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
-    "encountered an issue. See stack trace (above) for the root cause.",
+    (
+        "(APIServer pid=1) ERROR 11-22 08:06:40 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+        "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    ),
     "INFO:     Shutting down",
 ]
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."

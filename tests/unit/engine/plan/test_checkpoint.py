@@ -173,3 +173,30 @@ def test_offline_a_model_that_is_not_cached_is_said_without_asking_a_network(tmp
     )
     assert "HF_HUB_OFFLINE" in error.cause
     assert "Unset" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("models/lama", "Did you mean models/llama?"),
+        ("models/other", "Check the path."),
+        ("lama-3", "Did you mean llama-3?"),
+        ("./models/lama", "Did you mean models/llama?"),
+        ("no/such/folder", "Check the path."),
+        ("~/no-such-folder-at-all", ""),
+    ],
+)
+def test_a_mistyped_folder_is_no_such_folder_and_the_network_is_not_asked(
+    given: str, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("models/llama", "llama-3"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    error = refused(given, {"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert error.cause == f"there is no folder {given}"
+    assert error.remedy.startswith(near)
+
+
+def test_where_the_hub_is_out_of_reach_a_missing_folder_is_said_first(tmp_path: Path) -> None:
+    error = refused("owner/name", {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)})
+    assert error.cause.startswith("there is no folder owner/name here, and http://127.0.0.1:9 could not be reached")
