@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NewType
 
+from gateway.admission.policy import Policy
+
 RequestId = NewType("RequestId", int)
 EndpointId = NewType("EndpointId", str)
 Prefix = tuple[tuple[int, int], ...]
@@ -192,6 +194,17 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The operator decided otherwise. Who waits keeps its place, and what is in flight goes on.
+
+    Whoever has waited longer than it may by now is refused as ever. A shorter queue is for newcomers: nobody is sent
+    away for it. `poll_interval` is the one there was.
+    """
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownStarted:
     """The gateway takes no new work: whoever waits is refused, whoever runs finishes."""
 
@@ -212,6 +225,7 @@ Event = (
     | EndpointGone
     | Observed
     | Learned
+    | PolicyChanged
     | ShutdownStarted
     | Tick
 )
