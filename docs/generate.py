@@ -18,6 +18,7 @@ from engine.plan import report
 from engine.plan.remedies import REMEDIES
 from gateway.admission.outcomes import Outcome
 from gateway.config import Settings
+from gateway.live import NEEDS, every, inner_section
 from gateway.relay.routes import ROUTES, Action
 from gateway.wire.errors import REFUSALS
 
@@ -39,9 +40,6 @@ _HEADERS = (
     ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
     ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
 )
-_ENTRY: dict[Any, str] = {tuple: "[]", dict: ".N"}
-"""How an entry of a list, and of a section by number, is written in a setting's name."""
-
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
     Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
@@ -66,13 +64,17 @@ def configuration() -> str:
         "",
         "Three variables are read outside the settings: `KVGATE_CONFIG`; `KVGATE_CACHE`, the folder of what kvgate",
         "sets up once (`~/.cache/kvgate` by default); `KVGATE_ENGINE_PYTHON`, an interpreter that has vllm.",
+        "",
+        "`changes` says what a changed setting needs while kvgate serves (`kvgate reload`, SIGHUP): nothing (live); a",
+        "new process of the gateway, which a kvgate that launches engines starts by itself, and any other is restarted",
+        "for; a restart; new engines in the place of the old ones; or it is for the engine that comes next.",
     ]
     for name, field in Settings.model_fields.items():
         lines += ["", f"## `{name}`", ""]
         section = _section(field.annotation)
         lines += [(section.__doc__ or "").split("\n\n")[0].replace("\n", " "), ""]
-        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
-        lines += list(_rows(section, f"{name}[]" if get_origin(field.annotation) is tuple else name))
+        lines += ["| setting | type | default | changes | meaning |", "|---|---|---|---|---|"]
+        lines += list(_rows(section, f"{name}[]." if get_origin(field.annotation) is tuple else f"{name}."))
     return "\n".join(lines) + "\n"
 
 
@@ -121,27 +123,15 @@ def diagnosis() -> str:
 
 
 def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        inner = _inner_section(field.annotation)
-        key = f"{prefix}.{name}"
-        if inner is not None:
-            yield from _rows(inner, key + _ENTRY.get(get_origin(field.annotation), ""))
-        else:
-            meaning = (field.description or "").replace("|", "\\|")
-            yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+    for key, field in every(section, prefix):
+        meaning = (field.description or "").replace("|", "\\|")
+        yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {NEEDS[key]} | {meaning} |"
 
 
 def _section(annotation: Any) -> type[BaseModel]:
-    section = _inner_section(annotation)
+    section = inner_section(annotation)
     assert section is not None  # noqa: S101  # the top level has only sections
     return section
-
-
-def _inner_section(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
 
 
 def _type(annotation: Any) -> str:
