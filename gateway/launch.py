@@ -172,4 +172,21 @@ def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str) 
         tells=True,
         final_codes=frozenset({USAGE_ERROR}),
         policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
+        described=_code(),
     )
+
+
+def settings_of(gateway: Program) -> Settings:
+    """The settings that a gateway is told when it starts."""
+    return Settings.model_validate_json(gateway.stdin or b"")
+
+
+def _code() -> str:
+    """A digest of the code as it is on disk now: after an upgrade it is another one than what runs."""
+    found = []
+    for package in ("gateway", "engine"):
+        for file in sorted(Path(__file__).parents[1].joinpath(package).rglob("*")):
+            if file.suffix in {".py", ".so"}:
+                stat = file.stat()
+                found.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config import EndpointSettings, ModelSettings, Settings
+from gateway.config import EndpointSettings, EngineSettings, ModelSettings, Settings
 
 
 class Needs(StrEnum):
@@ -66,6 +66,8 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
 NEEDS: Mapping[str, Needs] = {path: needs for needs, paths in _TABLE.items() for path in paths}
 """Of every setting, by its name as `every` writes it."""
 
+ANSWER = "settings"
+"""What a gateway's answer to settings that it was told begins with; what was wrong with them follows."""
 FIXED = tuple(path.removeprefix("server.") for path in _TABLE[Needs.RESTART])
 _OF_POOL = ("name", "tokenizer", "chat_template", "trust_remote_code")
 """Settings of a model that its pool is made with."""
@@ -97,17 +99,18 @@ class Change:
         live = tuple(name for name, needs in found.items() if needs is Needs.NOTHING)
         return cls(settings, live, {name: needs for name, needs in found.items() if needs is not Needs.NOTHING})
 
-    def lines(self) -> list[str]:
-        """What is said of it."""
-        changed = f"Changed: {', '.join(self.live)}." if self.live else "No setting that is in force has changed."
-        return [changed, *(f"{name}: {_SAID[needs]}" for name, needs in self.later.items())]
+    def told(self, *, launches: bool = False) -> list[str]:
+        """What is said of what did not change, by a gateway alone or by a kvgate that launches its engines."""
+        said = _SAID_OF_ENGINES if launches else _SAID
+        return [f"{name}: {said[needs]}" for name, needs in self.later.items() if needs in said]
 
 
-_SAID: Mapping[Needs, str] = {
-    Needs.PROCESS: "needs a restart of kvgate",
+_SAID: Mapping[Needs, str] = dict.fromkeys(Needs, "needs a restart")
+_SAID_OF_ENGINES: Mapping[Needs, str] = {
     Needs.RESTART: "needs a restart",
-    Needs.ENGINE: "needs a restart: this kvgate launched no engine",
+    Needs.NEXT_ENGINE: "is for the next engine that takes this one's place",
 }
+"""The rest is brought about."""
 
 
 def every(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -163,9 +166,10 @@ def _models(
         if was is None and model.name is not None:
             was = next((old for old in before if old.name == model.name), None)
         kept: dict[str, Any] = {}
-        if model.engine != (None if was is None else was.engine):
-            found[f"{key}.engine"] = Needs.ENGINE
-            kept["engine"] = None if was is None else was.engine
+        engine = None if was is None else was.engine
+        if model.engine != engine:
+            found.update(_of_engine(engine, model.engine, f"{key}.engine"))
+            kept["engine"] = engine
         for name in _OF_POOL if was is not None else ():
             if getattr(model, name) != getattr(was, name):
                 found[f"{key}.{name}"] = Needs.PROCESS
@@ -176,6 +180,13 @@ def _models(
     if _endpoints(before) != _endpoints(after):
         found["models[].endpoints"] = Needs.NOTHING
     return tuple(models)
+
+
+def _of_engine(before: EngineSettings | None, after: EngineSettings | None, key: str) -> dict[str, Needs]:
+    if before is None or after is None:
+        return {key: Needs.ENGINE}
+    names = [name for name in type(after).model_fields if getattr(before, name) != getattr(after, name)]
+    return {f"{key}.{name}": NEEDS[f"models[].engine.{name}"] for name in names}
 
 
 def _endpoints(models: tuple[ModelSettings, ...]) -> dict[str, EndpointSettings]:

@@ -80,6 +80,11 @@ class Listener:
         """How many connections are open."""
         return len(self._server.server_state.connections)
 
+    def limit(self, settings: ServerSettings) -> None:
+        """Let clients send so much from now on."""
+        self._protocol.max_header_bytes = settings.max_header_bytes
+        self._protocol.head_timeout = settings.body_timeout
+
     def start(self) -> None:
         """Accept connections from now on."""
         self._socket.listen(BACKLOG)

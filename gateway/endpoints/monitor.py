@@ -147,6 +147,14 @@ class EndpointMonitor:
         if self._health.serving:
             self._tell()
 
+    def govern(self, settings: EndpointSettings, health: HealthSettings, client: httpx.AsyncClient) -> None:
+        """Go by other settings, and probe with another client, from the next probe on: that is now."""
+        self._settings = settings
+        self._prober = Prober(client, str(settings.url), health.timeout, self._clock)
+        self._health.failures = health.failures
+        self._progress.hung_after = health.hung_after
+        self._hurry.set()
+
     # What requests report.
 
     def dispatched(self, request: RequestId, prompt_tokens: int, *, streams: bool = True) -> None:

@@ -47,7 +47,7 @@ class _Refusal(msgspec.Struct):
 class EngineCounter:
     """Counts by `/tokenize` and `/v1/messages/count_tokens`."""
 
-    def __init__(self, targets: Callable[[], Sequence[Target]], timeout: float) -> None:
+    def __init__(self, targets: Callable[[], Sequence[Target]], timeout: Callable[[], float]) -> None:
         """Nothing is asked yet.
 
         Args:
@@ -104,7 +104,7 @@ class EngineCounter:
         headers = {"content-type": "application/json"}
         url = target.url + call.path
         try:
-            response = await target.client.post(url, content=call.body, headers=headers, timeout=self._timeout)
+            response = await target.client.post(url, content=call.body, headers=headers, timeout=self._timeout())
         except httpx.HTTPError as error:
             raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
         if response.status_code == httpx.codes.OK:

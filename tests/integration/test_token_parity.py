@@ -256,7 +256,7 @@ async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[tupl
     pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
     async with httpx.AsyncClient() as client:
         target = Target(engine, client)
-        asked = EngineCounter(lambda: (target,), 60)
+        asked = EngineCounter(lambda: (target,), lambda: 60)
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), asked),
             on_drift=pytest.fail,

@@ -101,7 +101,7 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
             source,
             pool,
             Tokenizers(pool),
-            EngineCounter(lambda: (engine.target,), 5),
+            EngineCounter(lambda: (engine.target,), lambda: 5),
             on_drift=drifts.append,
             on_switch=switches.append,
             on_return=returns.append,
