@@ -155,14 +155,15 @@ class Deployment:
     async def _reload(self, request: Reload) -> int:
         try:
             settings, new, told = await asyncio.to_thread(self._read, request)
-            changed = await self._go_by(new[:-1], new[-1])
         except (ConfigurationError, SetupError, OSError) as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         try:
-            if not changed:
-                with self._supervisor.changing():
-                    await self._change(settings, new[:-1], new[-1])
+            with self._supervisor.changing():
+                await self._change(settings, new[:-1], new[-1])
+        except ConfigurationError as error:
+            self._say(f"{error}\nNothing was changed.")
+            return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
             self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
             for engine in [engine for engine in self.engines if not knows(self._gateway, engine)]:
@@ -216,6 +217,8 @@ class Deployment:
         return True
 
     async def _change(self, settings: Settings, engines: list[Program], gateway: Program) -> None:
+        if await self._go_by(engines, gateway):
+            return
         for engine in [kept for kept in engines if kept in self.engines]:
             if self._supervisor.gave_up(engine.name):
                 await self._stop(engine)
