@@ -68,13 +68,16 @@ class Application:
         settings: all of them.
         listening: sockets for clients and, where it has a port of its own, for the admin routes; bound here where not
             given.
+        launched: addresses of endpoints whose engines kvgate starts.
 
     Raises:
         ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
-    def __init__(self, settings: Settings, listening: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self, settings: Settings, listening: Sequence[socket.socket] = (), launched: Sequence[str] = ()
+    ) -> None:
         self._settings = settings
         self._clock: Callable[[], float] = time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,6 +103,7 @@ class Application:
             settings=lambda: self._settings,
             clock=self._clock,
             spawn=self._spawn,
+            launched=launched,
         )
         self._opened = opened(settings)
         self._templates = dict(self._opened.templates)

@@ -209,9 +209,10 @@ def version() -> None:
 @cli.command(hidden=True, name="gateway")
 def gateway_process(
     listen: Annotated[list[int] | None, typer.Option(help="Descriptor of a socket to accept connections from.")] = None,
+    launched: Annotated[list[str] | None, typer.Option(help="Address of an engine that the supervisor starts.")] = None,
 ) -> None:
     """Run the gateway alone, with resolved settings read from stdin: what the supervisor starts."""
-    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or []))
+    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or [], launched=launched or []))
 
 
 def main() -> None:
@@ -304,11 +305,16 @@ def _stopping(settings: Settings) -> str:
     return f"stopping: requests have {requests:g} s, engines {engines:g} s; Ctrl-C again ends it now"
 
 
-def _gateway(settings: Settings, listening: Sequence[int] = (), sources: Sources | None = None) -> int:
+def _gateway(
+    settings: Settings,
+    listening: Sequence[int] = (),
+    sources: Sources | None = None,
+    launched: Sequence[str] = (),
+) -> int:
     configure(settings.log)
 
     try:
-        code: int = uvloop.run(run(settings, listening, sources))
+        code: int = uvloop.run(run(settings, listening, sources, launched))
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:

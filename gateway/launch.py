@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.command import EngineSpec, flags_of, value_of
 from engine.environment import engine_python
@@ -80,7 +81,7 @@ def programs(
         engines += of_model
         fronting.append(_fronting(model, model.engine, of_model))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    return [*engines, _gateway(resolved, listening, _unused("gateway", taken))]
+    return [*engines, _gateway(resolved, listening, _unused("gateway", taken), engines)]
 
 
 def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
@@ -158,14 +159,18 @@ def _policy(engine: EngineSettings) -> Policy:
     return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts, hung_timeout=engine.hung_timeout)
 
 
-def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str) -> Program:
+def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str, engines: Sequence[Program]) -> Program:
     values: Mapping[str, Any] = revealed(settings)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     fds = tuple(opened.fileno() for opened in listening)
     return Program(
         name=name,
         role=Role.GATEWAY,
-        argv=(*(sys.executable, "-P", "-m", "gateway.cli", "gateway"), *(f"--listen={number}" for number in fds)),
+        argv=(
+            *(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
+            *(f"--listen={number}" for number in fds),
+            *(f"--launched={urlsplit(engine.ready_url or '').netloc}" for engine in engines),
+        ),
         env=environment,
         stdin=json.dumps(values).encode(),
         fds=fds,

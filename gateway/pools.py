@@ -165,6 +165,12 @@ class Directory:
             return next(iter(self.pools.values())) if len(self.pools) == 1 else None
         return self._by_name.get(model)
 
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Names that endpoints which nobody has reached yet will serve, as they are configured."""
+        names = [endpoint.settings.name for endpoint in self.endpoints.values() if endpoint.identity is None]
+        return tuple(dict.fromkeys(name for name in names if name is not None and name not in self._by_name))
+
     def undiscovered(self) -> bool:
         """Whether an endpoint has not yet said what it serves."""
         return any(endpoint.identity is None for endpoint in self.endpoints.values())

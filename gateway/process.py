@@ -29,7 +29,12 @@ _LOOK = 1.0
 """Seconds between two looks at the application's state."""
 
 
-async def run(settings: Settings, listening: Sequence[int] = (), sources: Sources | None = None) -> int:
+async def run(
+    settings: Settings,
+    listening: Sequence[int] = (),
+    sources: Sources | None = None,
+    launched: Sequence[str] = (),
+) -> int:
     """Run a gateway until it is told to end; returns the process's exit code.
 
     SIGTERM or SIGINT drains, a second one ends it at once. SIGUSR1 hands over: another process accepts what is new from
@@ -40,12 +45,13 @@ async def run(settings: Settings, listening: Sequence[int] = (), sources: Source
         settings: all of them.
         listening: descriptors of sockets that were handed down, for clients and for the admin routes; where there are
             none it binds its own.
+        launched: addresses of the engines that the supervisor starts.
         sources: where settings are read again; None where a supervisor tells them.
 
     Raises:
         ConfigurationError, PortTakenError: as `Application`.
     """
-    application = Application(settings, [_inherited(descriptor) for descriptor in listening])
+    application = Application(settings, [_inherited(descriptor) for descriptor in listening], launched)
 
     def tell() -> None:
         if listening and not application.active:

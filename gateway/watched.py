@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -33,6 +33,7 @@ class Watched:
         settings: those in force.
         clock: monotonic seconds.
         spawn: runs a task that ends with the gateway.
+        launched: addresses of the engines that kvgate starts.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Watched:
         settings: Callable[[], Settings],
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        launched: Container[str],
     ) -> None:
         self._directory = directory
         self._upstream = upstream
@@ -51,6 +53,7 @@ class Watched:
         self._settings = settings
         self._clock = clock
         self._spawn = spawn
+        self._launched = launched
         self._clients: dict[EndpointId, httpx.AsyncClient] = {}
         self._watching: dict[EndpointId, asyncio.Task[None]] = {}
         self._leaving: dict[EndpointId, asyncio.Task[None]] = {}
@@ -72,6 +75,7 @@ class Watched:
             listener=self._directory,
             clock=self._clock,
         )
+        monitor.launched = identifier in self._launched
         endpoint = Endpoint(identifier, access.base_url, access.api_key, access.model, monitor)
         self._directory.add(endpoint)
         return endpoint
