@@ -157,14 +157,11 @@ def _needs(key: str) -> Needs:
 def _models(
     before: tuple[ModelSettings, ...], after: tuple[ModelSettings, ...], found: dict[str, Needs]
 ) -> tuple[ModelSettings, ...]:
-    """The models with what cannot change yet as it was: a model is the one that had an endpoint of it, or its name."""
+    """The models with what cannot change yet as it was."""
     models = []
     for number, model in enumerate(after):
         key = f"models[{number}]"
-        addresses = {endpoint.address for endpoint in model.endpoints}
-        was = next((old for old in before if addresses & {endpoint.address for endpoint in old.endpoints}), None)
-        if was is None and model.name is not None:
-            was = next((old for old in before if old.name == model.name), None)
+        was = next((old for old in before if _is_same(old, model)), None)
         kept: dict[str, Any] = {}
         engine = None if was is None else was.engine
         if model.engine != engine:
@@ -180,6 +177,15 @@ def _models(
     if _endpoints(before) != _endpoints(after):
         found["models[].endpoints"] = Needs.NOTHING
     return tuple(models)
+
+
+def _is_same(old: ModelSettings, new: ModelSettings) -> bool:
+    """Whether two are the same model: by an endpoint, else the name, else what is launched."""
+    if {endpoint.address for endpoint in old.endpoints} & {endpoint.address for endpoint in new.endpoints}:
+        return True
+    if old.name is not None or new.name is not None:
+        return old.name == new.name
+    return old.engine is not None and new.engine is not None and old.engine.model == new.engine.model
 
 
 def _of_engine(before: EngineSettings | None, after: EngineSettings | None, key: str) -> dict[str, Needs]:
