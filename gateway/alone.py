@@ -70,7 +70,7 @@ class Alone:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(control(self._application.port, self.reload))
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # the latter for a user without a home
                 _log.warning("`kvgate reload` cannot reach this kvgate, but SIGHUP can", reason=str(error))
             try:
                 yield
