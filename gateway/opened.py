@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.admission.events import EndpointId
 from gateway.chat_templates import chat_template
-from gateway.config import EndpointSettings, ModelSettings, Settings
+from gateway.config import EndpointSettings, ModelSettings, Settings, TlsSettings
 from gateway.endpoints.tls import ssl_context
 from gateway.relay.clients import Client, Clients
 from gateway.settings_sources import ConfigurationError, read_secret
@@ -58,17 +58,24 @@ def opened(settings: Settings) -> Opened:
         key = read_secret(client.key, client.key_file)
         if key is not None:
             keys[key] = Client(client.name, client.priority)
+    endpoints = {}
+    contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
+    for model in settings.models:
+        for endpoint in model.endpoints:
+            if endpoint.tls not in contexts:
+                contexts[endpoint.tls] = _context(endpoint)
+            api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
+            endpoints[EndpointId(endpoint.address)] = Access(model, endpoint, api_key, contexts[endpoint.tls])
     return Opened(
         Clients(keys, settings.server.trusted_flow_header),
         read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
-        {EndpointId(e.address): _access(model, e) for model in settings.models for e in model.endpoints},
+        endpoints,
         {model.chat_template: chat_template(model) for model in settings.models},
     )
 
 
-def _access(model: ModelSettings, endpoint: EndpointSettings) -> Access:
-    api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
+def _context(endpoint: EndpointSettings) -> ssl.SSLContext:
     try:
-        return Access(model, endpoint, api_key, ssl_context(endpoint.tls))
+        return ssl_context(endpoint.tls)
     except ValueError as error:
         raise ConfigurationError(f"{endpoint.address}: {error}") from None

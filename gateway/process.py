@@ -20,6 +20,8 @@ from gateway.interrupts import Stop
 from gateway.live import ANSWER
 from gateway.settings_sources import ConfigurationError, Sources
 
+_log = structlog.get_logger("kvgate.process")
+
 _SETTLE = 10.0
 """Seconds for which those who connect wait while a gateway finds its endpoints and loads tokenizers."""
 _LONGEST = 2**24
@@ -115,13 +117,19 @@ async def _tell_states(application: Application, supervisor: asyncio.StreamWrite
 async def _hear_settings(
     application: Application, told: asyncio.StreamReader, supervisor: asyncio.StreamWriter
 ) -> None:
-    """Go by other settings, each a line of JSON; answer with `ANSWER` and what was wrong with them, if anything."""
+    """Go by other settings, each a line of JSON; answer with `ANSWER` and what was wrong with them, if anything.
+
+    A defect is not answered: who hears nothing exchanges this gateway for another.
+    """
     while line := await told.readline():
         try:
             await application.change(Settings.model_validate_json(line))
             wrong = ""
         except ConfigurationError as error:
             wrong = "; ".join(str(error).splitlines())
+        except Exception:  # noqa: BLE001
+            _log.exception("settings could not be changed")
+            continue
         supervisor.write(f"{ANSWER} {wrong}\n".encode())
 
 

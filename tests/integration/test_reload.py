@@ -214,7 +214,15 @@ def test_wrong_settings_change_nothing_and_sighup_reloads_the_file_it_was_starte
     kvgate.kvgate.process.send_signal(signal.SIGHUP)
     assert eventually(lambda: kvgate.kvgate.log.read_text().count("The new settings are in force.") == 2, 60)
     assert too_large(kvgate.url)
+    for size in range(3000, 3010):  # a file that is changed while it is read is read again
+        kvgate.configure(server={"max_body_bytes": size})
+        kvgate.kvgate.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: not too_large(kvgate.url), 60)
+    kvgate.configure(server={"max_body_bytes": 1000})
+    kvgate.kvgate.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: too_large(kvgate.url), 60)
     assert kvgate.engines() == engines
+    assert kvgate.gateways() == gateways
 
 
 def test_without_a_kvgate_reload_says_so(tmp_path, monkeypatch):
