@@ -188,10 +188,7 @@ def replay(
     out = Console(highlight=False, markup=False)
     try:
         if change:
-            changes = _changes(change)
-            if beyond := changes.keys() - {"admission"}:
-                _fail(f"--set {min(beyond)}: expected admission.SETTING=VALUE")
-            show_compared(compare(file, changes["admission"]), change, out)
+            show_compared(compare(file, _changes(change, "admission")["admission"]), change, out)
             return
         replayed = verify(file)
     except (EventLogError, ConfigurationError) as error:
@@ -240,14 +237,14 @@ def _models(
     return [entry | of_model]
 
 
-def _changes(given: list[str]) -> dict[str, Any]:
-    """Nested settings, as `--set` takes them."""
+def _changes(given: list[str], only: str | None = None) -> dict[str, Any]:
+    """Nested settings, as `--set` takes them: of any section, or of only one."""
     changes: dict[str, Any] = {}
     for change in given:
         name, equals, value = change.partition("=")
         path = name.split(".")
-        if not equals or not all(path) or len(path) == 1:
-            _fail(f"--set {change}: expected SECTION.SETTING=VALUE")
+        if not equals or not all(path) or len(path) == 1 or only not in {None, path[0]}:
+            _fail(f"--set {change}: expected {only or 'SECTION'}.SETTING=VALUE")
         try:
             written: Any = yaml.safe_load(value)
         except yaml.YAMLError:
