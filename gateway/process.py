@@ -20,8 +20,6 @@ from gateway.interrupts import Stop
 from gateway.live import ANSWER
 from gateway.settings_sources import ConfigurationError, Sources
 
-_log = structlog.get_logger("kvgate.process")
-
 _SETTLE = 10.0
 """Seconds for which those who connect wait while a gateway finds its endpoints and loads tokenizers."""
 _LONGEST = 2**24
