@@ -19,8 +19,10 @@ from engine.plan.remedies import REMEDIES
 from gateway.admission.outcomes import Outcome
 from gateway.config import Settings
 from gateway.live import NEEDS, every, inner_section
-from gateway.relay.routes import ROUTES, Action
+from gateway.relay.routes import NOT_SERVED, ROUTES, Action
+from gateway.tokens.fields import PROMPT_FIELDS, Use
 from gateway.wire.errors import REFUSALS
+from gateway.wire.request import Api
 
 _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
@@ -36,6 +38,11 @@ _HEADERS = (
         "Milliseconds it can wait for a first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
     ),
     ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
+    (
+        "x-kvgate-counted",
+        "the answer",
+        "Who counted them: `local` (kvgate, as the engine does), `engine`, or `estimate`: then nobody knows exactly.",
+    ),
     ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
     ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
     ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
@@ -87,11 +94,23 @@ def interface() -> str:
         "",
         "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
         "`/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/explain`) are described by kvgate's own `/docs`. Any",
-        "other path is answered with 404.",
+        "other path is answered with 404. These are vLLM's:",
+        "",
+        "| routes of vLLM 0.32 that are not served | why |",
+        "|---|---|",
+        *(f"| {', '.join(f'`{path}`' for path in paths)} | {reason} |" for paths, reason in NOT_SERVED),
+        "",
+        "## Fields that bring a prompt",
+        "",
+        "Every field of vLLM 0.32's requests by which a prompt can come in, or which decides what is made of it.",
+        "",
+        "| API | counted as the engine counts | counted by the engine | estimated | refused |",
+        "|---|---|---|---|---|",
+        *(_uses(api) for api in Api),
         "",
         "## Headers",
         "",
-        "Of the four APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
+        "Of the APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
         "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
         "",
         "| header | of | meaning |",
@@ -113,6 +132,13 @@ def interface() -> str:
             retry = "`Retry-After` where it is known" if refusal.retry else "`x-should-retry: false`"
             lines.append(f"| `{outcome}` | {refusal.status} | `{refusal.code}` | {retry} |")
     return "\n".join(lines) + "\n"
+
+
+def _uses(api: Api) -> str:
+    columns = (
+        ", ".join(f"`{name}`" for name, use in PROMPT_FIELDS[api].items() if use is column) or "-" for column in Use
+    )
+    return f"| {api} | {' | '.join(columns)} |"
 
 
 def diagnosis() -> str:

@@ -254,16 +254,20 @@ class AdmissionController:
         endpoint, reservation = flight.endpoint, flight.reservation
         self._headroom.left(request.arrival.flow, flight.tokens, now)
         tokens = event.completion_tokens
-        generated = reservation.seen if tokens is None else tokens
+        aborted = event.verdict is Verdict.ABORTED
+        if tokens is not None:
+            generated = tokens
+        else:
+            generated = endpoint.ledger.progressed(reservation, now) if aborted else reservation.seen
         if event.verdict is Verdict.DONE and generated:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
-        if generated or event.verdict is Verdict.ABORTED:
+        if generated or aborted:
             used = service(request.size, generated)
         else:  # refused by the endpoint or failed at once, unless nobody says how long the answer was
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drained.completed(used, now)
-        endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
+        endpoint.release(reservation, tokens, now, aborted=aborted)
         self._roster.settle(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:

@@ -22,7 +22,7 @@ class Demand:
 
     `prompts` holds the token count of each prompt (more than one for a list of prompts), `n` the sequences
     sampled from each, `max_tokens` the most tokens each sequence may generate (always known: where the client
-    sets none, what the model's length leaves, or the API's own default).
+    sets none, what the model's length leaves, or the API's own default; 0 where only its prompts are read).
     """
 
     prompts: tuple[int, ...]

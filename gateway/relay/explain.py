@@ -18,7 +18,8 @@ from gateway.wire.request import Api
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
-"""The field that tells whose request a body is. `/v1/messages` cannot be told from chat: it must be named."""
+"""The field that tells whose request a body is. `/v1/messages` and a batch cannot be told from chat: they must be
+named."""
 
 
 class RelayExplainer:

@@ -132,7 +132,7 @@ class Flights:
     def _patience(self, flight: Flight) -> float:
         """The longest silence it is allowed, seconds."""
         timeouts = self._timeouts()
-        limit = timeouts.idle_timeout if flight.answering else timeouts.first_byte_timeout
+        limit = timeouts.idle_timeout if flight.answering and flight.streams else timeouts.first_byte_timeout
         endpoint = flight.endpoint
         if endpoint.healthy or flight.delivering or endpoint.monitor.status.state is State.DRAINING:
             return limit

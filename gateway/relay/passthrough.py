@@ -126,6 +126,8 @@ async def _through(exchange: Exchange, answer: Answer, idle_timeout: float) -> O
 
 
 def _model(scope: Scope, body: bytes) -> str | None:
+    if scope["method"] == "GET":
+        return None
     if (header(scope, b"content-type") or b"").startswith(b"multipart/form-data"):
         named = _FORM_MODEL.search(body)
         return named.group(1).decode("utf-8", "replace") if named is not None else None

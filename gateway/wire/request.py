@@ -12,9 +12,11 @@ MAX_SEQUENCES = 16384
 
 
 class Api(StrEnum):
-    """The four APIs whose requests are admitted."""
+    """The APIs whose requests are admitted."""
 
     CHAT = "chat"
+    BATCH = "batch"
+    """Several conversations in one request, answered as a whole."""
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
@@ -35,7 +37,7 @@ class InvalidRequestError(Exception):
 
 
 class ForbiddenFieldError(InvalidRequestError):
-    """The client set a field that is not a client's to set (`REFUSED_FIELDS`)."""
+    """The client set a field that it may not set (`REFUSED_FIELDS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,10 @@ class GenerationRequest:
     n: int
     """Sequences sampled from each prompt; the beam width for a beam search."""
     max_tokens: int | None
-    """What the client asked for, `max_completion_tokens` before `max_tokens`."""
+    """What the client asked for, `max_completion_tokens` before `max_tokens`; 0 where only its prompt is read."""
     priority: int
+    stream_interval: int
+    """Tokens that the client wants in each event of its stream; the engine may put more into one."""
     tools: bool
     """Whether it brings tools."""
 
@@ -70,6 +74,7 @@ class GenerationRequest:
 
 MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
+    Api.BATCH: ("max_completion_tokens", "max_tokens"),
     Api.COMPLETIONS: ("max_tokens",),
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
@@ -79,9 +84,12 @@ MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
     "chat_template": "the prompt is counted with the template the model is served with",
+    "prompt_embeds": "its tokens cannot be counted before an engine reads it; send text or token ids",
+    "previous_input_messages": "its tokens cannot be counted before an engine reads it; send the messages as `input`",
 }
-"""Fields only an operator may set, and why."""
+"""Fields a client may not set, and why."""
 
+_WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL = b"null"
 _BOOLEAN_WORDS = {
@@ -111,6 +119,8 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
             raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
 
     stream = _boolean(fields, "stream")
+    if stream and api is Api.BATCH:  # the engine would answer with the last piece of each conversation's text
+        raise InvalidRequestError("`stream` must be false: a batch is answered as a whole.", "stream")
     options = _decode(fields, "stream_options")
     if options is not None and not isinstance(options, dict):
         raise InvalidRequestError("`stream_options` must be an object.", "stream_options")
@@ -127,6 +137,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         n=_sequences(fields),
         max_tokens=_max_tokens(api, fields),
         priority=_integer(fields, "priority") or 0,
+        stream_interval=max(1, _integer(fields, "stream_interval") or 1) if api in _WITH_INTERVAL else 1,
         tools=_has_entries(fields, "tools"),
     )
 
@@ -169,7 +180,7 @@ def _max_tokens(api: Api, fields: Mapping[str, msgspec.Raw]) -> int | None:
     for name in MAX_TOKENS_FIELDS[api]:
         value = _integer(fields, name)
         if value is not None:
-            if value < 1:
+            if value < 1 and not (value == 0 and api is Api.COMPLETIONS and _boolean(fields, "echo")):
                 raise InvalidRequestError(f"`{name}` must be at least 1, got {_shown(value)}.", name)
             return value
     if api is Api.MESSAGES:

@@ -5,6 +5,7 @@ a few byte searches decide that, so that an ordinary token costs next to nothing
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -51,6 +52,7 @@ _ABSENT = msgspec.Raw(b"null")
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     finish_reason: str | None = None
 
 
@@ -92,9 +94,11 @@ _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _DONE = b"[DONE]"
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
+_CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
 _MARKS: dict[Api, tuple[bytes, ...]] = {
-    Api.CHAT: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
-    Api.COMPLETIONS: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
+    Api.CHAT: _CHOICES,
+    Api.BATCH: _CHOICES,
+    Api.COMPLETIONS: _CHOICES,
     Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
     Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
 }
@@ -102,11 +106,14 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
 
 _TOKEN_MARK: dict[Api, bytes] = {
     Api.CHAT: b"\n\n",
+    Api.BATCH: b"\n\n",
     Api.COMPLETIONS: b"\n\n",
     Api.RESPONSES: b".delta\ndata",
     Api.MESSAGES: b"event: content_block_delta",
 }
 """What occurs once for each generated token, until the engine merges two of them into one event."""
+_SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
+"""Events of each sequence that hold one token or none, however many the client wants in each: the first ones."""
 
 _PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress", b":")
 """The Responses API sends the first two at once, before the engine has even taken the request, and a comment is
@@ -137,9 +144,13 @@ class StreamReader:
     Args:
         api: the protocol.
         strip_usage: take out the one chunk that carries usage and nothing else: kvgate asked for it, not the client.
+            It stays where the other chunks carry usage, too: that engine sends it to everybody
+            (`--enable-force-include-usage`).
+        interval: tokens that the client wants in each event.
+        sequences: how many the stream has.
 
     Attributes:
-        tokens: tokens seen so far, as far as events tell.
+        tokens: tokens seen so far, over all sequences, as far as events tell.
         finished: whether a finish reason was seen.
         closed: whether the protocol's last event was seen.
         usage: the engine's count, once seen.
@@ -149,8 +160,11 @@ class StreamReader:
     """
 
     __slots__ = (
+        "_generated",
+        "_interval",
         "_last_sent",
         "_marks",
+        "_singles",
         "_strip_usage",
         "_tail",
         "_token_mark",
@@ -165,7 +179,7 @@ class StreamReader:
         "usage",
     )
 
-    def __init__(self, api: Api, *, strip_usage: bool) -> None:
+    def __init__(self, api: Api, *, strip_usage: bool, interval: int = 1, sequences: int = 1) -> None:
         self.api = api
         self.tokens = 0
         self.finished = False
@@ -175,6 +189,9 @@ class StreamReader:
         self.failure: Failure | None = None
         self.response_id: str | None = None
         self._strip_usage = strip_usage
+        self._interval = interval
+        self._singles = _SINGLES.get(api, 0) * sequences
+        self._generated: dict[int, int] = {}
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
         self._tail = b""
@@ -185,11 +202,18 @@ class StreamReader:
         """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
         if self._tail or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
-        self.tokens += data.count(self._token_mark)
+        events = data.count(self._token_mark)
+        self.tokens += events if self._interval == 1 else self._held(events)
         for mark in self._marks:
             if mark in data:
                 return self._read(data)
         return data
+
+    def _held(self, events: int) -> int:
+        """Tokens in these events, where all but the first of each sequence hold an interval of them."""
+        single = min(events, self._singles)
+        self._singles -= single
+        return single + (events - single) * self._interval
 
     def end(self) -> bytes:
         """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
@@ -264,9 +288,8 @@ class StreamReader:
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
         response = parsed.response
         usage = parsed.usage or (response.usage if response is not None else None)
-        # Beside choices stands what was counted so far, of one choice: `continuous_usage_stats` asks for that.
-        if usage is not None and not parsed.choices:
-            self.usage = usage.read(self.api)
+        if usage is not None:
+            self._used(usage.read(self.api), parsed.choices or ())
         if response is not None and response.id is not None:
             self.response_id = response.id
         if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
@@ -283,6 +306,16 @@ class StreamReader:
             if choice.finish_reason is not None:
                 self.finished = True
         return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
+
+    def _used(self, usage: Usage, choices: Sequence[_Choice]) -> None:
+        """Take what the engine counted: of the whole answer, or of one sequence, beside a piece of it."""
+        if not choices:
+            self.usage = usage
+            return
+        self._strip_usage = False
+        for choice in choices:
+            self._generated[choice.index] = usage.completion_tokens
+        self.tokens = max(self.tokens, sum(self._generated.values()))
 
 
 def _end_of_events(data: bytes) -> int:

@@ -80,3 +80,11 @@ def test_what_the_ledger_would_not_see_is_refused():
 def test_a_body_that_is_none_is_refused():
     assert refusal(parsed, Api.CHAT, b"[]").outcome is Outcome.INVALID_REQUEST
     assert refusal(parsed, Api.CHAT, b'{"chat_template":"x"}').outcome is Outcome.FORBIDDEN_FIELD
+
+
+@pytest.mark.parametrize(
+    ("body", "streamed"),
+    [(b'{"stream":true,"stream_interval":1}', True), (b'{"stream":true,"stream_interval":2}', False)],
+)
+def test_a_stream_of_many_tokens_an_event_is_not_counted_as_it_goes_by(body, streamed):
+    assert work(body, Client("a", 0)).arrival(RequestId(1)).streamed is streamed
