@@ -111,6 +111,7 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
             lobby=Lobby(settings.admission.queue),
+            counting=self._counting,
         )
         self._view = StateView(settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)

@@ -10,6 +10,7 @@ from gateway.pools import Pool
 from gateway.relay.asgi import Scope
 from gateway.relay.exchange import Exchange
 from gateway.relay.plane import Plane
+from gateway.wire.shown import shown
 
 _STARTED = int(time.time())
 
@@ -22,7 +23,7 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
     if name:
         answer = next((card for card in cards if card["id"] == name), None)
         if answer is None:
-            message = f"The model `{name[:200]}` does not exist here. `/v1/models` lists those that do."
+            message = f"The model `{shown(name)}` does not exist here. `/v1/models` lists those that do."
             return await exchange.refuse(Outcome.MODEL_NOT_FOUND, message, param="model")
     body = msgspec.json.encode(answer)
     headers = [

@@ -10,6 +10,7 @@ from gateway.relay.clients import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
 from gateway.relay.upstream import Upstream
+from gateway.tokens.pool import CountingPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Plane:
 
     Attributes:
         clock: monotonic seconds.
+        counting: where what takes long is done to a body.
     """
 
     settings: Settings
@@ -28,6 +30,7 @@ class Plane:
     metrics: Metrics
     clock: Callable[[], float]
     lobby: Lobby
+    counting: CountingPool
 
     @property
     def observes(self) -> bool:

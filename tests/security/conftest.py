@@ -1,7 +1,6 @@
 """One kvgate for the whole suite, in front of a fake vLLM with a real tokenizer and of an engine that is hostile."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
