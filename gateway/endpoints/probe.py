@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-MAX_ANSWER = 16 * 2**20
+MAX_METRICS = 8 * 2**20
 """Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
+MAX_ANSWER = 2**20
+"""The same of any other answer: thousands of LoRA adapters are less."""
 
 _FRESH = {"connection": "close"}
 """Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
@@ -61,6 +63,7 @@ class Prober:
 
     async def get(self, path: str) -> Reply | NoReply:
         """`GET path`, whole, within the timeout."""
+        most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
         try:
             async with (
                 asyncio.timeout(self._timeout),
@@ -70,8 +73,8 @@ class Prober:
                 body = bytearray()
                 async for part in response.aiter_bytes():
                     body += part
-                    if len(body) > MAX_ANSWER:
-                        return NoReply(f"GET {path}: more than {MAX_ANSWER >> 20} MiB of answer", unreachable=False)
+                    if len(body) > most:
+                        return NoReply(f"GET {path}: more than {most >> 20} MiB of answer", unreachable=False)
                 return Reply(response.status_code, bytes(body), answered_at)
         except TimeoutError:
             return NoReply(f"GET {path}: no answer within {self._timeout:g} s", unreachable=False)

@@ -4,6 +4,7 @@ No event is decoded unless it carries one of its protocol's marks (a finish reas
 a few byte searches decide that, so that an ordinary token costs next to nothing.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -50,10 +51,6 @@ class Failure:
 _ABSENT = msgspec.Raw(b"null")
 
 
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
 class _Response(msgspec.Struct):
     id: str | None = None
     status: str | None = None
@@ -64,7 +61,7 @@ class _Event(msgspec.Struct):
     """Every field that is read, over the four protocols' events and bodies."""
 
     type: str | None = None
-    choices: list[_Choice] | None = None
+    choices: msgspec.Raw = _ABSENT
     usage: UsageFields | None = None
     error: msgspec.Raw = _ABSENT  # an optional `Raw` would take nothing but null
     response: _Response | None = None
@@ -89,7 +86,14 @@ _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
 """As many of the last bytes sent may belong to a boundary that the next ones complete."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+_FINISHED = re.compile(rb'"finish_reason":\s*"')
+_ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
+"""Looked for in choices as they are written: inside a text the quotes are escaped, and a list of any length costs no
+more than its bytes."""
 _DONE = b"[DONE]"
+_LONGEST_MESSAGE = 4096
+_MOST_READ = 4096
+"""Events with a mark that are read of one piece; engines write one, or a few."""
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
 _MARKS: dict[Api, tuple[bytes, ...]] = {
@@ -149,7 +153,8 @@ class StreamReader:
     """
 
     __slots__ = (
-        "_last_sent",
+        "_held",
+        "_last",
         "_marks",
         "_strip_usage",
         "_tail",
@@ -177,13 +182,16 @@ class StreamReader:
         self._strip_usage = strip_usage
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
-        self._tail = b""
-        self._last_sent = b""
+        self._tail: list[bytes] = []
+        self._held = 0
+        """Bytes of it."""
+        self._last = b""
+        """The last few bytes of the event that is not complete, held back or not."""
         self._unread = False
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
-        if self._tail or self.torn or not data.endswith(b"\n\n"):
+        if self._held or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
         self.tokens += data.count(self._token_mark)
         for mark in self._marks:
@@ -193,7 +201,8 @@ class StreamReader:
 
     def end(self) -> bytes:
         """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
-        rest, self._tail = self._tail, b""
+        rest = b"".join(self._tail)
+        self._tail, self._held = [], 0
         if rest and self.failure is None and not self._read_event(rest):
             rest = b""
         self._expect_finished("the engine's stream ended without a finish reason")
@@ -203,31 +212,40 @@ class StreamReader:
         """Hold back an incomplete last event."""
         if self.torn:
             return self._pass(data)
-        data = self._tail + data
-        end = _end_of_events(data)
-        self._tail = data[end:]
-        if len(self._tail) > MAX_EVENT_BYTES:
+        # Only what is new is searched: the pieces of an event may be many.
+        window = self._last + data
+        end = _end_of_events(window) - len(self._last)
+        if end > 0:
+            complete = b"".join((*self._tail, data[:end]))
+            data = window = data[end:]
+            self._tail, self._held = [], 0
+        else:
+            complete = b""
+        self._tail.append(data)
+        self._held += len(data)
+        self._last = window[-_BOUNDARY_BYTES:]
+        if self._held > MAX_EVENT_BYTES:
             self.torn = self._unread = True
-            self._last_sent, self._tail = self._tail[-_BOUNDARY_BYTES:], b""
-            return data
-        return data[:end]
+            complete += b"".join(self._tail)
+            self._tail, self._held = [], 0
+        return complete
 
     def _pass(self, data: bytes) -> bytes:
         """Let the rest of an event through that was too large to hold."""
-        window = self._last_sent + data
+        window = self._last + data
         boundary = _BOUNDARY.search(window)
         if boundary is None:
-            self._last_sent = window[-_BOUNDARY_BYTES:]
+            self._last = window[-_BOUNDARY_BYTES:]
             return data
-        end = boundary.end() - len(self._last_sent)
-        self.torn = False
+        end = boundary.end() - len(self._last)
+        self.torn, self._last = False, b""
         return data[:end] + self._complete(data[end:])
 
     def _read(self, data: bytes) -> bytes:
         """Read each event of a piece that carries a mark; drop the ones that are not for the client."""
         forward: list[bytes] = []
         start = 0
-        for boundary in _BOUNDARY.finditer(data):
+        for boundary in itertools.islice(_BOUNDARY.finditer(data), _MOST_READ):
             event = data[start : boundary.end()]
             start = boundary.end()
             keep = self._read_event(event)
@@ -235,7 +253,9 @@ class StreamReader:
                 return b"".join(forward)
             if keep:
                 forward.append(event)
-        forward.append(data[start:])  # the beginning of one too large to hold
+        rest = data[start:]  # the beginning of one too large to hold, or more than any engine writes at once
+        self._unread = self._unread or rest.endswith(b"\n\n")
+        forward.append(rest)
         return b"".join(forward)
 
     def _expect_finished(self, otherwise: str) -> None:
@@ -276,13 +296,12 @@ class StreamReader:
             self.finished = True
         if parsed.type in _CLOSING_EVENTS:
             self.closed = True
-        for choice in parsed.choices or ():
-            if choice.finish_reason == "abort":
-                self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
-                return False
-            if choice.finish_reason is not None:
-                self.finished = True
-        return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
+        if _ABORTED.search(parsed.choices) is not None:
+            self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
+            return False
+        if _FINISHED.search(parsed.choices) is not None:
+            self.finished = True
+        return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
 
 
 def _end_of_events(data: bytes) -> int:
@@ -314,19 +333,19 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
     failure = None
     if parsed.failed:
         failure = _engine_failure(parsed, body, None)
-    elif parsed.status == "cancelled" or any(choice.finish_reason == "abort" for choice in parsed.choices or ()):
+    elif parsed.status == "cancelled" or _ABORTED.search(parsed.choices) is not None:
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
     return BodyFacts(parsed.usage.read(api) if parsed.usage is not None else None, failure, parsed.id)
 
 
 def error_message(body: bytes) -> str:
-    """The sentence in an engine's error body, whichever of its shapes it has."""
+    """The sentence in an engine's error body, whichever of its shapes it has, and of a whole book its beginning."""
     try:
         parsed = _EVENT.decode(body)
         raw = bytes(parsed.error) if parsed.failed else body
         if raw.startswith(b'"'):
-            return str(msgspec.json.decode(raw))
-        return _ERROR.decode(raw).message
+            return str(msgspec.json.decode(raw))[:_LONGEST_MESSAGE]
+        return _ERROR.decode(raw).message[:_LONGEST_MESSAGE]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "the engine gave no reason"
 

@@ -61,7 +61,7 @@ async def test_silence_ends_with_the_timeout(client, vllm, clock):
 
 
 async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):
-    monkeypatch.setattr(probe, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(probe, "MAX_METRICS", 1000)
     vllm.answers["/metrics"] = b"x" * 1001
     assert isinstance(await prober.get("/metrics"), NoReply)
 
