@@ -308,7 +308,8 @@ def _is_stream(headers: Headers) -> bool:
 
 async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
     """A body, and whether that is all of it: of one over so many bytes only the beginning is read."""
-    pieces, size = [], 0
+    pieces: list[bytes] = []
+    size = 0
     while size <= most:
         piece = await answer.read_some()
         if not piece:

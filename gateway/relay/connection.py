@@ -52,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._head: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._arrived: list[bytes] = []
+        """Of a body, in the read that is being parsed."""
         self._pieces: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._paused = False
@@ -153,6 +155,9 @@ class Connection(asyncio.Protocol):
                 self._resume()
                 await self._arrival()
                 self._sink = None
+        except BaseException:
+            self._keep_alive = False
+            raise
         finally:
             self._sink = None
 
@@ -174,7 +179,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._pass_on()
             self._give_up(_NOT_HTTP)
+        else:
+            self._pass_on()
         if self._unframed > _MAX_UNFRAMED:
             self._give_up(_TOO_LARGE)
 
@@ -212,6 +220,24 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._unframed = 0
+        self._arrived.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status < _FIRST_FINAL:
+            self.headers = []
+            return
+        self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
+        self._wake()
+
+    # The rest.
+
+    def _pass_on(self) -> None:
+        """Hand over what one read brought of a body, in one piece: it may have come in a chunk for each byte."""
+        if not self._arrived:
+            return
+        body = self._arrived[0] if len(self._arrived) == 1 else b"".join(self._arrived)
+        self._arrived.clear()
         if self._sink is not None:
             try:
                 if self._sink(body):
@@ -228,16 +254,6 @@ class Connection(asyncio.Protocol):
         if self._waiting_bytes > _HIGH_WATER:
             self._pause()
         self._wake()
-
-    def on_message_complete(self) -> None:
-        if self.status < _FIRST_FINAL:
-            self.headers = []
-            return
-        self._complete = True
-        self._keep_alive = self._parser.should_keep_alive()
-        self._wake()
-
-    # The rest.
 
     async def _arrival(self) -> None:
         """Wait for the next thing to happen."""

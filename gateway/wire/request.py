@@ -7,7 +7,7 @@ holds, reading it takes one pass over its bytes, and no memory to speak of.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -91,34 +91,12 @@ REFUSED_FIELDS: dict[str, str] = {
 _ABSENT = msgspec.Raw(b"")
 
 
-class _Fields(msgspec.Struct):
-    """The top-level fields that are read, each undecoded. All others are passed over, however many there are."""
-
-    model: msgspec.Raw = _ABSENT
-    stream: msgspec.Raw = _ABSENT
-    stream_options: msgspec.Raw = _ABSENT
-    n: msgspec.Raw = _ABSENT
-    max_completion_tokens: msgspec.Raw = _ABSENT
-    max_tokens: msgspec.Raw = _ABSENT
-    max_output_tokens: msgspec.Raw = _ABSENT
-    priority: msgspec.Raw = _ABSENT
-    tools: msgspec.Raw = _ABSENT
-    background: msgspec.Raw = _ABSENT
-    kv_transfer_params: msgspec.Raw = _ABSENT
-    chat_template: msgspec.Raw = _ABSENT
+def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Finds these top-level fields, each undecoded; all others are passed over, however many there are."""
+    fields = [(name, msgspec.Raw, _ABSENT) for name in names]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields))
 
 
-class _Model(msgspec.Struct):
-    model: msgspec.Raw = _ABSENT
-
-
-class _Prompts(msgspec.Struct):
-    prompt: msgspec.Raw = _ABSENT
-    input: msgspec.Raw = _ABSENT
-    messages: msgspec.Raw = _ABSENT
-
-
-_T = TypeVar("_T", bound=msgspec.Struct)
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
 """The field that tells whose request a body is."""
 
@@ -127,9 +105,13 @@ _LONGEST = {"model": 4096, "stream_options": 1024}
 _LONGEST_NUMBER = 128
 """The same of all others: numbers, and words that stand for a boolean."""
 
-_FIELDS = msgspec.json.Decoder(_Fields)
-_MODEL = msgspec.json.Decoder(_Model)
-_PROMPTS = msgspec.json.Decoder(_Prompts)
+_READ = (
+    "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
+    "tools", "background",
+)  # fmt: skip
+_FIELDS = _undecoded(*_READ, *REFUSED_FIELDS)
+_MODEL = _undecoded("model")
+_PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
 _NULL = b"null"
@@ -167,10 +149,10 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         priority=_integer(fields, "priority") or 0,
-        tools=_ENTRY.match(fields.tools) is not None,
+        tools=_ENTRY.match(_raw(fields, "tools")) is not None,
         background=api is Api.RESPONSES and bool(_decode(fields, "background")),
-        stream_options=bytes(fields.stream_options),
-        names_priority=fields.priority is not _ABSENT,
+        stream_options=bytes(_raw(fields, "stream_options")),
+        names_priority=_raw(fields, "priority") is not _ABSENT,
     )
 
 
@@ -192,7 +174,7 @@ def told_by(body: bytes) -> Api:
         prompts = _read(_PROMPTS, body)
     except InvalidRequestError:
         return Api.CHAT  # whatever it is, reading it will say what is wrong
-    return next((api for name, api in _SHAPES if getattr(prompts, name) is not _ABSENT), Api.CHAT)
+    return next((api for name, api in _SHAPES if _raw(prompts, name) is not _ABSENT), Api.CHAT)
 
 
 def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
@@ -228,7 +210,12 @@ def rewrites(request: GenerationRequest, *, usage: bool, priority: int) -> bool:
     return (usage and request.stream_options != b"") or (request.priority != priority and request.names_priority)
 
 
-def _read(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+def _raw(fields: msgspec.Struct, name: str) -> msgspec.Raw:
+    raw: msgspec.Raw = getattr(fields, name)
+    return raw
+
+
+def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec.Struct:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:
@@ -241,7 +228,7 @@ def _read(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
 def _given(fields: msgspec.Struct, name: str) -> bool:
     """Whether a field is there and not null."""
-    raw = getattr(fields, name)
+    raw = _raw(fields, name)
     return raw is not _ABSENT and bytes(memoryview(raw)[:5]) != _NULL
 
 
@@ -275,7 +262,7 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
 
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:
-    raw = getattr(fields, name)
+    raw = _raw(fields, name)
     if raw is _ABSENT:
         return None
     longest = _LONGEST.get(name, _LONGEST_NUMBER)

@@ -21,9 +21,9 @@ def answer(body: bytes, *, status: str = "200 OK", kind: str = "application/json
     return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {size}\r\n\r\n".encode() + body
 
 
-def stream_head() -> bytes:
-    """The head of a stream that ends with its connection."""
-    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+def stream_head(kind: str = "text/event-stream") -> bytes:
+    """The head of an answer that ends with its connection."""
+    return f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode()
 
 
 class Hostile:
@@ -39,6 +39,7 @@ class Hostile:
             "/tokenize": b'{"count":3}',
         }
         self._plain: dict[str, Script] = {path: _whole(body) for path, body in plain.items()}
+        self._ended = threading.Semaphore(0)
         engine = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -55,6 +56,8 @@ class Hostile:
                         self.wfile.write(piece)
                 except OSError:
                     pass  # kvgate had enough of it
+                if path in engine.scripts:
+                    engine._ended.release()
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -62,9 +65,19 @@ class Hostile:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def use(self, path: str | None, script: Script | None) -> None:
+        """Answer so on that path, and as ever on all others."""
+        self.scripts = {} if path is None or script is None else {path: script}
+        self._ended = threading.Semaphore(0)
+
     def script(self, path: str) -> Script:
         """What it answers there."""
         return self.scripts.get(path) or self._plain.get(path) or _whole(b"", status="404 Not Found")
+
+    def wait_asked(self, times: int) -> None:
+        """Until answers of `scripts` have ended so often, or were cut short."""
+        for _ in range(times):
+            assert self._ended.acquire(timeout=20), "kvgate did not ask"
 
     def close(self) -> None:
         """Stop."""

@@ -55,10 +55,12 @@ class Target:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it had enough; its answer may be there all the same
             received = bytearray()
+            size = None
             try:
                 while data := connection.recv(1 << 20):
                     received += data
-                    if _complete(received):
+                    size = size or _size(received)
+                    if (size is not None and len(received) >= size) or received.endswith(b"\r\n0\r\n\r\n"):
                         break
             except ConnectionResetError:
                 pass
@@ -138,11 +140,10 @@ def request(method: str, path: str, body: bytes, *headers: str, content_type: st
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def _complete(received: bytearray) -> bool:
-    head, found, body = received.partition(b"\r\n\r\n")
-    if not found:
-        return False
-    for line in head.lower().split(b"\r\n"):
+def _size(received: bytearray) -> int | None:
+    """Bytes of an answer whose head has arrived and tells them."""
+    head = received.find(b"\r\n\r\n")
+    for line in received[:head].lower().split(b"\r\n") if head >= 0 else ():
         if line.startswith(b"content-length:"):
-            return len(body) >= int(line.split(b":")[1])
-    return body.endswith(b"0\r\n\r\n")
+            return head + 4 + int(line.split(b":")[1])
+    return None
