@@ -145,7 +145,12 @@ class Connection(asyncio.Protocol):
                 while self._pieces:
                     piece = self._pieces.popleft()
                     self._waiting_bytes -= len(piece)
-                    if not sink(piece):
+                    try:
+                        keeps_up = sink(piece)
+                    except Exception:
+                        self._keep_alive = False
+                        raise
+                    if not keeps_up:
                         await drained()
                 if self._complete:
                     return
@@ -155,9 +160,6 @@ class Connection(asyncio.Protocol):
                 self._resume()
                 await self._arrival()
                 self._sink = None
-        except BaseException:
-            self._keep_alive = False
-            raise
         finally:
             self._sink = None
 
@@ -245,6 +247,7 @@ class Connection(asyncio.Protocol):
                 self._behind = True
             except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
                 self._failed = error
+                self._keep_alive = False
             self._sink = None
             self._pause()
             self._wake()
