@@ -180,7 +180,7 @@ class ModelCounter:
             except (NeedsEngineError, WorkerDiedError):
                 pass
             except NotCountableError:
-                return await self._estimate(flow, request)
+                return await self._estimate(flow, request, max_model_len)
         return await self._by_engine(flow, request, max_model_len)
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
@@ -215,18 +215,18 @@ class ModelCounter:
             work = await self._pool.run(flow, len(request.body), convert, request.api, request.body, max_model_len)
             counts = await self._engine.count(work, max_model_len)
         except (NeedsEngineError, NotCountableError, RouteMissingError):
-            return await self._estimate(flow, request)
+            return await self._estimate(flow, request, max_model_len)
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
         return PromptCount(counts, Source.ENGINE, work.kind)
 
-    async def _estimate(self, flow: str, request: GenerationRequest) -> PromptCount:
+    async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         """By our own conversion, or failing that by all the request's texts."""
         body = request.body
         source = None if self._unavailable else self._source
         try:
             if source is not None:
-                counted = await self._here(flow, request.api, body, MAX_MODEL_LEN)
+                counted = await self._here(flow, request.api, body, max_model_len)
                 return PromptCount(counted.prompts, Source.ESTIMATE, counted.kind)
         except (NeedsEngineError, NotCountableError, PromptTooLongError):
             pass
