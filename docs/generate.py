@@ -86,7 +86,7 @@ def interface() -> str:
         "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
         "`/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/explain`) are described by kvgate's own `/docs`. Any",
         "other path is answered with 404. What changes something (`drain`, `undrain`) needs the admin key; without",
-        "one it is taken only from a loopback address, for a loopback host, neither through a proxy nor from a web page",
+        "one it is taken only from a loopback address, for a loopback host, not through a proxy nor from a web page",
         "of somebody else.",
         "",
         "## Headers",
