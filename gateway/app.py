@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import gateway
 from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId
+from gateway.background import kept_up
 from gateway.chat_templates import chat_template
 from gateway.config import EndpointSettings, ModelSettings, Settings
+from gateway.descriptors import most_connections
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.listener import EndpointStatus
@@ -58,6 +61,8 @@ _POLL = 0.1
 """Seconds between two looks at what is still open."""
 _RECHECK = 5.0
 """Seconds between two looks at what the counters doubt."""
+_ADMIN_CONNECTIONS = 64
+"""Most at once on a port for the admin routes alone."""
 _log = structlog.get_logger("kvgate.app")
 
 
@@ -145,15 +150,15 @@ class Application:
         `settle` is how long, in seconds, it may first look for endpoints and load tokenizers.
         """
         for endpoint in self._directory.endpoints.values():
-            self._spawn(endpoint.monitor.run())
+            self._spawn(f"monitor of {endpoint.id}", endpoint.monitor.run)
         for model in self._settings.models:
             if (source := self._tokenizer(model)) is not None:  # engines take longer to start than it to load
-                self._spawn(self._preload(source))
-        self._spawn(self._gpus.run())
-        self._spawn(self._flights.watch())
-        self._spawn(self._sample())
-        self._spawn(self._keep_learned())
-        self._spawn(self._recheck())
+                self._spawn(f"tokenizer {source.name}", functools.partial(self._preload, source))
+        self._spawn("GPU watch", self._gpus.run)
+        self._spawn("flights", self._flights.watch)
+        self._spawn("samples", self._sample)
+        self._spawn("what was learned", self._keep_learned)
+        self._spawn("drift", self._recheck)
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -249,8 +254,12 @@ class Application:
         applications: list[Any] = [self._gateway]
         if apart:
             applications.append(self._admin(Part.HEALTH | Part.ADMIN))
-        pairs = zip(applications, given or bind_all(server), strict=True)
-        return [Listener(application, listening, server) for application, listening in pairs]
+        limits = (server.max_connections or most_connections(), _ADMIN_CONNECTIONS)
+        pairs = zip(applications, given or bind_all(server), limits, strict=False)
+        return [
+            Listener(application, listening, server, most=most, on_refused=self._metrics.refused_connections.inc)
+            for application, listening, most in pairs
+        ]
 
     def _connections(self) -> int:
         return sum(listener.connections for listener in self._listeners)
@@ -323,7 +332,7 @@ class Application:
             clock=self._clock,
         )
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
-        self._loading[name] = self._spawn(counter.start())
+        self._loading[name] = self._spawn(f"tokenizer of {name}", counter.start)
         return pool
 
     def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
@@ -339,7 +348,7 @@ class Application:
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
-        self._spawn(self._compared(endpoint, endpoint.pool))
+        self._spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
 
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
@@ -354,8 +363,8 @@ class Application:
     def _target(self, endpoint: Endpoint) -> Target:
         return Target(endpoint.base_url, self._clients[endpoint.id])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(kept_up(name, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -14,6 +14,7 @@ from engine.process import NEWS
 from engine.runner import READY
 from gateway.app import Application
 from gateway.config import Settings
+from gateway.descriptors import raise_limit
 from gateway.interrupts import Stop
 
 _SETTLE = 10.0
@@ -40,6 +41,7 @@ async def run(
     Raises:
         ConfigurationError, PortTakenError: as `Application`.
     """
+    raise_limit()
     application = Application(settings, [_inherited(descriptor) for descriptor in listening])
     timeout = settings.server.shutdown_timeout
 

@@ -1,4 +1,4 @@
-"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint answers."""
+"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint does."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import httpx
 import msgspec
+
+from gateway.descriptors import OutOfDescriptorsError, lacking
 
 MAX_METRICS = 8 * 2**20
 """Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
@@ -62,7 +64,11 @@ class Prober:
         self._clock = clock
 
     async def get(self, path: str) -> Reply | NoReply:
-        """`GET path`, whole, within the timeout."""
+        """`GET path`, whole, within the timeout.
+
+        Raises:
+            OutOfDescriptorsError: it could not be asked, and nothing is known of it.
+        """
         most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
         try:
             async with (
@@ -79,6 +85,8 @@ class Prober:
         except TimeoutError:
             return NoReply(f"GET {path}: no answer within {self._timeout:g} s", unreachable=False)
         except httpx.ConnectError as error:
+            if lacking(error):
+                raise OutOfDescriptorsError from error
             return NoReply(f"cannot connect: {error}", unreachable=True)
         except httpx.ProtocolError as error:  # its text may quote headers, the key among them
             return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}", unreachable=False)

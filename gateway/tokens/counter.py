@@ -86,7 +86,11 @@ class ModelCounter:
         self._key = new_key()
 
     async def start(self) -> None:
-        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts."""
+        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts.
+
+        Raises:
+            TokenizerUnavailableError, WorkerDiedError, OSError: it may succeed when it is called again.
+        """
         if self._source is not None:
             self._unavailable = await self._tokenizers.load(self._source)
         if self._unavailable:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import jinja2
 
+from gateway.descriptors import lacking
 from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import Json, NeedsEngineError
@@ -66,7 +67,15 @@ class _Ids:
 
 
 class TokenizerUnavailableError(Exception):
-    """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why."""
+    """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why.
+
+    Attributes:
+        passes: the reason has nothing to do with it: it may be there the next time.
+    """
+
+    def __init__(self, message: str, *, passes: bool = False) -> None:
+        super().__init__(message)
+        self.passes = passes
 
 
 # Models whose prompts the engine builds without a chat template (vllm 0.32, config/model.py and renderers/registry.py),
@@ -243,7 +252,8 @@ def _loaded(source: TokenizerSource) -> Renderer:
             reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
             f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; "
-            "give another folder or hub id with --tokenizer"
+            "give another folder or hub id with --tokenizer",
+            passes=lacking(error),
         ) from error
 
 

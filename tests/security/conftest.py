@@ -28,7 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         process = launch(settings, log)
         attacked = Target(process, hostile)
         try:
-            attacked.wait_ready()
+            attacked.wait_ready({"local", "engine"})
             yield attacked
         finally:
             process.terminate()

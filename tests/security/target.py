@@ -74,15 +74,19 @@ class Target:
         """Send a request without a body."""
         return self.send(request("GET", path, b"", *headers))
 
-    def wait_ready(self) -> None:
-        """Until both models are served and the tokenizer is loaded."""
+    def wait_ready(self, modes: set[str]) -> None:
+        """Until its models are counted so, by kvgate itself once the tokenizer is loaded, or by the engine."""
         deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
             state = json.loads(self.get("/kvgate/state").body)
-            if {model["mode"] for model in state["counting"]} == {"local", "engine"}:
+            if {model["mode"] for model in state["counting"]} == modes:
                 return
             time.sleep(0.1)
         raise AssertionError(f"not ready: {state['counting']}")
+
+    def metrics(self) -> list[str]:
+        """Lines of `/metrics`."""
+        return self.get("/metrics").body.decode().splitlines()
 
     def forget_peaks(self) -> int:
         """Begin a new measurement of memory; returns bytes in use now, over the process and its children."""
@@ -115,11 +119,11 @@ class Target:
         return line
 
 
-def launch(settings: dict[str, Any], log: Path) -> subprocess.Popen[str]:
-    """Start a kvgate with these settings."""
+def launch(settings: dict[str, Any], log: Path, descriptors: int | None = None) -> subprocess.Popen[str]:
+    """Start a kvgate with these settings, and with at most so many file descriptors."""
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.security.watched"],
+            [sys.executable, "-m", "tests.security.watched", *([] if descriptors is None else [str(descriptors)])],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

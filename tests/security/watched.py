@@ -6,6 +6,7 @@ Settings come as one line of JSON on standard input, then one line for each ques
 import asyncio
 import gc
 import json
+import resource
 import sys
 import threading
 import time
@@ -63,7 +64,9 @@ def _started(application: Application) -> None:
 
 
 def main() -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM. The one argument is how many file descriptors there are."""
+    for limit in map(int, sys.argv[1:]):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     settings = Settings.model_validate(json.loads(sys.stdin.readline()))
     configure(settings.log)
     uvloop.run(run(settings, _started))

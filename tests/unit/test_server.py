@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import socket
 
 import httpx
@@ -16,7 +17,7 @@ async def app(scope, receive, send):
 
 
 def listener(port=0, host="127.0.0.1", **settings):
-    return Listener(app, bind(host, port), ServerSettings(**settings))
+    return Listener(app, bind(host, port), ServerSettings(**settings), most=100, on_refused=lambda: None)
 
 
 async def test_a_started_listener_answers_at_once_and_a_stopped_one_refuses():
@@ -75,7 +76,7 @@ async def asked(reader, writer, path="/"):
 async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_one_retires(monkeypatch):
     monkeypatch.setattr("gateway.server.IDLE_GRACE", 0.1)
     shared = bind("127.0.0.1", 0)
-    old, new = (Listener(app, shared.dup(), ServerSettings()) for _ in range(2))
+    old, new = (Listener(app, shared.dup(), ServerSettings(), most=100, on_refused=lambda: None) for _ in range(2))
     old.start()
     port = old.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -115,7 +116,7 @@ async def test_an_answer_that_has_begun_does_not_end_its_connection_but_the_next
         else:
             await send({"type": "http.response.body", "body": b"ok"})
 
-    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings())
+    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings(), most=100, on_refused=lambda: None)
     listening.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -146,3 +147,35 @@ async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(
     assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
     writer.close()
     await listening.stop()
+
+
+async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
+    refused = []
+    listening = Listener(
+        app, bind("127.0.0.1", 0), ServerSettings(), most=2, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    try:
+        held = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        for reader, _ in held:
+            assert b"200 OK" in await reader.readuntil(b"ok")
+        for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in answer
+            assert b'"code":"gateway_full"' in answer
+            writer.close()
+        assert len(refused) == 2
+        held[0][1].close()
+        while listening.connections == 2:
+            await asyncio.sleep(0)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", trust_env=False) as client:
+            assert (await client.get("/")).status_code == 200
+    finally:
+        for _, writer in held:
+            writer.close()
+        await listening.stop()
