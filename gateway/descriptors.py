@@ -6,7 +6,7 @@ import resource
 RESERVED = 128
 """For what is no client's: listening sockets, probes and scrapes, tokenizers on their way, logs."""
 _OF_EACH = 3
-"""For each client: its own connection, one to an endpoint, and on the average less than one to have a prompt counted."""
+"""For each client: its own connection, one to an endpoint, and on the average less than one to have it counted."""
 _LACK = frozenset({errno.EMFILE, errno.ENFILE})
 
 

@@ -14,6 +14,7 @@ MOST = 32 * MB
 LONGEST = 0.050
 """Seconds of the loop thread's CPU time, at a stretch."""
 
+DRAIN = "/kvgate/endpoints/127.0.0.1:1/drain"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 
 
@@ -58,6 +59,8 @@ def field(name: str, filling: bytes, before: bytes = b"", after: bytes = b"") ->
 MODEL_PART = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nfake\r\n'
 FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
 
+CUT = b'{"model":"fake","truncate_prompt_tokens":5,"max_tokens":1,'
+
 CLIENTS = [
     Attack("a form of nothing but names", form(b"", b"name=model\r\n"), (400, 404), memory=192 * MB),
     Attack("a form of nothing but lines", form(b'--b\r\nname="model"\r\n', b"a:b\r\n"), (400, 404), memory=192 * MB),
@@ -85,6 +88,31 @@ CLIENTS = [
     Attack("arrays in arrays", body(CHAT, b'{"messages":', b"[", b"}"), (400,), 128 * MB),
     Attack("a prompt of digits", body(COMPLETIONS, b'{"model":"fake","prompt":[', b"1,", b"1]}"), (400,), 1024 * MB),
     Attack("a prompt of text", body(COMPLETIONS, b'{"model":"fake","prompt":"', b"ab ", b'"}'), (400,), 512 * MB),
+    Attack(
+        "a prompt that is cut short",
+        body(COMPLETIONS, CUT + b'"prompt":"', b"the fox ", b'"}', 12 * MB),
+        (200,),
+        192 * MB,
+    ),
+    Attack(
+        "a prompt of wide characters",
+        body(COMPLETIONS, b'{"model":"fake","max_tokens":1,"prompt":"\xf0\x9f\x9a\x80', b"the fox ", b'"}'),
+        (400,),
+        640 * MB,
+    ),
+    Attack(
+        "many prompts",
+        body(COMPLETIONS, CUT + b'"prompt":["a"', b',"%b"' % (b"the fox " * 400), b"]}", 8 * MB),
+        (400, 429, 503),
+        192 * MB,
+    ),
+    Attack(
+        "options and a large prompt",
+        body(CHAT, b'{"model":"fake","stream":true,"stream_options":{},"messages":[],"x":"', b"ab", b'"}'),
+        (200, 400),
+        320 * MB,
+    ),
+    Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "host: a", "x-forwarded-for: 127.0.0.1"), (403,)),
     Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
     Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),
     Attack("a model to relay to", body(TOKENIZE, b'{"model":"', b"m", b'"}'), (400, 404), 256 * MB),

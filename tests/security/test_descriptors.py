@@ -1,4 +1,4 @@
-"""What it costs that somebody holds more connections than there are descriptors: nobody who is there already anything."""
+"""What it costs others that somebody holds more connections than there are descriptors: nothing."""
 
 import contextlib
 import json
@@ -15,6 +15,7 @@ from tests.integration.relaying import fake_processes
 from tests.security.target import Target, launch
 
 CHAT = b'{"model":"fake","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}'
+ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT) + CHAT
 LIMIT = 256
 """Of descriptors, soft and hard."""
 
@@ -52,6 +53,26 @@ def changes(log: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "endpoint changed"]
 
 
+def wait_logged(log: Path, event: str, times: int) -> None:
+    """Until it was said so often."""
+    deadline = time.monotonic() + 20
+    while log.read_text().count(event) < times:
+        assert time.monotonic() < deadline, f"{event!r} was not said {times} times"
+        time.sleep(0.05)
+
+
+def wait_scraped(connection: socket.socket, times: int) -> None:
+    """Until the endpoint was scraped so often, as the state tells on a connection that is there already."""
+    deadline, age = time.monotonic() + 20, 0.0
+    while times:
+        assert time.monotonic() < deadline
+        connection.sendall(b"GET /kvgate/state HTTP/1.1\r\nhost: a\r\n\r\n")
+        state = json.loads(connection.recv(65536).partition(b"\r\n\r\n")[2])
+        before, age = age, state["endpoints"][0]["scrape_age_seconds"]
+        times -= age < before
+        time.sleep(0.05)
+
+
 def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(tmp_path: Path) -> None:
     with served(tmp_path) as target:
         target.wait_ready({"local"})
@@ -60,9 +81,8 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
             last = held[-1].recv(4096)
             assert last.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in last
-            time.sleep(2)
-            held[0].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
-            held[0].sendall(CHAT)
+            wait_scraped(held[1], 5)
+            held[0].sendall(ASKED)
             assert held[0].recv(4096).startswith(b"HTTP/1.1 200 ")
         assert changes(tmp_path / "log") == before
         refused = [line for line in target.metrics() if line.startswith("kvgate_refused_connections_total ")]
@@ -72,11 +92,12 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
 def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over(tmp_path: Path) -> None:
     with served(tmp_path, max_connections=10_000) as target:
         with idle(target, LIMIT):  # from before the tokenizer is loaded
-            time.sleep(3)
+            wait_logged(tmp_path / "log", "endpoint not probed", 3)
         target.wait_ready({"local"})
         before = changes(tmp_path / "log")
+        lacks = (tmp_path / "log").read_text().count("endpoint not probed")
         with idle(target, LIMIT + 100) as held:
-            time.sleep(3)
+            wait_logged(tmp_path / "log", "endpoint not probed", lacks + 5)
             with contextlib.suppress(OSError):
                 held[0].sendall(
                     b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT)
@@ -85,7 +106,6 @@ def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over
                 assert held[0].recv(4096).split(b" ")[1] in {b"200", b"503"}
         assert changes(tmp_path / "log") == before, "an endpoint was taken out for what is no fault of its own"
         assert target.post("/v1/chat/completions", CHAT).status == 200
-        assert "endpoint not probed" in (tmp_path / "log").read_text()
 
 
 @pytest.fixture(autouse=True)

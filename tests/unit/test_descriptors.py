@@ -9,10 +9,9 @@ from gateway.descriptors import RESERVED, OutOfDescriptorsError, lacking, most_c
 
 def wrapped(error: BaseException, *layers: type[Exception]) -> BaseException:
     for layer in layers:
-        try:
-            raise layer("wrapped") from error
-        except Exception as caught:  # noqa: BLE001
-            error = caught
+        outer = layer("wrapped")
+        outer.__cause__ = error
+        error = outer
     return error
 
 

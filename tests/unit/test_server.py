@@ -7,6 +7,7 @@ import pytest
 
 from gateway.config import ServerSettings
 from gateway.server import Listener, PortTakenError, bind
+from tests.integration.relaying import until
 
 
 async def app(scope, receive, send):
@@ -171,8 +172,7 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
             writer.close()
         assert len(refused) == 2
         held[0][1].close()
-        while listening.connections == 2:
-            await asyncio.sleep(0)
+        await until(lambda: listening.connections < 2)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", trust_env=False) as client:
             assert (await client.get("/")).status_code == 200
     finally:
