@@ -91,7 +91,7 @@ CLIENTS = [
     Attack(
         "a prompt that is cut short",
         body(COMPLETIONS, CUT + b'"prompt":"', b"the fox ", b'"}', 12 * MB),
-        (200,),
+        (200, 400),  # the fake cuts nothing, and refuses it
         192 * MB,
     ),
     Attack(
@@ -103,7 +103,7 @@ CLIENTS = [
     Attack(
         "many prompts",
         body(COMPLETIONS, CUT + b'"prompt":["a"', b',"%b"' % (b"the fox " * 400), b"]}", 8 * MB),
-        (400, 429, 503),
+        (200,),
         192 * MB,
     ),
     Attack(
