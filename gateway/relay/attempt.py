@@ -30,7 +30,7 @@ from gateway.wire.stream import (
 _OK = 200
 _UNAUTHORIZED = 401
 _SERVER_ERRORS = 500
-MAX_HELD_BYTES = 8 * 2**20
+MAX_HELD_BYTES = 4 * 2**20
 """An answer that is not streamed is held until it is known to be good, up to this size; a larger one passes unread."""
 MAX_ERROR_BYTES = 2**20
 """The same of an error."""

@@ -8,6 +8,8 @@ import pytest
 from tests.security.hostile import Script, answer, stream_head
 from tests.security.target import Answer, Target
 
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 MOST = 32 * MB
 """`server.max_body_bytes`: what a client can send."""
@@ -170,8 +172,8 @@ def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses
 
 
 def metrics(name: str, head: bytes, piece: bytes) -> Attack:
-    """A page of metrics that is too large and one that is nearly so."""
-    return engine(f"metrics of {name}", "/metrics", answer(head, length=7 * MB), piece, 7 * MB, 200, send=probed)
+    """A page of metrics that is nearly too large to be read."""
+    return engine(f"metrics of {name}", "/metrics", stream_head("text/plain") + head, piece, 7 * MB, 200, send=probed)
 
 
 GAUGE = b"vllm:num_requests_running"
@@ -179,8 +181,8 @@ ENGINES = [
     engine("an error", CHAT, answer(b'{"error":{"message":"', status="400 Bad", length=300 * MB), b"a", 300 * MB, 400),
     engine("a failure", CHAT, answer(b'{"error":{"message":"', status="500 Bad", length=300 * MB), b"a", 300 * MB, 502),
     engine("an answer of choices", CHAT, answer(b'{"choices":[', length=100 * MB), b"{},", 101 * MB, 200),
-    engine("a small answer of choices", CHAT, answer(b'{"choices":[', length=7 * MB), b"{},", 8 * MB, 200),
-    engine("an answer of reasons", CHAT, answer(b'{"choices":[', length=7 * MB), b'"finish_reason":1,', 8 * MB, 200),
+    engine("a small answer of choices", CHAT, answer(b'{"choices":[', length=4_000_000), b"{},", 8 * MB, 200),
+    engine("an answer of reasons", CHAT, answer(b'{"choices":[', length=4_000_000), b'"finish_reason":1,', 8 * MB, 200),
     engine("an answer without end", CHAT, stream_head("application/json"), b"{},", 300 * MB, 200),
     engine(
         "an event of choices",

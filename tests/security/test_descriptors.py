@@ -14,6 +14,8 @@ from tests.fakes.tokenizer import make_tokenizer
 from tests.integration.relaying import fake_processes
 from tests.security.target import Target, launch
 
+pytestmark = pytest.mark.slow
+
 CHAT = b'{"model":"fake","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}'
 ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT) + CHAT
 LIMIT = 256
