@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.ops.explain import Explained, Explainer
 from gateway.ops.metrics import CONTENT_TYPE, Metrics
@@ -18,6 +19,9 @@ from gateway.ops.on_machine import on_this_machine
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
 from gateway.wire.errors import ErrorAnswer
 from gateway.wire.request import Api
+
+_LONGEST_QUERY = 2048
+"""Bytes."""
 
 
 class Part(Flag):
@@ -113,6 +117,7 @@ def admin_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_malformed)
     app.add_exception_handler(Exception, _answer_failure)
+    app.add_middleware(_ShortQueries)
     app.openapi = _without_422(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     return app
 
@@ -264,6 +269,20 @@ async def _from_here(request: Request) -> None:
             "through a proxy. Set `auth.admin_key` and send it as a bearer token, or call this there."
         )
         raise _Refused(403, "admin_key_required", message)
+
+
+class _ShortQueries:
+    """Refuses a query of thousands of parameters, which would be taken apart on the event loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(scope.get("query_string", b"")) > _LONGEST_QUERY:
+            answer = _error(414, "query_too_long", f"The query is over {_LONGEST_QUERY} bytes long.")
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
+from gateway.descriptors import OutOfDescriptorsError, lacking
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counting import EngineCall, EngineWork
 from gateway.tokens.render import cut
@@ -78,6 +79,7 @@ class EngineCounter:
             InvalidRequestError: the engine refused the request.
             RouteMissingError: it has no such route.
             CountUnavailableError: no engine answered.
+            OutOfDescriptorsError: none could be asked, for a reason of our own.
         """
         failure = "no engine is up to count this request"
         for target in self._targets():
@@ -115,6 +117,8 @@ class EngineCounter:
             ) as response:
                 answer = await _beginning(response)
         except httpx.HTTPError as error:
+            if lacking(error):
+                raise OutOfDescriptorsError from error
             raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
         if response.status_code == httpx.codes.OK:
             return _count(answer)

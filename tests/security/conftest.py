@@ -29,6 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         attacked = Target(process, hostile)
         try:
             attacked.wait_ready({"local", "engine"})
+            attacked.wait_settled()
             yield attacked
         finally:
             process.terminate()

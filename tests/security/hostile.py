@@ -74,10 +74,9 @@ class Hostile:
         """What it answers there."""
         return self.scripts.get(path) or self._plain.get(path) or _whole(b"", status="404 Not Found")
 
-    def wait_asked(self, times: int) -> None:
-        """Until answers of `scripts` have ended so often, or were cut short."""
-        for _ in range(times):
-            assert self._ended.acquire(timeout=20), "kvgate did not ask"
+    def wait_asked(self) -> None:
+        """Until an answer of `scripts` has ended, or was cut short."""
+        assert self._ended.acquire(timeout=60), "kvgate did not ask"
 
     def close(self) -> None:
         """Stop."""

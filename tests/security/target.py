@@ -11,6 +11,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT = 20.0
+_AT_REST = 0.02
+_QUIET = 3
+"""Seconds, each without a longer stretch than that."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,15 @@ class Target:
                 return
             time.sleep(0.1)
         raise AssertionError(f"not ready: {state['counting']}")
+
+    def wait_settled(self) -> None:
+        """Until its loop has done for a while what it does when nobody comes, and no more of what follows a start."""
+        deadline = time.monotonic() + _TIMEOUT
+        quiet = 0
+        while quiet < _QUIET:
+            assert time.monotonic() < deadline, "its loop does not come to rest"
+            time.sleep(1)
+            quiet = quiet + 1 if self.stretch() < _AT_REST else 0
 
     def metrics(self) -> list[str]:
         """Lines of `/metrics`."""

@@ -93,7 +93,7 @@ CLIENTS = [
     Attack(
         "a prompt that is cut short",
         body(COMPLETIONS, CUT + b'"prompt":"', b"the fox ", b'"}', 12 * MB),
-        (200, 400),  # the fake cuts nothing, and refuses it
+        (200,),
         192 * MB,
     ),
     Attack(
@@ -114,15 +114,15 @@ CLIENTS = [
         (200, 400),
         320 * MB,
     ),
-    Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "host: a", "x-forwarded-for: 127.0.0.1"), (403,)),
+    Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
     Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
     Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),
     Attack("a model to relay to", body(TOKENIZE, b'{"model":"', b"m", b'"}'), (400, 404), 256 * MB),
     Attack("explain", body("/kvgate/explain", b'{"model":"fake","prompt":[', b"[],", b"1]}"), (400,), 1024 * MB),
     Attack("a path of slashes", lambda t: t.get("/v1/responses" + "/" * 60_000), (404,)),
     Attack("a model's name in a path", lambda t: t.get("/v1/models/" + "m" * 60_000), (404,)),
-    Attack("a query of ampersands", lambda t: t.get("/readyz?" + "&a" * 30_000), (200,)),
-    Attack("a query that is no boolean", lambda t: t.get("/readyz?strict=" + "9" * 60_000), (400,)),
+    Attack("a query of ampersands", lambda t: t.get("/readyz?" + "&a" * 30_000), (414,)),
+    Attack("a query that is no boolean", lambda t: t.get("/readyz?strict=" + "9" * 60_000), (414,)),
     Attack("a time of digits", lambda t: t.post(CHAT, b"{}", "x-kvgate-ttft-ms: " + "1" * 60_000), (400,)),
     Attack("a cookie", lambda t: t.post(CHAT, b"{}", "cookie: " + "a=b;" * 15_000), (400,)),
     Attack("connection options", lambda t: t.post(TOKENIZE, b"{}", "connection: " + "a," * 30_000), (400,)),
@@ -161,8 +161,8 @@ def streams(target: Target) -> Answer:
 
 
 def probed(target: Target) -> Answer:
-    """Wait until kvgate has asked the hostile engine twice how it is."""
-    target.hostile.wait_asked(2)
+    """Wait until kvgate has asked the hostile engine how it is; for its models it does so every 30 seconds."""
+    target.hostile.wait_asked()
     return target.get("/livez")
 
 

@@ -282,7 +282,6 @@ def test_the_engine_is_asked_without_tools_that_it_leaves_out(api: Api, fields: 
     assert "tools" not in asked(True, tool_choice=choice)
 
 
-
 @pytest.mark.parametrize("filling", [b"1,", b"[],", b'{"a":1},', b'"",'])
 def test_millions_of_values_are_not_read(source: TokenizerSource, filling: bytes) -> None:
     body = b'{"messages":[%b1]}' % (filling * (7_000_000 // filling.count(b",")))
