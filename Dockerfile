@@ -28,9 +28,11 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --
     && install --directory --owner 10001 --group 10001 /var/cache/huggingface /var/lib/kvgate
 COPY --from=build /opt/kvgate /opt/kvgate
 COPY deploy/healthcheck.py /opt/kvgate/healthcheck.py
+# KVGATE_CACHE: where `kvgate reload` finds the kvgate that runs; nothing else is kept there.
 ENV PATH=/opt/kvgate/bin:$PATH \
     HF_HOME=/var/cache/huggingface \
     STATE_DIRECTORY=/var/lib/kvgate \
+    KVGATE_CACHE=/tmp/kvgate \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 8080

@@ -18,8 +18,11 @@ from engine.plan import report
 from engine.plan.remedies import REMEDIES
 from gateway.admission.outcomes import Outcome
 from gateway.config import Settings
-from gateway.relay.routes import ROUTES, Action
+from gateway.live import NEEDS, every, inner_section
+from gateway.relay.routes import NOT_SERVED, ROUTES, Action
+from gateway.tokens.fields import PROMPT_FIELDS, Use
 from gateway.wire.errors import REFUSALS
+from gateway.wire.request import Api
 
 _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
@@ -35,13 +38,15 @@ _HEADERS = (
         "Milliseconds it can wait for a first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
     ),
     ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
+    (
+        "x-kvgate-counted",
+        "the answer",
+        "Who counted them: `local` (kvgate, as the engine does), `engine`, or `estimate`: then nobody knows exactly.",
+    ),
     ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
     ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
     ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
 )
-_ENTRY: dict[Any, str] = {tuple: "[]", dict: ".N"}
-"""How an entry of a list, and of a section by number, is written in a setting's name."""
-
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
     Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
@@ -66,13 +71,17 @@ def configuration() -> str:
         "",
         "Three variables are read outside the settings: `KVGATE_CONFIG`; `KVGATE_CACHE`, the folder of what kvgate",
         "sets up once (`~/.cache/kvgate` by default); `KVGATE_ENGINE_PYTHON`, an interpreter that has vllm.",
+        "",
+        "`changes` says what a changed setting needs while kvgate serves (`kvgate reload`, SIGHUP): nothing (live); a",
+        "new process of the gateway, which a kvgate that launches engines starts by itself, and any other is restarted",
+        "for; a restart; new engines in the place of the old ones; or it is for the engine that comes next.",
     ]
     for name, field in Settings.model_fields.items():
         lines += ["", f"## `{name}`", ""]
         section = _section(field.annotation)
         lines += [(section.__doc__ or "").split("\n\n")[0].replace("\n", " "), ""]
-        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
-        lines += list(_rows(section, f"{name}[]" if get_origin(field.annotation) is tuple else name))
+        lines += ["| setting | type | default | changes | meaning |", "|---|---|---|---|---|"]
+        lines += list(_rows(section, f"{name}[]." if get_origin(field.annotation) is tuple else f"{name}."))
     return "\n".join(lines) + "\n"
 
 
@@ -89,9 +98,21 @@ def interface() -> str:
         "one it is taken only from a loopback address, for a loopback host, not through a proxy nor from a web page",
         "of somebody else.",
         "",
+        "| routes of vLLM 0.32 that are not served | why |",
+        "|---|---|",
+        *(f"| {', '.join(f'`{path}`' for path in paths)} | {reason} |" for paths, reason in NOT_SERVED),
+        "",
+        "## Fields that bring a prompt",
+        "",
+        "Every field of vLLM 0.32's requests by which a prompt can come in, or which decides what is made of it.",
+        "",
+        "| API | counted as the engine counts | counted by the engine | estimated | refused |",
+        "|---|---|---|---|---|",
+        *(_uses(api) for api in Api),
+        "",
         "## Headers",
         "",
-        "Of the four APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
+        "Of the APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
         "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
         "",
         "| header | of | meaning |",
@@ -115,6 +136,13 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _uses(api: Api) -> str:
+    columns = (
+        ", ".join(f"`{name}`" for name, use in PROMPT_FIELDS[api].items() if use is column) or "-" for column in Use
+    )
+    return f"| {api} | {' | '.join(columns)} |"
+
+
 def diagnosis() -> str:
     """The page about `kvgate doctor`, with the table of what it knows between its marks."""
     begin, end = _TABLE_MARKS
@@ -123,27 +151,15 @@ def diagnosis() -> str:
 
 
 def _rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        inner = _inner_section(field.annotation)
-        key = f"{prefix}.{name}"
-        if inner is not None:
-            yield from _rows(inner, key + _ENTRY.get(get_origin(field.annotation), ""))
-        else:
-            meaning = (field.description or "").replace("|", "\\|")
-            yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+    for key, field in every(section, prefix):
+        meaning = (field.description or "").replace("|", "\\|")
+        yield f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {NEEDS[key]} | {meaning} |"
 
 
 def _section(annotation: Any) -> type[BaseModel]:
-    section = _inner_section(annotation)
+    section = inner_section(annotation)
     assert section is not None  # noqa: S101  # the top level has only sections
     return section
-
-
-def _inner_section(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
 
 
 def _type(annotation: Any) -> str:

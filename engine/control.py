@@ -1,8 +1,8 @@
-"""How another process asks a running supervisor for something: one request, lines of progress, and how it ended.
+"""How another process asks a running kvgate for something: one request, lines of progress, and how it ended.
 
-    client:      {"config":"/etc/kvgate.yaml"}
-    supervisor:  {"line":"engine chat #2: starting"}        as often as there is something to say
-    supervisor:  {"exit":0}                                 the last line
+    client:  {"config":"/etc/kvgate.yaml","changes":{"admission":{"mode":"observe"}}}
+    kvgate:  {"line":"engine chat #2: starting"}            as often as there is something to say
+    kvgate:  {"exit":0}                                     the last line
 
 Over a Unix socket in kvgate's run folder, named after the port that kvgate serves. Folder and socket are its user's
 alone, and that is all the authentication there is.
@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,13 +26,19 @@ _LONGEST = 65_536
 
 
 class ControlError(Exception):
-    """There is no supervisor to ask, or not one that can be told from others. The message says what to do."""
+    """There is no kvgate to ask, or not one that can be told from others. The message says what to do."""
 
 
-class Reload(msgspec.Struct, frozen=True):
-    """Change over to new settings. `config` is an absolute path; None is the file that kvgate was started with."""
+class Reload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Change over to new settings.
+
+    Attributes:
+        config: an absolute path; None is the file that kvgate was started with.
+        changes: nested settings that are laid over all others, until the next reload.
+    """
 
     config: str | None = None
+    changes: dict[str, Any] = {}
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,7 +91,7 @@ async def control(port: int, act: Act) -> AsyncIterator[None]:
 
 
 def ask(request: Reload, port: int | None, on_line: Say) -> int:
-    """Ask the supervisor that serves `port`, or the only one there is; returns its exit code.
+    """Ask the kvgate that serves `port`, or the only one there is; returns its exit code.
 
     Raises:
         ControlError: there is none, there are several, or it ended before it had answered.
@@ -143,8 +150,8 @@ def _reached(port: int | None) -> Iterator[socket.socket]:
         if not reached:
             where = f" on port {port}" if port is not None else ""
             raise ControlError(
-                f"no kvgate that launched its engines runs here{where}: none answers in {run_folder()} (it is reloaded "
-                "as the user, and with the KVGATE_CACHE, that it was started with)"
+                f"no kvgate runs here{where}: none answers in {run_folder()} (it is reloaded as the user, and with the "
+                "KVGATE_CACHE, that it was started with)"
             )
         if len(reached) > 1:
             raise ControlError(f"several kvgates run here; say which with --port: {', '.join(reached)}")

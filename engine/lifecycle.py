@@ -151,7 +151,7 @@ class Lifecycle:
         self.state = State.STOPPED
         self.failures = 0
         """Failures in a row."""
-        self._policy = policy
+        self.policy = policy
         self._due: float | None = None
         self._ready_since: float | None = None
         self.was_ready = False
@@ -186,24 +186,24 @@ class Lifecycle:
                 return _PLAIN[type(event)]
 
     def _failed(self, now: float, *, permanent: bool) -> Trigger:
-        if self._ready_since is not None and now - self._ready_since >= self._policy.steady_after:
+        if self._ready_since is not None and now - self._ready_since >= self.policy.steady_after:
             self.failures = 0
         self.failures += 1
         # What has run before may run again, whatever its last words were.
         hopeless = permanent and not self.was_ready
-        return Trigger.GAVE_UP if hopeless or self.failures > self._policy.max_restarts else Trigger.CRASHED
+        return Trigger.GAVE_UP if hopeless or self.failures > self.policy.max_restarts else Trigger.CRASHED
 
     def _enter(self, now: float) -> list[Command]:
         self._due = None
         self._ready_since = now if self.state is State.READY else None
         match self.state:
             case State.STARTING:
-                return [Launch(), self._wake(now + self._policy.start_timeout)]
+                return [Launch(), self._wake(now + self.policy.start_timeout)]
             case State.READY:
                 self.was_ready = True
                 return []
             case State.DRAINING:
-                return [Terminate(), self._wake(now + self._policy.stop_timeout)]
+                return [Terminate(), self._wake(now + self.policy.stop_timeout)]
             case State.BACKOFF:
                 return [self._wake(now + self.delay())]
             case State.STOPPED | State.FAILED:
@@ -211,7 +211,7 @@ class Lifecycle:
 
     def delay(self) -> float:
         """Seconds from the last failure to the next launch."""
-        return min(self._policy.backoff * 2.0 ** (self.failures - 1), self._policy.max_backoff)
+        return min(self.policy.backoff * 2.0 ** (self.failures - 1), self.policy.max_backoff)
 
     def _wake(self, at: float) -> WakeAt:
         self._due = at

@@ -15,7 +15,7 @@ from typing import Self
 OnLine = Callable[[str], None]
 
 NEWS = "KVGATE_NEWS_FD"
-"""The variable in which a program that was promised one finds the descriptor to tell its supervisor things on."""
+"""The variable in which a program that was promised one finds the descriptor to talk with its supervisor on."""
 _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end their lines with a carriage return
 _LONGEST_LINE = 16_384
@@ -48,6 +48,7 @@ class GuardedProcess:
         self._reader = reader
         self._writer = writer
         self._readers: list[asyncio.Task[None]] = []
+        self._told: asyncio.StreamWriter | None = None
 
     @classmethod
     async def launch(
@@ -68,7 +69,8 @@ class GuardedProcess:
             stdin: What it reads on its standard input before end-of-file.
             on_line: Gets each line of its output and errors; without it, both go where this process's own go.
             fds: Descriptors of this process that it gets too, under the same numbers.
-            on_news: Gets each line that it writes to the descriptor named in its environment by `NEWS`.
+            on_news: Gets each line that it writes to the descriptor named in its environment by `NEWS`, where it is
+                told things, too.
 
         Raises:
             LaunchError: There is no such program, it may not be executed, or the machine has no room for a process.
@@ -95,7 +97,8 @@ class GuardedProcess:
                 raise
         process = cls(guard, *await asyncio.open_connection(sock=ours))
         if on_news is not None:
-            process._follow(await _opened(news), on_news)
+            reader, process._told = await asyncio.open_connection(sock=news)
+            process._follow(reader, on_news)
         else:
             news.close()
         try:
@@ -109,6 +112,13 @@ class GuardedProcess:
         """Send the program, and only it, SIGTERM, SIGINT or SIGUSR1."""
         with contextlib.suppress(ProcessLookupError):
             self._guard.send_signal(number)
+
+    def tell(self, line: bytes) -> bool:
+        """Write a line to the descriptor that `NEWS` names; False where the program was promised none."""
+        if self._told is None:
+            return False
+        self._told.write(line + b"\n")
+        return True
 
     def kill(self) -> None:
         """Kill the program, its children and their guard at once."""
@@ -143,20 +153,14 @@ class GuardedProcess:
             _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
             for reader in left:
                 reader.cancel()
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+        for writer in (self._writer, self._told):
+            if writer is not None:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
 
     def _follow(self, pipe: asyncio.StreamReader, on_line: OnLine) -> None:
         self._readers.append(asyncio.get_running_loop().create_task(_read_lines(pipe, on_line)))
-
-
-async def _opened(news: socket.socket) -> asyncio.StreamReader:
-    """The reading end as a stream. A pipe transport closes itself at the end of its input, and with its loop."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), news)
-    return reader
 
 
 async def _read_lines(pipe: asyncio.StreamReader, on_line: OnLine) -> None:

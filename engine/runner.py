@@ -74,6 +74,15 @@ class Runner:
             self._hung = reason
             self._process.kill()
 
+    def become(self, program: Program, line: bytes) -> bool:
+        """Go on as another program of the same command line, told so by this line; False where nothing runs to hear it.
+
+        The next start is that of the new one.
+        """
+        self.program = program
+        self._lifecycle.policy = program.policy
+        return self.state is State.READY and self._process is not None and self._process.tell(line)
+
     async def run(self) -> State:
         """Run the program until it is `STOPPED` or `FAILED`. When cancelled, kill it with all its children."""
         for choice in self.program.choices:

@@ -114,6 +114,10 @@ class Supervisor:
         await asyncio.wait([task])
         del self._leaving[runner]
 
+    def become(self, name: str, program: Program, line: bytes) -> bool:
+        """Have a program go on as another one of its name, see `Runner.become`."""
+        return self._find(name).become(program, line)
+
     def program(self, name: str) -> Program:
         """A program as it runs now: one that did not fit was changed."""
         return self._find(name).program

@@ -10,32 +10,30 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import structlog
 from fastapi import FastAPI
 
 import gateway
 from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import EndpointId
+from gateway.admission.events import PolicyChanged
+from gateway.admission.policy import Policy
 from gateway.background import kept_up
-from gateway.chat_templates import chat_template
-from gateway.config import EndpointSettings, ModelSettings, Settings
-from gateway.descriptors import most_connections
+from gateway.config import ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.listener import EndpointStatus
-from gateway.endpoints.monitor import EndpointMonitor
-from gateway.endpoints.tls import ssl_context
 from gateway.gpus import GpuWatch
+from gateway.live import Change
+from gateway.opened import Opened, opened
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory, Endpoint, Pool
 from gateway.record.learned import LearnedFiles, state_folder
-from gateway.record.lines import Started
+from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
-from gateway.relay.clients import Client, Clients
+from gateway.relay.asgi import Receive, Scope, Send
 from gateway.relay.exchange import Reporter
 from gateway.relay.explain import RelayExplainer
 from gateway.relay.flights import Flights
@@ -45,7 +43,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.server import Listener, bind_all
-from gateway.settings_sources import ConfigurationError, read_secret
+from gateway.settings_sources import ConfigurationError
 from gateway.state import StateView
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
@@ -54,6 +52,7 @@ from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
+from gateway.watched import Watched
 
 KEEP_INTERVAL = 60.0
 """Seconds between two writings of what was learned: as much is lost when the process is killed."""
@@ -73,19 +72,21 @@ class Application:
         settings: all of them.
         listening: sockets for clients and, where it has a port of its own, for the admin routes; bound here where not
             given.
+        launched: addresses of endpoints whose engines kvgate starts.
 
     Raises:
         ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
         PortTakenError: a port is taken.
     """
 
-    def __init__(self, settings: Settings, listening: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self, settings: Settings, listening: Sequence[socket.socket] = (), launched: Sequence[str] = ()
+    ) -> None:
         self._settings = settings
         self._clock: Callable[[], float] = time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[str, asyncio.Task[None]] = {}
-        upstream = settings.upstream
-        self._flights = Flights(self._clock, upstream.first_byte_timeout, upstream.idle_timeout)
+        self._flights = Flights(self._clock, lambda: self._settings.upstream)
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
         self._metrics = Metrics(gateway.__version__)
@@ -98,31 +99,41 @@ class Application:
             max_pending_bytes=counting.max_pending_bytes,
         )
         self._tokenizers = Tokenizers(self._counting)
-        self._templates: dict[str | None, str | None] = {}
-        self._clients: dict[EndpointId, httpx.AsyncClient] = {}
-        tls = {}
-        for model in settings.models:
-            for endpoint in model.endpoints:
-                context = ssl_context(endpoint.tls)
-                tls[_base_url(endpoint)] = context
-                self._add_endpoint(model, endpoint, context)
-        self._upstream = HttpUpstream(upstream.connect_timeout, upstream.keepalive, tls)
+        self._upstream = HttpUpstream(lambda: self._settings.upstream)
+        self._watched = Watched(
+            self._directory,
+            self._upstream,
+            self._metrics,
+            settings=lambda: self._settings,
+            clock=self._clock,
+            spawn=self._spawn,
+            launched=launched,
+        )
+        self._opened = opened(settings)
+        self._templates = dict(self._opened.templates)
+        for access in self._opened.endpoints.values():
+            self._watched.add(access)
         self._plane = Plane(
             settings=settings,
-            clients=_clients(settings),
+            clients=self._opened.clients,
             directory=self._directory,
             flights=self._flights,
             upstream=self._upstream,
             metrics=self._metrics,
             clock=self._clock,
-            lobby=Lobby(settings.admission.queue),
+            lobby=Lobby(lambda: self._settings.admission.queue),
             counting=self._counting,
         )
-        self._view = StateView(settings, self._directory, self._clock)
+        self._view = StateView(lambda: self._settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
         self._listeners = self._listen(listening)
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self._settings
 
     @property
     def port(self) -> int:
@@ -149,11 +160,8 @@ class Application:
 
         `settle` is how long, in seconds, it may first look for endpoints and load tokenizers.
         """
-        for endpoint in self._directory.endpoints.values():
-            self._spawn(f"monitor of {endpoint.id}", endpoint.monitor.run)
-        for model in self._settings.models:
-            if (source := self._tokenizer(model)) is not None:  # engines take longer to start than it to load
-                self._spawn(f"tokenizer {source.name}", functools.partial(self._preload, source))
+        self._watched.start()
+        self._preload()
         self._spawn("GPU watch", self._gpus.run)
         self._spawn("flights", self._flights.watch)
         self._spawn("samples", self._sample)
@@ -173,6 +181,19 @@ class Application:
             version=gateway.__version__,
             core="interpreted" if core.__file__.endswith(".py") else "compiled",
         )
+
+    async def change(self, settings: Settings) -> Change:
+        """Go by other settings from now on, as far as they can change; keys and certificates are read again.
+
+        Nothing in flight is touched, nor who waits, but for whoever has waited longer than it may by now.
+
+        Raises:
+            ConfigurationError: a file that they name cannot be used. Nothing was changed.
+        """
+        change = Change.between(self._settings, settings)
+        self._go_by(change.settings, await asyncio.to_thread(opened, change.settings))
+        _log.info("settings read again", changed=list(change.live), not_changed=change.told())
+        return change
 
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait until what runs has finished, at most `timeout` seconds."""
@@ -210,8 +231,7 @@ class Application:
         if self._recorder is not None:
             await self._recorder.close()
         await self._upstream.close()
-        for client in self._clients.values():
-            await client.aclose()
+        await self._watched.close()
         await self._counting.close()
         _log.info("stopped")
 
@@ -247,19 +267,54 @@ class Application:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
-        admin = self._admin(Part.HEALTH if apart else Part.HEALTH | Part.ADMIN)
-        authenticates = self._plane.clients.authenticates
-        admin.openapi = with_data_plane(admin.openapi, authenticates=authenticates)  # type: ignore[method-assign]
-        self._gateway = Gateway(self._plane, reporter, admin)
-        applications: list[Any] = [self._gateway]
-        if apart:
-            applications.append(self._admin(Part.HEALTH | Part.ADMIN))
-        limits = (server.max_connections or most_connections(), _ADMIN_CONNECTIONS)
-        pairs = zip(applications, given or bind_all(server), limits, strict=False)
+        main, self._admin_port = self._admin_apps()
+        self._gateway = Gateway(self._plane, reporter, main)
+
+        async def admin_port(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._admin_port(scope, receive, send)
+
+        applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
+        on_refused = self._metrics.refused_connections.inc
+        sockets = given or bind_all(server)
+        limits = (None, _ADMIN_CONNECTIONS)
         return [
-            Listener(application, listening, server, most=most, on_refused=self._metrics.refused_connections.inc)
-            for application, listening, most in pairs
+            Listener(application, listening, server, most=most, on_refused=on_refused)
+            for application, listening, most in zip(applications, sockets, limits, strict=False)
         ]
+
+    def _go_by(self, settings: Settings, found: Opened) -> None:
+        """Put other settings in force: all of them in one turn of the loop."""
+        before, self._settings = self._settings, settings
+        had, self._opened = self._opened, found
+        self._templates.update(found.templates)
+        self._plane.settings, self._plane.clients = settings, found.clients
+        self._counting.process_bytes = settings.counting.process_bytes
+        self._counting.max_pending_bytes = settings.counting.max_pending_bytes
+        if settings.upstream.relay_concurrency != before.upstream.relay_concurrency:
+            for pool in self._directory.pools.values():
+                pool.relay_places = asyncio.Semaphore(settings.upstream.relay_concurrency)
+        for listener in self._listeners:
+            listener.limit(settings.server)
+        if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
+            self._gateway.admin, self._admin_port = self._admin_apps()
+        if _policy(settings) != _policy(before):
+            if self._recorder is not None:
+                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
+            self._directory.tell(PolicyChanged(_policy(settings)))
+        self._watched.follow(found.endpoints)
+        self._preload()
+
+    def _admin_apps(self) -> tuple[FastAPI, FastAPI]:
+        """What is beside the data plane on the clients' port, and what the admin port has."""
+        key = self._opened.admin_key
+        if key is None and self._settings.auth.keys:
+            _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
+            key = secrets.token_urlsafe()
+        everything = self._admin(Part.HEALTH | Part.ADMIN, key)
+        main = everything if self._settings.server.admin_port is None else self._admin(Part.HEALTH, key)
+        authenticates = self._plane.clients.authenticates
+        main.openapi = with_data_plane(main.openapi, authenticates=authenticates)  # type: ignore[method-assign]
+        return main, everything
 
     def _connections(self) -> int:
         return sum(listener.connections for listener in self._listeners)
@@ -271,34 +326,13 @@ class Application:
         if self._loading:
             await asyncio.wait(self._loading.values())
 
-    def _admin(self, parts: Part) -> FastAPI:
-        auth = self._settings.auth
-        key = read_secret(auth.admin_key, auth.admin_key_file)
-        if key is None and auth.keys:
-            _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
-            key = secrets.token_urlsafe()
+    def _admin(self, parts: Part, key: str | None) -> FastAPI:
         explainer = RelayExplainer(self._plane)
         return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
-    def _add_endpoint(self, model: ModelSettings, settings: EndpointSettings, context: Any) -> None:
-        self._templates[model.chat_template] = chat_template(model)
-        base_url = _base_url(settings)
-        identifier = EndpointId(settings.address)
-        api_key = read_secret(settings.api_key, settings.api_key_file)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
-        limits = httpx.Limits(keepalive_expiry=self._settings.upstream.keepalive)
-        client = httpx.AsyncClient(verify=context, headers=headers, limits=limits, trust_env=False)
-        self._clients[identifier] = client
-        monitor = EndpointMonitor(
-            identifier, settings, self._settings.health, client=client, listener=self._directory, clock=self._clock
-        )
-        self._directory.add(Endpoint(identifier, base_url, api_key, model, monitor))
-
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        settings, health = self._settings, self._settings.health
-        policy = settings.admission.to_policy(weights=settings.auth.weights, poll_interval=health.interval)
         record = self._recorder.pool(name) if self._recorder is not None else None
-        driver = Driver(AdmissionController(policy), self._clock, self._flights.progressed, record)
+        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._flights.progressed, record)
         learned = self._learned.read(name, identity.root) if self._learned is not None else None
         if learned is not None:
             driver.handle(learned)
@@ -325,7 +359,7 @@ class Application:
             self._tokenizer(endpoint.settings, identity.root),
             self._counting,
             self._tokenizers,
-            EngineCounter(targets, health.timeout),
+            EngineCounter(targets, lambda: self._settings.health.timeout),
             on_drift=drifted,
             on_switch=switched,
             on_return=returned,
@@ -343,8 +377,15 @@ class Application:
             else None
         )
 
-    async def _preload(self, source: TokenizerSource) -> None:
-        await self._tokenizers.load(source)
+    def _preload(self) -> None:
+        """Load the tokenizers of models that are configured with one: engines take longer to start."""
+
+        async def load(source: TokenizerSource) -> None:
+            await self._tokenizers.load(source)
+
+        for model in self._settings.models:
+            if (source := self._tokenizer(model)) is not None:
+                self._spawn(f"tokenizer {source.name}", functools.partial(load, source))
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
@@ -361,7 +402,7 @@ class Application:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
 
     def _target(self, endpoint: Endpoint) -> Target:
-        return Target(endpoint.base_url, self._clients[endpoint.id])
+        return Target(endpoint.base_url, self._watched.client(endpoint))
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         task = asyncio.create_task(kept_up(name, work))
@@ -370,21 +411,16 @@ class Application:
         return task
 
 
-def _base_url(settings: EndpointSettings) -> str:
-    return str(settings.url).rstrip("/")
-
-
 def _drift_fields(drift: Drift) -> dict[str, Any]:
     return {"cause": drift.cause, "counted": drift.counted, "reported": drift.reported}
 
 
-def _clients(settings: Settings) -> Clients:
-    keys = {}
-    for client in settings.auth.keys:
-        key = read_secret(client.key, client.key_file)
-        if key is not None:
-            keys[key] = Client(client.name, client.priority)
-    return Clients(keys, settings.server.trusted_flow_header)
+def _policy(settings: Settings) -> Policy:
+    return settings.admission.to_policy(weights=settings.auth.weights, poll_interval=settings.health.interval)
+
+
+def _recorded(settings: Settings) -> dict[str, Any]:
+    return settings.admission.model_dump(mode="json", exclude={"event_log"})
 
 
 def _learned(settings: Settings) -> LearnedFiles | None:
@@ -398,12 +434,12 @@ def _learned(settings: Settings) -> LearnedFiles | None:
 
 
 def _recorder(settings: Settings) -> Recorder | None:
-    admission, file = settings.admission, settings.admission.event_log
+    file = settings.admission.event_log
     if file is None:
         return None
     started = Started(
         gateway.__version__,
-        admission.model_dump(mode="json", exclude={"event_log"}),
+        _recorded(settings),
         settings.auth.weights,
         settings.health.interval,
     )

@@ -34,9 +34,9 @@ from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
-from gateway.reload import Deployment, Load
+from gateway.reload import Deployment
 from gateway.server import PortTakenError
-from gateway.settings_sources import ConfigurationError, load, redacted
+from gateway.settings_sources import ConfigurationError, Sources, load, redacted
 from gateway.simulation.cli import simulate
 from gateway.supervision_log import SupervisionLog, engine_logs
 
@@ -98,6 +98,12 @@ def serve(
     given = {"tokenizer": tokenizer, "chat_template": chat_template}
     if models := _models(model, engine_args or [], endpoint or [], given):
         flags["models"] = models
+
+    def checked(settings: Settings) -> Settings:
+        check(settings)
+        return debugged(settings) if debug_engine else settings
+
+    sources = Sources(flags, config, checked)
     settings = _load(flags, config)
     if not settings.models:
         _fail(
@@ -105,20 +111,25 @@ def serve(
             "with `models`"
         )
     try:
-        check(settings)
+        settings = sources.finished(settings)
     except ConfigurationError as error:
         _fail(str(error))
-    as_asked = debugged if debug_engine else lambda settings: settings
-    sys.exit(_serve(as_asked(settings), lambda file: as_asked(load(flags, file or config)), verbose=verbose))
+    sys.exit(_serve(settings, sources, verbose=verbose))
 
 
 @cli.command()
 def reload(
     config: Annotated[Path | None, typer.Option(help="Another YAML file than the one kvgate was started with.")] = None,
     port: Annotated[int | None, typer.Option(help="Of which kvgate, where several run here.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting to change until the next reload, as admission.mode=observe; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Have the kvgate that runs here change over to its settings as they are now; no request fails for it."""
-    request = Reload(str(config.resolve()) if config is not None else None)
+    request = Reload(str(config.resolve()) if config is not None else None, _changes(change or []))
     signal.signal(signal.SIGINT, partial(end_at_once, said=b"the reload goes on; kvgate's own log tells how it ends"))
     try:
         sys.exit(ask(request, port, lambda line: _console.print(line, markup=False, soft_wrap=True)))
@@ -177,7 +188,7 @@ def replay(
     out = Console(highlight=False, markup=False)
     try:
         if change:
-            show_compared(compare(file, _changes(change)), change, out)
+            show_compared(compare(file, _changes(change, "admission")["admission"]), change, out)
             return
         replayed = verify(file)
     except (EventLogError, ConfigurationError) as error:
@@ -195,9 +206,10 @@ def version() -> None:
 @cli.command(hidden=True, name="gateway")
 def gateway_process(
     listen: Annotated[list[int] | None, typer.Option(help="Descriptor of a socket to accept connections from.")] = None,
+    launched: Annotated[list[str] | None, typer.Option(help="Address of an engine that the supervisor starts.")] = None,
 ) -> None:
     """Run the gateway alone, with resolved settings read from stdin: what the supervisor starts."""
-    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or []))
+    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or [], launched=launched or []))
 
 
 def main() -> None:
@@ -225,14 +237,14 @@ def _models(
     return [entry | of_model]
 
 
-def _changes(given: list[str]) -> dict[str, Any]:
-    """Settings of the section `admission`, as `--set` takes them."""
+def _changes(given: list[str], only: str | None = None) -> dict[str, Any]:
+    """Nested settings, as `--set` takes them: of any section, or of only one."""
     changes: dict[str, Any] = {}
     for change in given:
         name, equals, value = change.partition("=")
-        section, *path = name.split(".")
-        if not equals or section != "admission" or not path:
-            _fail(f"--set {change}: expected admission.SETTING=VALUE")
+        path = name.split(".")
+        if not equals or not all(path) or len(path) == 1 or only not in {None, path[0]}:
+            _fail(f"--set {change}: expected {only or 'SECTION'}.SETTING=VALUE")
         try:
             written: Any = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -253,9 +265,9 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
         _fail(str(error))
 
 
-def _serve(settings: Settings, again: Load, *, verbose: bool) -> int:
+def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
     if all(model.engine is None for model in settings.models):
-        return _gateway(settings)
+        return _gateway(settings, sources=sources)
 
     from gateway.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
 
@@ -266,7 +278,7 @@ def _serve(settings: Settings, again: Load, *, verbose: bool) -> int:
         preflight(settings)
         for line in foreseen(settings):
             log.say(line)
-        deployment = Deployment(settings, again, log, log.say)
+        deployment = Deployment(settings, sources.read, log, log.say)
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, SetupError) as error:
@@ -290,11 +302,16 @@ def _stopping(settings: Settings) -> str:
     return f"stopping: requests have {requests:g} s, engines {engines:g} s; Ctrl-C again ends it now"
 
 
-def _gateway(settings: Settings, listening: Sequence[int] = ()) -> int:
+def _gateway(
+    settings: Settings,
+    listening: Sequence[int] = (),
+    sources: Sources | None = None,
+    launched: Sequence[str] = (),
+) -> int:
     configure(settings.log)
 
     try:
-        code: int = uvloop.run(run(settings, listening=listening))
+        code: int = uvloop.run(run(settings, listening, sources, launched))
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:

@@ -83,7 +83,7 @@ async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool
     log = _Quiet(SupervisionLog(engine_logs(chosen.server.port), for_people=True))
     stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
     stop.listen(asyncio.get_running_loop())
-    running = Deployment(chosen, lambda _: chosen, log, log.say, python)
+    running = Deployment(chosen, lambda _file, _changes: chosen, log, log.say, python)
     supervising = asyncio.create_task(running.run(stop.event))
     base_url = f"http://127.0.0.1:{chosen.server.port}/v1"
     try:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.command import EngineSpec, flags_of, value_of
 from engine.environment import engine_python
@@ -80,7 +81,7 @@ def programs(
         engines += of_model
         fronting.append(_fronting(model, model.engine, of_model))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    return [*engines, _gateway(resolved, listening, _unused("gateway", taken))]
+    return [*engines, _gateway(resolved, listening, _unused("gateway", taken), engines)]
 
 
 def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
@@ -158,18 +159,39 @@ def _policy(engine: EngineSettings) -> Policy:
     return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts, hung_timeout=engine.hung_timeout)
 
 
-def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str) -> Program:
+def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str, engines: Sequence[Program]) -> Program:
     values: Mapping[str, Any] = revealed(settings)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     fds = tuple(opened.fileno() for opened in listening)
     return Program(
         name=name,
         role=Role.GATEWAY,
-        argv=(*(sys.executable, "-P", "-m", "gateway.cli", "gateway"), *(f"--listen={number}" for number in fds)),
+        argv=(
+            *(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
+            *(f"--listen={number}" for number in fds),
+            *(f"--launched={urlsplit(engine.ready_url or '').netloc}" for engine in engines),
+        ),
         env=environment,
         stdin=json.dumps(values).encode(),
         fds=fds,
         tells=True,
         final_codes=frozenset({USAGE_ERROR}),
         policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
+        described=_code(),
     )
+
+
+def settings_of(gateway: Program) -> Settings:
+    """The settings that a gateway is told when it starts."""
+    return Settings.model_validate_json(gateway.stdin or b"")
+
+
+def _code() -> str:
+    """A digest of the code as it is on disk now: after an upgrade it is another one than what runs."""
+    found = []
+    for package in ("gateway", "engine"):
+        for file in sorted(Path(__file__).parents[1].joinpath(package).rglob("*")):
+            if file.suffix in {".py", ".so"}:
+                stat = file.stat()
+                found.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

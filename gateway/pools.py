@@ -14,6 +14,7 @@ from gateway.admission.events import (
     EndpointGone,
     EndpointId,
     EndpointUp,
+    Event,
     Observed,
     ShutdownStarted,
 )
@@ -136,6 +137,19 @@ class Directory:
         """An endpoint that is configured; what it serves it must yet say."""
         self.endpoints[endpoint.id] = endpoint
 
+    def remove(self, endpoint: Endpoint) -> None:
+        """Forget an endpoint: it is no longer configured, and nothing of ours is on it."""
+        del self.endpoints[endpoint.id]
+        if endpoint.pool is not None:
+            self._leave(endpoint, endpoint.pool)
+            self._index()
+        self._announce()
+
+    def tell(self, event: Event) -> None:
+        """Tell every core, also that of a model nobody serves any more."""
+        for driver in list(self._drivers):
+            driver.handle(event)
+
     async def find(self, model: str | None) -> Pool | None:
         """The pool that serves a name; the only pool where no name is given.
 
@@ -151,6 +165,12 @@ class Directory:
             return next(iter(self.pools.values())) if len(self.pools) == 1 else None
         return self._by_name.get(model)
 
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Names that endpoints which nobody has reached yet will serve, as they are configured."""
+        names = [endpoint.settings.name for endpoint in self.endpoints.values() if endpoint.identity is None]
+        return tuple(dict.fromkeys(name for name in names if name is not None and name not in self._by_name))
+
     def undiscovered(self) -> bool:
         """Whether an endpoint has not yet said what it serves."""
         return any(endpoint.identity is None for endpoint in self.endpoints.values())
@@ -163,8 +183,7 @@ class Directory:
     def drain(self) -> None:
         """Have every core take no new work, also that of a model nobody serves any more or not yet."""
         self._draining = True
-        for driver in list(self._drivers):
-            driver.handle(ShutdownStarted())
+        self.tell(ShutdownStarted())
 
     def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
         """Note which endpoint made a stored response."""
@@ -213,10 +232,7 @@ class Directory:
     def _move(self, endpoint: Endpoint, identity: Identity, name: str) -> None:
         left = endpoint.pool
         if left is not None:
-            left.endpoints.pop(endpoint.id)
-            if not left.endpoints:  # nobody serves this model now; who waits in it still runs into its time to live
-                del self.pools[left.name]
-            left.driver.handle(EndpointGone(endpoint.id))
+            self._leave(endpoint, left)
             _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
         pool = self.pools.get(name)
         if pool is None:
@@ -226,6 +242,12 @@ class Directory:
                 pool.driver.handle(ShutdownStarted())
         pool.endpoints[endpoint.id] = endpoint
         endpoint.pool = pool
+
+    def _leave(self, endpoint: Endpoint, pool: Pool) -> None:
+        del pool.endpoints[endpoint.id]
+        if not pool.endpoints:  # nobody serves this model now; who waits in it still runs into its time to live
+            del self.pools[pool.name]
+        pool.driver.handle(EndpointGone(endpoint.id))
 
     def _index(self) -> None:
         pools = reversed(self.pools.values())  # where two have a name, the one that was there first keeps it

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from engine.cache import SetupError
 from engine.command import value_of
 from engine.control import Reload, Say, control
-from engine.events import BecameReady, LinePrinted, SupervisorEvent
+from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
 from engine.gpu import gpus
 from engine.host_memory import free_bytes
 from engine.plan.checkpoint import read_checkpoint
@@ -18,21 +19,24 @@ from engine.plan.hub import CheckpointError
 from engine.program import Program
 from engine.room import shortage
 from engine.supervisor import Supervisor
+from gateway.alone import has_terminal
 from gateway.config import Settings
 from gateway.hangs import Hangs
-from gateway.launch import USAGE_ERROR, programs, served_name
+from gateway.launch import USAGE_ERROR, programs, served_name, settings_of
+from gateway.live import ANSWER, FIXED
+from gateway.live import Change as SettingsChange
 from gateway.preflight import preflight
 from gateway.rollout import Change, address, fronting, knows, moved, notice, serves
 from gateway.server import BACKLOG, bind_all
 from gateway.settings_sources import ConfigurationError
 
-Load = Callable[[Path | None], Settings]
-"""Reads the settings again, from another file where one is given."""
+Load = Callable[[Path | None, Mapping[str, Any]], Settings]
+"""Reads the settings again, from another file where one is given, with changes laid over them."""
 
 _FAILED = 1
 """Exit code of a reload that did not come to its end."""
-_FIXED = ("host", "port", "admin_port")
-"""Settings of the server that stay while it runs."""
+_PATIENCE = 30.0
+"""Seconds a gateway gets to go by other settings; one that does not answer is exchanged."""
 _LOOK = 1.0
 """Seconds between two looks for engines that hang."""
 _STILL = "What ran before serves on."
@@ -90,6 +94,10 @@ class Deployment:
         self._took: dict[str, float] = {}
         """Seconds that the last start of an engine took, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
+        self._once_more = False
+        """Whether SIGHUP came during a reload, which may have read the settings before."""
+        self._answer: asyncio.Future[str | None] | None = None
+        """Of the gateway, to other settings: what is wrong with them; None where it ended."""
         self._hears: Say | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -98,13 +106,15 @@ class Deployment:
         SIGHUP reloads; where it comes of a terminal that was closed, it stops.
         """
         loop = asyncio.get_running_loop()
-        had_terminal = _has_terminal()
+        had_terminal = has_terminal()
 
         def hang_up() -> None:
-            if had_terminal and not _has_terminal():
+            if had_terminal and not has_terminal():
                 stop.set()
             elif self._reloading is None:
-                self._begin(None, None)
+                self._begin(Reload(), None)
+            else:
+                self._once_more = True
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         try:
@@ -122,54 +132,93 @@ class Deployment:
         if self._reloading is not None:
             say("Another reload is under way: ask again when it has ended.")
             return _FAILED
-        task = self._begin(Path(request.config) if request.config is not None else None, say)
+        task = self._begin(request, say)
         await asyncio.wait([task])
         if task.cancelled():
             say("kvgate is stopping: the reload was given up.")
             return _FAILED
         return task.result()
 
-    def _begin(self, file: Path | None, say: Say | None) -> asyncio.Task[int]:
+    def _begin(self, request: Reload, say: Say | None) -> asyncio.Task[int]:
         self._hears = say
-        self._reloading = task = asyncio.get_running_loop().create_task(self._reload(file))
+        self._reloading = task = asyncio.get_running_loop().create_task(self._reload(request))
 
-        def ended(_: object) -> None:
+        def ended(task: asyncio.Task[int]) -> None:
             self._reloading = self._hears = None
+            again, self._once_more = self._once_more, False
+            if again and not task.cancelled():
+                self._begin(Reload(), None)
 
         task.add_done_callback(ended)
         return task
 
-    async def _reload(self, file: Path | None) -> int:
+    async def _reload(self, request: Reload) -> int:
         try:
-            settings, new = await asyncio.to_thread(self._read, file)
+            settings, new, told = await asyncio.to_thread(self._read, request)
         except (ConfigurationError, SetupError, OSError) as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         try:
             with self._supervisor.changing():
                 await self._change(settings, new[:-1], new[-1])
+        except ConfigurationError as error:
+            self._say(f"{error}\nNothing was changed.")
+            return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
             self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
             for engine in [engine for engine in self.engines if not knows(self._gateway, engine)]:
                 await self._stop(engine)
             return _FAILED
         self._settings = settings
+        for line in told:
+            self._say(line)
         self._say("The new settings are in force.")
         return 0
 
-    def _read(self, file: Path | None) -> tuple[Settings, list[Program]]:
-        settings = self._load(file)
-        if not settings.models:
-            raise ConfigurationError("there is nothing to serve: no `models`")
-        before, after = self._settings.server, settings.server
-        if fixed := [name for name in _FIXED if getattr(before, name) != getattr(after, name)]:
-            raise ConfigurationError(f"server.{fixed[0]} cannot be changed while kvgate runs")
+    def _read(self, request: Reload) -> tuple[Settings, list[Program], list[str]]:
+        settings = self._load(Path(request.config) if request.config is not None else None, request.changes)
+        fixed = {name: getattr(self._settings.server, name) for name in FIXED}
+        told = SettingsChange.between(self._settings, settings).told(launches=True)
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update=fixed)})
         new = programs(settings, self._python, self._sockets, [*self.engines, self._gateway])
         if any(engine not in self.engines for engine in new[:-1]):
             preflight(settings)
-        return settings, new
+        return settings, new, told
+
+    async def _go_by(self, engines: list[Program], gateway: Program) -> bool:
+        """Have the running gateway go by other settings; False where that takes a new one, or other engines.
+
+        Raises:
+            ConfigurationError: they cannot be used.
+        """
+        before = self._gateway
+        change = SettingsChange.between(settings_of(before), settings_of(gateway))
+        same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
+        if not same_engines or change.later or before.described != gateway.described:
+            return False
+        if any(self._supervisor.gave_up(engine.name) for engine in engines):
+            return False
+        self._answer = asyncio.get_running_loop().create_future()
+        program = replace(gateway, name=before.name)
+        try:
+            if not self._supervisor.become(before.name, program, gateway.stdin or b""):
+                return False
+            async with asyncio.timeout(_PATIENCE):
+                wrong = await self._answer
+        except TimeoutError:
+            return False
+        finally:
+            self._answer = None
+        if wrong:
+            self._supervisor.become(before.name, before, before.stdin or b"")
+            raise ConfigurationError(wrong)
+        self._gateway = program
+        self._say(f"{before.name}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
+        return True
 
     async def _change(self, settings: Settings, engines: list[Program], gateway: Program) -> None:
+        if await self._go_by(engines, gateway):
+            return
         for engine in [kept for kept in engines if kept in self.engines]:
             if self._supervisor.gave_up(engine.name):
                 await self._stop(engine)
@@ -275,6 +324,10 @@ class Deployment:
         return next((engine for engine in self.engines if address(engine) == where), None)
 
     def _on_news(self, gateway: Program, news: str) -> None:
+        kind, _, rest = news.partition(" ")
+        if kind == ANSWER:
+            self._answered(rest.strip())
+            return
         self._hangs.on_news(gateway, news, _now())
 
     async def _look_for_hangs(self) -> None:
@@ -285,11 +338,17 @@ class Deployment:
 
     def _on_event(self, event: SupervisorEvent) -> None:
         self._hangs.on_event(event, _now())
+        if isinstance(event, Crashed | Stopped) and event.program == self._gateway.name:
+            self._answered(None)  # the one that comes begins with the settings it was told
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
+
+    def _answered(self, wrong: str | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(wrong)
 
     def _say(self, text: str) -> None:
         self._notes(text)
@@ -314,12 +373,3 @@ def _shortage(engine: Program) -> str | None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _has_terminal() -> bool:
-    """Whether there is a terminal that can end this process by being closed."""
-    try:
-        with Path("/dev/tty").open("rb"):
-            return True
-    except OSError:
-        return False

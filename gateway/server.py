@@ -10,6 +10,7 @@ import uvicorn
 
 from gateway.admission.outcomes import Outcome
 from gateway.config import ServerSettings
+from gateway.descriptors import most_connections
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
 from gateway.wire.errors import openai_error
 
@@ -72,12 +73,14 @@ class _Refused(asyncio.Protocol):
         self._timer.cancel()
 
 
-def _bounded(protocol: type[LimitedProtocol], most: int, on_refused: Callable[[], None]) -> type[LimitedProtocol]:
+def _bounded(
+    protocol: type[LimitedProtocol], most: Callable[[], int], on_refused: Callable[[], None]
+) -> type[LimitedProtocol]:
     """The protocol, for no more than so many connections at once."""
 
     class Bounded(protocol):  # type: ignore[valid-type, misc]  # a class is what uvicorn takes
         def connection_made(self, transport: Any) -> None:
-            if len(self.connections) >= most:
+            if len(self.connections) >= most():
                 _Refused(transport)
                 on_refused()
             else:
@@ -93,7 +96,7 @@ class Listener:
         app: the application.
         listening: a socket that is bound; other processes may accept connections from it too.
         settings: what a client may send.
-        most: connections at once.
+        most: connections at once; None: as the settings say.
         on_refused: told of each beyond that.
     """
 
@@ -103,12 +106,14 @@ class Listener:
         listening: socket.socket,
         settings: ServerSettings,
         *,
-        most: int,
-        on_refused: Callable[[], None],
+        most: int | None = None,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = listening
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
-        self._protocol = _bounded(limited, most, on_refused)
+        self._given_most = most
+        self._most = _most(settings, most)
+        self._protocol = _bounded(limited, lambda: self._most, on_refused)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -136,6 +141,12 @@ class Listener:
         """How many connections are open."""
         return len(self._server.server_state.connections)
 
+    def limit(self, settings: ServerSettings) -> None:
+        """Let so many clients connect, and each send so much, from now on."""
+        self._protocol.max_header_bytes = settings.max_header_bytes
+        self._protocol.head_timeout = settings.body_timeout
+        self._most = _most(settings, self._given_most)
+
     def start(self) -> None:
         """Accept connections from now on."""
         self._socket.listen(BACKLOG)
@@ -159,6 +170,10 @@ class Listener:
         if self._task is not None:
             self._server.should_exit = True
             await self._task
+
+
+def _most(settings: ServerSettings, given: int | None) -> int:
+    return given or settings.max_connections or most_connections()
 
 
 def bind_all(settings: ServerSettings) -> list[socket.socket]:

@@ -4,7 +4,8 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,13 +41,50 @@ class ConfigurationError(Exception):
     """The configuration cannot be used. The message is for the person who wrote it: every fault, one a line."""
 
 
-def load(flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the settings of a kvgate came from, to be read again.
+
+    Attributes:
+        flags: nested settings given on the command line.
+        file: that was named there.
+        finished: the last touch to what was read.
+    """
+
+    flags: Mapping[str, Any]
+    file: Path | None = None
+    finished: Callable[[Settings], Settings] = lambda settings: settings
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is one, wherever it was named."""
+        return self.file is not None or bool(os.environ.get("KVGATE_CONFIG"))
+
+    def read(self, file: Path | None = None, changes: Mapping[str, Any] | None = None) -> Settings:
+        """The settings as they are now, from another file where one is given, with changes laid over all of them.
+
+        Raises:
+            ConfigurationError: they cannot be used, or there is nothing to serve.
+        """
+        settings = self.finished(load(self.flags, file or self.file, changes=changes))
+        if not settings.models:
+            raise ConfigurationError("there is nothing to serve: no `models`")
+        return settings
+
+
+def load(
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Settings:
     """Merge the sources and validate the result.
 
     Args:
         flags: nested settings given on the command line.
         file: YAML file; `KVGATE_CONFIG` names one where this is None.
         environ: the environment, `os.environ` by default.
+        changes: nested settings that are laid over all of these.
 
     Raises:
         ConfigurationError: an unknown key, a bad value, or a file that cannot be read.
@@ -55,6 +93,7 @@ def load(flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[st
     if file is None and environ.get("KVGATE_CONFIG"):
         file = Path(environ["KVGATE_CONFIG"])
     sources = {
+        "--set": dict(changes or {}),
         "command line": dict(flags),
         _ENVIRONMENT: _from_environment(environ),
         **({str(file): _from_file(file)} if file is not None else {}),
@@ -176,7 +215,9 @@ class _Loader(yaml.SafeLoader):
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
-    for name, value in above.items():
+    written = {str(name): name for name in below}  # a band is a number in YAML and text elsewhere
+    for key, value in above.items():
+        name = written.get(str(key), key)
         beneath = merged.get(name)
         merged[name] = _merge(beneath, value) if isinstance(beneath, dict) and isinstance(value, Mapping) else value
     return merged

@@ -24,11 +24,16 @@ from gateway.pools import Directory, Endpoint, Pool
 class StateView:
     """Reads the state where it is, at the instant it is asked for; implements `gateway.ops.state.StateSource`.
 
+    Args:
+        settings: those in force.
+        directory: of endpoints and pools.
+        clock: monotonic seconds.
+
     Attributes:
         draining: whether the gateway is shutting down.
     """
 
-    def __init__(self, settings: Settings, directory: Directory, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: Callable[[], Settings], directory: Directory, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._directory = directory
         self._clock = clock
@@ -41,7 +46,7 @@ class StateView:
         admitted = {state.id: state for snapshot in pools.values() for state in snapshot.endpoints}
         return GatewayState(
             version=gateway.__version__,
-            mode=self._settings.admission.mode,
+            mode=self._settings().admission.mode,
             draining=self.draining,
             ready=self._directory.ever_healthy and not self.draining,
             endpoints=tuple(

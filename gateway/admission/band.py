@@ -26,6 +26,11 @@ class BandQueue:
         self.depth = 0
         self.cost = 0.0
 
+    def govern(self, share: float, weights: Mapping[str, float]) -> None:
+        """Have another share of all service, and its flows other weights."""
+        self.share.resize(share)
+        self.fairness.govern(weights)
+
     def push(self, request: Request) -> None:
         """Let it wait in its lane."""
         lanes, key = self.lanes, request.lane

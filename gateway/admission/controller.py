@@ -23,6 +23,7 @@ from gateway.admission.events import (
     Finished,
     Learned,
     Observed,
+    PolicyChanged,
     Progress,
     RequestId,
     Returned,
@@ -100,6 +101,7 @@ class AdmissionController:
             EndpointGone: self._endpoint_gone,
             Observed: self._observed,
             Learned: self._recall,
+            PolicyChanged: self._policy_changed,
             ShutdownStarted: self._shutdown_started,
             Tick: self._tick,
         }
@@ -252,16 +254,20 @@ class AdmissionController:
         endpoint, reservation = flight.endpoint, flight.reservation
         self._headroom.left(request.arrival.flow, flight.tokens, now)
         tokens = event.completion_tokens
-        generated = reservation.seen if tokens is None else tokens
+        aborted = event.verdict is Verdict.ABORTED
+        if tokens is not None:
+            generated = tokens
+        else:
+            generated = endpoint.ledger.progressed(reservation, now) if aborted else reservation.seen
         if event.verdict is Verdict.DONE and generated:
             self._predictor.learn(request.kind, -(-generated // reservation.sequences), reservation.limit)
-        if generated or event.verdict is Verdict.ABORTED:
+        if generated or aborted:
             used = service(request.size, generated)
         else:  # refused by the endpoint or failed at once, unless nobody says how long the answer was
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drained.completed(used, now)
-        endpoint.release(reservation, tokens, now, aborted=event.verdict is Verdict.ABORTED)
+        endpoint.release(reservation, tokens, now, aborted=aborted)
         self._roster.settle(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
@@ -344,13 +350,21 @@ class AdmissionController:
         """Let those who wait go by the endpoints that are there now."""
         reaches, live = before
         if live != bool(self._roster.live):
-            for request in self._queue:
-                request.deadline = self._waits.deadline(request)
-            self._queue.reschedule()
+            self._reschedule()
         if reaches != self._roster.reaches:
-            for request in [request for request in self._queue if self._lane(request) is None]:
-                self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
-            self._queue.relane(lambda request: self._lane(request) or request.lane)
+            self._relane(now)
+
+    def _reschedule(self) -> None:
+        """Let those who wait have the deadlines of now."""
+        for request in self._queue:
+            request.deadline = self._waits.deadline(request)
+        self._queue.reschedule()
+
+    def _relane(self, now: float) -> None:
+        """Let those who wait stand where they can go now; who can go nowhere is refused."""
+        for request in [request for request in self._queue if self._lane(request) is None]:
+            self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
+        self._queue.relane(lambda request: self._lane(request) or request.lane)
 
     def _observed(self, event: Observed, now: float) -> None:
         endpoint = self._roster.get(event.endpoint)
@@ -360,7 +374,18 @@ class AdmissionController:
     def _recall(self, event: Learned, _now: float) -> None:
         self._predictor.recall(event)
 
-    # Time and the queue
+    # Time, the operator, and the queue
+
+    def _policy_changed(self, event: PolicyChanged, now: float) -> None:
+        policy = self._policy = event.policy
+        self._queue.govern(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
+        self._headroom.govern(policy.weights)
+        self._waits.govern(policy)
+        self._roster.govern(policy, now)
+        for request in self._queue:
+            request.patience = self._waits.patience(request)
+        self._reschedule()
+        self._relane(now)
 
     def _shutdown_started(self, _event: ShutdownStarted, now: float) -> None:
         self._draining = True

@@ -33,18 +33,11 @@ class Endpoint:
         self.gone = False
         self.reason: str | None = None
         """Why it is down."""
-        self._policy = policy
         self._clock = DecodeClock(policy.poll_interval)
         self.prefill = PrefillRate()
         self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
         self._predictor = predictor
-        self._fences = policy.rule is not Rule.FORECAST
-        self._forecasts = policy.rule is not Rule.HYSTERESIS
-        self._most = policy.kv_high if self._fences else 1.0
-        """Share of the cache that no dispatch may take it beyond."""
-        self._peak = min(self._most, FORECAST_SHARE)
-        """Share of it that the forecast may fill. Inside the fence it keeps the gate from closing at all: every time
-        that one closes, the cache runs down to `kv_low`."""
+        self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self._peak)
         self._holding = False
         """Whether the forecast alone has kept somebody waiting since the last scrape."""
@@ -55,6 +48,25 @@ class Endpoint:
         self.peak_sequences = 0
         """The most that were on it at once."""
         self._restart(capacity)
+
+    def _follow(self, policy: Policy) -> None:
+        self._policy = policy
+        self._fences = policy.rule is not Rule.FORECAST
+        self._forecasts = policy.rule is not Rule.HYSTERESIS
+        self._most = policy.kv_high if self._fences else 1.0
+        """Share of the cache that no dispatch may take it beyond."""
+        self._peak = min(self._most, FORECAST_SHARE)
+        """Share of it that the forecast may fill. Inside the fence it keeps the gate from closing at all: every time
+        that one closes, the cache runs down to `kv_low`."""
+
+    def govern(self, policy: Policy) -> None:
+        """Go by another policy from now on; `settle` is due."""
+        self._follow(policy)
+        self.outlook.level.fill(self._peak)
+        self.limit.kv_low = policy.kv_low
+        self._gate.govern(policy.kv_high, policy.kv_low)
+        if not self._fences:
+            self._gate.update(None)
 
     def _restart(self, capacity: Capacity) -> None:
         """Forget what was observed: a process that came up anew shares nothing with the one before."""

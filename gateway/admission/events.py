@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NewType
 
+from gateway.admission.policy import Policy
+
 RequestId = NewType("RequestId", int)
 EndpointId = NewType("EndpointId", str)
 Prefix = tuple[tuple[int, int], ...]
@@ -20,7 +22,7 @@ class Demand:
 
     `prompts` holds the token count of each prompt (more than one for a list of prompts), `n` the sequences
     sampled from each, `max_tokens` the most tokens each sequence may generate (always known: where the client
-    sets none, what the model's length leaves, or the API's own default).
+    sets none, what the model's length leaves, or the API's own default; 0 where only its prompts are read).
     """
 
     prompts: tuple[int, ...]
@@ -192,6 +194,17 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The operator decided otherwise. Who waits keeps its place, and what is in flight goes on.
+
+    Whoever has waited longer than it may by now is refused as ever. A shorter queue is for newcomers: nobody is sent
+    away for it. `poll_interval` is the one there was.
+    """
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownStarted:
     """The gateway takes no new work: whoever waits is refused, whoever runs finishes."""
 
@@ -212,6 +225,7 @@ Event = (
     | EndpointGone
     | Observed
     | Learned
+    | PolicyChanged
     | ShutdownStarted
     | Tick
 )

@@ -56,6 +56,15 @@ class Fairness:
         self.several: dict[str, Flow] = {}
         """Those with more than one."""
 
+    def govern(self, weights: Mapping[str, float]) -> None:
+        """Share by other weights from now on: what each was given so far stays what it is."""
+        self._weights = weights
+        for flow in (*self.active.values(), *self._idle.values()):
+            flow.weight = weights.get(flow.name, 1.0)
+        waiting = self.active.values()
+        self.weight = sum([flow.weight for flow in waiting], 0.0)
+        self._largest = max([flow.largest / flow.weight for flow in waiting], default=0.0)
+
     def join(self, request: Request, least: float | None, top: float | None) -> Flow:
         """One more waits. `least`, `top`: as for `start`, not looked at unless its flow was idle."""
         name = request.arrival.flow
@@ -152,11 +161,15 @@ class Share:
     __slots__ = ("_paid_to", "share", "since")
 
     def __init__(self, share: float) -> None:
-        self.share = max(share, STARVED_SHARE)
+        self.resize(share)
         self._paid_to = 0.0
         """Service given to anybody, up to which it has had its share."""
         self.since = 0.0
         """Service given to anybody when it last got some, or began to wait."""
+
+    def resize(self, share: float) -> None:
+        """Be owed so much of all service from now on."""
+        self.share = max(share, STARVED_SHARE)
 
     def begin(self, served: float) -> None:
         """Somebody waits again, when so much service was given to anybody: nothing is owed from before."""

@@ -47,6 +47,10 @@ class Gate:
         self.busy_until = -inf
         """Until when the endpoint is left alone after a refusal; in the past where there is none."""
 
+    def govern(self, kv_high: float, kv_low: float) -> None:
+        """Close and open at other usages from now on."""
+        self._high, self._low = kv_high, kv_low
+
     def update(self, usage: float | None) -> None:
         """Take the endpoint's effective usage; None where nobody knows it, which closes nothing."""
         if usage is None or usage < self._low:

@@ -90,6 +90,13 @@ class Headroom:
         self._all = Held()
         self._weight = 0.0
 
+    def govern(self, weights: Mapping[str, float]) -> None:
+        """Go by other weights from now on."""
+        self._weights = weights
+        for flow, tenant in self._tenants.items():
+            tenant.weight = weights.get(flow, 1.0)
+        self._weight = sum([tenant.weight for tenant in self._tenants.values()], 0.0)
+
     def sent(self, flow: str, tokens: float, now: float) -> None:
         """A request went that will hold so many tokens at its end."""
         tenant = self._tenants.get(flow)

@@ -137,8 +137,8 @@ class Ledger:
 
     The progress of a request is the most of what the relay saw and what the decode clock tells. For a stream the
     clock starts with its first token and goes at `STREAM_PACE`. A request that reports nothing until its end is
-    taken to have its first token after the endpoint's mean delay; then the clock counts for it in full. Both stop
-    at `max_tokens`.
+    taken to have its first token after the endpoint's mean delay; then the clock counts for it in full, as it does
+    for one whose client wants many tokens in an event. All stop at `max_tokens`.
     """
 
     def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int) -> None:
@@ -251,8 +251,18 @@ class Ledger:
                 self._prefill.saw(now - reservation.sent_at, reservation.backlog)
             reservation.origin = reading
             reservation.base = reservation.generated
-            reservation.pace = STREAM_PACE
+            if reservation.streamed:
+                reservation.pace = STREAM_PACE
             self._schedule(reservation)
+
+    def progressed(self, reservation: Reservation, now: float) -> int:
+        """Tokens, over all sequences, that a request has come to: those that were seen, or those the clock tells."""
+        tokens = 0
+        if reservation.phase is Phase.CONFIRMED or not reservation.streamed:
+            ticks = self._clock.read(now) - reservation.origin
+            tokens = reservation.base + int(ticks * reservation.pace) if ticks >= 0 else 0
+        sequences = reservation.sequences
+        return min(max(reservation.seen, tokens * sequences), reservation.limit * sequences)
 
     def stepped(self, now: float) -> None:
         """Somebody made progress: the engine has taken a step, and dropped those aborted before."""

@@ -37,7 +37,7 @@ class Level:
     at its fullest.
     """
 
-    __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_roomy", "_since", "value")
+    __slots__ = ("_fullest", "_held", "_preemptions", "_raised_at", "_share", "_since", "value")
 
     def __init__(self, share: float) -> None:
         """Nothing is known.
@@ -47,12 +47,17 @@ class Level:
         """
         self.value = max(LOWEST, CAUTION - MARGIN * (1.0 - share))
         """The lower end with `USUAL` sequences in flight, 0 to 1."""
-        self._roomy = share - NEAR
+        self._share = share
         self._preemptions: float | None = None
         self._raised_at: float | None = None
         self._since: float | None = None
         self._fullest = 0.0
         self._held = 0
+
+    def fill(self, share: float) -> None:
+        """The forecast may fill another share of the cache: what was learned stays, beside another start."""
+        self.value = min(HIGHEST, max(LOWEST, self.value + MARGIN * (share - self._share)))
+        self._share = share
 
     def at(self, draw: float, sequences: int) -> float:
         """The quantile so far (0 to 1) into the range, with so many in flight, by powers of two."""
@@ -82,6 +87,6 @@ class Level:
         self._fullest = max(self._fullest, usage)
         self._held += holding
         if now - self._since >= SPAN:
-            if self._held > 1 and self._fullest < self._roomy:
-                self.value = max(LOWEST, self.value - EASE * (self._roomy - self._fullest))
+            if self._held > 1 and self._fullest < self._share - NEAR:
+                self.value = max(LOWEST, self.value - EASE * (self._share - NEAR - self._fullest))
             self._since = None

@@ -80,6 +80,12 @@ class Queue:
         self.bytes = 0
         """Of the bodies that wait."""
 
+    def govern(self, *, bands: Mapping[int, Band], weights: Mapping[str, float], max_passes: int) -> None:
+        """Go by other settings from now on; who waits keeps its place."""
+        self._settings, self._weights, self._max_passes = bands, weights, max_passes
+        for band in self._bands.values():
+            band.govern(bands.get(band.number, DEFAULTS).reserved, weights)
+
     @property
     def bands(self) -> tuple[int, ...]:
         """Bands in which somebody waits, the most urgent first."""

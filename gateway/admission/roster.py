@@ -54,6 +54,13 @@ class Roster:
             self.settle(endpoint, now)
             self._changed(now)
 
+    def govern(self, policy: Policy, now: float) -> None:
+        """Go by another policy from now on."""
+        self._policy = policy
+        for endpoint in list(self._endpoints.values()):
+            endpoint.govern(policy)
+            self.settle(endpoint, now)
+
     def settle(self, endpoint: Endpoint, now: float) -> None:
         """Bring an endpoint's account up to this time."""
         endpoint.settle(now)

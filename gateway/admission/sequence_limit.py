@@ -16,11 +16,12 @@ class SequenceLimit:
     waiting it is raised a little, again and again; a true limit shows itself anew, a false one is soon gone.
     """
 
-    __slots__ = ("_configured", "_kv_low", "_previous", "_settled_at", "value")
+    __slots__ = ("_configured", "_previous", "_settled_at", "kv_low", "value")
 
     def __init__(self, configured: int | None, kv_low: float) -> None:
         self._configured = configured is not None
-        self._kv_low = kv_low
+        self.kv_low = kv_low
+        """Usage under which the cache has room."""
         self.value = configured
         """Sequences; None while unknown."""
         self._previous: Observed | None = None
@@ -39,7 +40,7 @@ class SequenceLimit:
         at = sample.sampled_at
         if self.value is not None and sample.running > self.value:
             self.value, self._settled_at = sample.running, at
-        elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self._kv_low:
+        elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
             if previous is not None and previous.waiting and previous.running == sample.running > 0:
                 self.value, self._settled_at = sample.running, at
         elif (

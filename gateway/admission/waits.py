@@ -28,6 +28,10 @@ class Waits:
         self.promises = Promises(policy.weights)
         self._retry_after = RetryAfter()
 
+    def govern(self, policy: Policy) -> None:
+        """Go by another policy from now on."""
+        self._policy = policy
+
     def target(self, request: Request) -> float | None:
         """To its first token: what its client asks for, else its band's target, else everybody's."""
         arrival, policy = request.arrival, self._policy

@@ -164,15 +164,15 @@ class Health:
         reason: why, for people.
         since: when it came to be there.
         was_healthy: whether it ever took traffic.
+        failures: how many doubtful misses in a row take it out.
     """
 
     def __init__(self, now: float, failures: int) -> None:
-        """`failures` is how many doubtful misses in a row take it out."""
         self.state = State.STARTING
         self.reason = "no probe answered yet"
         self.since = now
         self.was_healthy = False
-        self._failures = failures
+        self.failures = failures
         self._missed = 0
         self._breaks = 0
         self._last_break = now
@@ -208,7 +208,7 @@ class Health:
                 return self._read_answer(event, now)
             case Missed(reason=reason, certain=certain):
                 self._missed += 1
-                gone = certain or self._missed >= self._failures
+                gone = certain or self._missed >= self.failures
                 return (Signal.GONE if gone else Signal.MISSED), reason
             case Stalled(reason=reason):
                 return Signal.STALLED, reason

@@ -56,6 +56,9 @@ class EndpointMonitor:
         client: for its probes; the caller closes it.
         listener: is told.
         clock: monotonic seconds, the same one the admission core is given.
+
+    Attributes:
+        launched: whether kvgate starts its engine: that nobody listens there before that is ready is no news.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class EndpointMonitor:
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
+        self.launched = False
         self._id = endpoint_id
         self._settings = settings
         self._interval = health.interval
@@ -149,6 +153,14 @@ class EndpointMonitor:
             self._handle(Stalled(stalled))
         if self._health.serving:
             self._tell()
+
+    def govern(self, settings: EndpointSettings, health: HealthSettings, client: httpx.AsyncClient) -> None:
+        """Go by other settings, and probe with another client, from the next probe on: that is now."""
+        self._settings = settings
+        self._prober = Prober(client, str(settings.url), health.timeout, self._clock)
+        self._health.failures = health.failures
+        self._progress.hung_after = health.hung_after
+        self._hurry.set()
 
     # What requests report.
 
@@ -275,6 +287,8 @@ class EndpointMonitor:
             log = _log.info if self._health.serving else _log.warning
             log("endpoint changed", endpoint=self._id, was=before.value, state=state.value, reason=reason)
             self._said_at = self._clock()
+        elif self._is_launching(event):
+            pass
         elif reason != known or (state in _FAILING and self._clock() - self._said_at >= REMINDER):
             self._said_at = self._clock()
             help_ = helps(reason)
@@ -288,6 +302,11 @@ class EndpointMonitor:
                     self._tell()
                 case Effect.TAKE_OUT:
                     self._listener.down(self._id, f"{state.value}: {reason}")
+
+    def _is_launching(self, event: Event) -> bool:
+        """Whether its engine does not listen yet; who launched it tells what becomes of it."""
+        unheard = isinstance(event, Missed) and event.certain and self._health.state is State.STARTING
+        return unheard and self.launched and not self._health.was_healthy
 
     def _tell(self) -> None:
         """Say that it takes traffic, and with what, unless that was said already."""

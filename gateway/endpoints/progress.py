@@ -30,11 +30,14 @@ class _OnIt:
 
 
 class Progress:
-    """What one endpoint is at."""
+    """What one endpoint is at.
+
+    Attributes:
+        hung_after: the least time without progress, seconds, that is a hang.
+    """
 
     def __init__(self, hung_after: float) -> None:
-        """`hung_after`: the least time without progress, seconds, that is a hang."""
-        self._hung_after = hung_after
+        self.hung_after = hung_after
         self._requests: dict[RequestId, _OnIt] = {}
         self._metrics: EngineMetrics | None = None
         self._scraped_at = float("-inf")
@@ -105,13 +108,13 @@ class Progress:
         quiet = self._quiet + now - self._quiet_from
         # Prefills end one by one, so the silence to expect is that of the longest.
         prefill = max((r.prompt_tokens for r in watched if not r.started), default=0) / self.prefill_rate
-        if quiet < max(self._hung_after, PREFILL_TIMES * prefill):
+        if quiet < max(self.hung_after, PREFILL_TIMES * prefill):
             return None
         return f"no progress for {quiet:.0f} s with {len(self._requests)} requests in flight"
 
     def _counts_tokens(self, now: float) -> bool:
         """Whether the engine's metrics would show the progress of a request that does not stream."""
-        fresh = now - self._scraped_at < self._hung_after / 2
+        fresh = now - self._scraped_at < self.hung_after / 2
         return fresh and self._metrics is not None and self._metrics.generation_tokens is not None
 
 

@@ -177,6 +177,10 @@ class Metrics:
             for endpoint, usage in load.usage:
                 self._usage.of(endpoint).observe(usage)
 
+    def forget_endpoint(self, endpoint: str) -> None:
+        """It is no endpoint any more."""
+        self._usage.forget(endpoint)
+
     def watch(self, state: Callable[[], GatewayState]) -> None:
         """Read the gauges from this snapshot at every scrape."""
         self.registry.register(_State(state))

@@ -50,6 +50,10 @@ class Tallies:
             found = self._tallies[labels] = Tally(self._edges)
         return found
 
+    def forget(self, *labels: str) -> None:
+        """There is no such one any more."""
+        self._tallies.pop(labels, None)
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """All of them, at a scrape."""
         name, meaning, labels = self._family

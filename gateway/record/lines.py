@@ -33,6 +33,20 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="line"):
     poll_interval: float
 
 
+class Changed(msgspec.Struct, frozen=True, tag="changed", tag_field="line"):
+    """The operator changed settings while it ran: they are those of the run from here on.
+
+    The cores that are there are told with the next events; those that are opened later begin with them.
+
+    Attributes:
+        admission: its `admission` settings.
+        weights: of the flows that have one.
+    """
+
+    admission: dict[str, Any]
+    weights: dict[str, float]
+
+
 class Opened(msgspec.Struct, frozen=True, tag="pool", tag_field="line"):
     """A model is served from here on, by a core of its own. `pool` is its number in this run."""
 
@@ -67,7 +81,7 @@ class Happened(msgspec.Struct, frozen=True, omit_defaults=True, tag="event", tag
         if kind is None:
             raise EventLogError(f"an event {self.event[:40]!r} is not known to this version of kvgate")
         try:
-            event: Event = msgspec.convert(self.data, kind)
+            event: Event = msgspec.convert(self.data, kind, str_keys=True)
         except msgspec.ValidationError as error:
             raise EventLogError(f"an event {self.event} cannot be read by this version of kvgate: {error}") from None
         return event
@@ -79,7 +93,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped", tag_field="line"):
     lines: int
 
 
-Line = Started | Opened | Happened | Dropped
+Line = Started | Changed | Opened | Happened | Dropped
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.admission.commands import Command
 from gateway.admission.events import Event
-from gateway.record.lines import Dropped, Line, Opened, Started, encode, happened
+from gateway.record.lines import Changed, Dropped, Line, Opened, Started, encode, happened
 
 Record = Callable[[Event, float, Sequence[Command]], None]
 """Told of each event, its time, and what the core answered."""
@@ -74,6 +74,10 @@ class Recorder:
                 self._put(happened(now, number, event, commands))
 
         return record
+
+    def changed(self, settings: Changed) -> None:
+        """Settings are others from here on; to be told before the cores are."""
+        self._put(settings)
 
     def _turn(self) -> bool:
         """Whether the file is this run's to write to."""

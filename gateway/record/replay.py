@@ -9,10 +9,10 @@ import msgspec
 
 from gateway.admission.commands import Command
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Event
+from gateway.admission.events import Event, PolicyChanged
 from gateway.admission.policy import Policy
 from gateway.config import AdmissionSettings
-from gateway.record.lines import Dropped, EventLogError, Happened, Opened, Started, decisions, read
+from gateway.record.lines import Changed, Dropped, EventLogError, Happened, Opened, Started, decisions, read
 from gateway.settings_sources import load
 
 Changes = Mapping[str, Any]
@@ -113,14 +113,17 @@ def steps(file: Path, replayed: Replayed, changes: Changes) -> Iterator[Step]:
         ConfigurationError: the settings are none.
     """
     run, began, gap = 0, None, False
-    wanted = Policy()
+    wanted, start = Policy(), Started("", {}, {}, 0.0)
     controllers: dict[int, AdmissionController] = {}
     for line in read(file):
         match line:
             case Started():
                 run, began, gap = run + 1, None, False
-                wanted = policy(line, changes)
+                start, wanted = line, policy(line, changes)
                 controllers = {}
+            case Changed():
+                start = msgspec.structs.replace(start, admission=line.admission, weights=line.weights)
+                wanted = policy(start, changes)
             case Dropped():
                 gap = True
                 replayed.gaps.append(run)
@@ -134,7 +137,10 @@ def steps(file: Path, replayed: Replayed, changes: Changes) -> Iterator[Step]:
                 replayed.events += 1
                 replayed.decisions += len(line.decisions)
                 key = PoolKey(run, line.pool)
-                yield Step(key, line.at, line.at - began, line.read(), controllers[line.pool], line.decisions)
+                event = line.read()
+                if changes and isinstance(event, PolicyChanged):
+                    event = PolicyChanged(wanted)
+                yield Step(key, line.at, line.at - began, event, controllers[line.pool], line.decisions)
 
 
 def verify(file: Path) -> Replayed:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from gateway.admission.events import (
     Arrived,
     Capacity,
@@ -18,7 +20,7 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
-from gateway.record.lines import Dropped, Happened, Opened, Started, read
+from gateway.record.lines import Changed, Dropped, Happened, Opened, Started, read
 from gateway.returns import Returns
 
 
@@ -97,7 +99,7 @@ class Account:
     """A whole record. Its runs follow each other at once: what was between them is nobody's.
 
     Attributes:
-        started: the first line of its last run.
+        started: the first line of its last run, with the settings that it ended with.
         seconds: from the first event to the last of each run, all together.
         gaps: whether lines are missing.
     """
@@ -123,6 +125,8 @@ def account(file: Path) -> Account:
                 run.end()
                 run = _Run(found)
                 found.started = line
+            case Changed() if found.started is not None:
+                found.started = msgspec.structs.replace(found.started, admission=line.admission, weights=line.weights)
             case Opened():
                 run.models[line.pool] = line.model
             case Dropped():

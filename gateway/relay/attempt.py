@@ -67,13 +67,21 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What an endpoint is sent. `strip_usage`: kvgate asked for usage in the stream, the client did not."""
+    """What an endpoint is sent.
+
+    Attributes:
+        strip_usage: kvgate asked for usage in the stream, the client did not.
+        stream_interval: tokens that the client wants in each event of it.
+        sequences: how many it generates.
+    """
 
     request: RequestId
     path: str
     body: bytes
     prompt_tokens: int
     strip_usage: bool
+    stream_interval: int = 1
+    sequences: int = 1
 
 
 class _FailedMidwayError(Exception):
@@ -109,7 +117,7 @@ class Attempt:
 
     async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
         """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
-        streams = self._exchange.stream
+        streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams)
         try:
             return await self._exchanged(flight, outgoing, headers)
@@ -172,7 +180,12 @@ class Attempt:
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
         exchange, request = self._exchange, outgoing.request
-        reader = self.reader = StreamReader(exchange.api or Api.CHAT, strip_usage=outgoing.strip_usage)
+        reader = self.reader = StreamReader(
+            exchange.api or Api.CHAT,
+            strip_usage=outgoing.strip_usage,
+            interval=outgoing.stream_interval,
+            sequences=outgoing.sequences,
+        )
         feed, write, progress = reader.feed, exchange.body.write, self._driver.progress
 
         async def drained() -> None:

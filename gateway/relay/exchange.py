@@ -85,12 +85,18 @@ class Exchange:
         if self.prompt_tokens is None:
             return []
         facts = [
-            (b"x-kvgate-prompt-tokens", b"%d" % self.prompt_tokens),
+            *self._count(),
             (b"x-kvgate-queue-ms", b"%d" % (self.waited * 1000)),
         ]
         if self.endpoint is not None:
             facts.append((b"x-kvgate-endpoint", self.endpoint.encode("ascii", "replace")))
         return facts
+
+    def _count(self) -> list[tuple[bytes, bytes]]:
+        if self.prompt_tokens is None or self.counted is None:
+            return []
+        tokens = (b"x-kvgate-prompt-tokens", b"%d" % self.prompt_tokens)
+        return [tokens, (b"x-kvgate-counted", self.counted.value.encode())]
 
     async def open(self) -> None:
         """Begin the stream of a request that still waits; what is not known yet stays out of its head."""
@@ -100,7 +106,7 @@ class Exchange:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-kvgate-prompt-tokens", b"%d" % (self.prompt_tokens or 0)),
+            *self._count(),
             (b"x-request-id", self.identifier),
             (b"x-accel-buffering", b"no"),
         ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from enum import Enum, auto
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.config import UpstreamSettings
 from gateway.endpoints.health import State
 from gateway.pools import Endpoint
 
@@ -67,14 +68,12 @@ class Flights:
 
     Args:
         clock: monotonic seconds.
-        first_byte_timeout: seconds to the first event of an answer.
-        idle_timeout: seconds of silence inside an answer.
+        timeouts: the settings in force.
     """
 
-    def __init__(self, clock: Callable[[], float], first_byte_timeout: float, idle_timeout: float) -> None:
+    def __init__(self, clock: Callable[[], float], timeouts: Callable[[], UpstreamSettings]) -> None:
         self._clock = clock
-        self._first_byte_timeout = first_byte_timeout
-        self._idle_timeout = idle_timeout
+        self._timeouts = timeouts
         self._flights: dict[RequestId, Flight] = {}
 
     def __len__(self) -> int:
@@ -132,7 +131,8 @@ class Flights:
 
     def _patience(self, flight: Flight) -> float:
         """The longest silence it is allowed, seconds."""
-        limit = self._idle_timeout if flight.answering else self._first_byte_timeout
+        timeouts = self._timeouts()
+        limit = timeouts.idle_timeout if flight.answering and flight.streams else timeouts.first_byte_timeout
         endpoint = flight.endpoint
         if endpoint.healthy or flight.delivering or endpoint.monitor.status.state is State.DRAINING:
             return limit

@@ -27,13 +27,13 @@ class Gateway:
     Args:
         plane: what the data plane works with.
         reporter: told of every exchange's end.
-        admin: health, metrics, state, and the 404 for everything else.
+        admin: health, metrics, state, and the 404 for everything else; may be replaced by another one.
     """
 
     def __init__(self, plane: Plane, reporter: Reporter, admin: Application) -> None:
         self._plane = plane
         self._reporter = reporter
-        self._admin = admin
+        self.admin = admin
         self.draining = False
         self.active = 0
         """Requests that are being served."""
@@ -67,7 +67,7 @@ class Gateway:
         elif allowed := methods(path):
             await send_answer(send, _wrong_method(scope["method"], allowed))
         else:
-            await self._admin(scope, receive, send)
+            await self.admin(scope, receive, send)
 
     async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         plane = self._plane

@@ -153,6 +153,8 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
             body=rewritten or edited(request, usage=ask_usage, priority=band),
             prompt_tokens=work.demand.prompt_tokens,
             strip_usage=ask_usage,
+            stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
+            sequences=work.demand.sequences,
         )
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]

@@ -2,10 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gateway.config import UpstreamSettings
 from gateway.descriptors import OutOfDescriptorsError, lacking
 from gateway.relay.connection import Connection, Sink
 from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
@@ -26,17 +27,12 @@ class HttpUpstream:
     """Implements `Upstream` on plain asyncio and httptools: nothing between the socket's callback and the relay.
 
     Args:
-        connect_timeout: seconds to open a connection.
-        keepalive: seconds an idle connection is kept; well under the endpoint's own limit.
-        tls: contexts by base URL; an `https` URL without one uses the system's.
+        timeouts: the settings in force.
     """
 
-    def __init__(
-        self, connect_timeout: float, keepalive: float, tls: Mapping[str, ssl.SSLContext] | None = None
-    ) -> None:
-        self._connect_timeout = connect_timeout
-        self._keepalive = keepalive
-        self._tls = dict(tls or {})
+    def __init__(self, timeouts: Callable[[], UpstreamSettings]) -> None:
+        self._timeouts = timeouts
+        self._tls: dict[str, ssl.SSLContext] = {}
         self._origins: dict[str, _Origin] = {}
         self._idle: dict[str, dict[Connection, float]] = {}
         """Of each endpoint, the connections nobody uses and since when, the longest idle first."""
@@ -66,6 +62,17 @@ class HttpUpstream:
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)
 
+    def trust(self, base_url: str, context: ssl.SSLContext) -> None:
+        """Open connections to this URL with this context from now on; one without uses the system's."""
+        self._tls[base_url] = context
+
+    def forget(self, base_url: str) -> None:
+        """Close what is idle of a URL; an answer that is under way comes to its end."""
+        self._tls.pop(base_url, None)
+        self._origins.pop(base_url, None)
+        for connection in self._idle.pop(base_url, ()):
+            connection.abort()
+
     async def close(self) -> None:
         """Close every idle connection; those in use are closed by whoever uses them."""
         for timer in self._timers.values():
@@ -84,7 +91,7 @@ class HttpUpstream:
         loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(base_url, {})
         if base_url not in self._timers:
-            self._timers[base_url] = loop.call_later(self._keepalive, self._expire, base_url)
+            self._timers[base_url] = loop.call_later(self._timeouts().keepalive, self._expire, base_url)
         idle[connection] = loop.time()
 
     def _reused(self, base_url: str) -> Connection | None:
@@ -93,7 +100,7 @@ class HttpUpstream:
         now = asyncio.get_running_loop().time()
         while idle:
             connection, since = idle.popitem()
-            if connection.open and now - since < self._keepalive:
+            if connection.open and now - since < self._timeouts().keepalive:
                 return connection
             connection.abort()
         return None
@@ -106,19 +113,19 @@ class HttpUpstream:
         del self._timers[base_url]
         while idle:
             connection, since = next(iter(idle.items()))
-            if connection.open and now - since < self._keepalive:
-                self._timers[base_url] = loop.call_at(since + self._keepalive, self._expire, base_url)
+            if connection.open and now - since < self._timeouts().keepalive:
+                self._timers[base_url] = loop.call_at(since + self._timeouts().keepalive, self._expire, base_url)
                 return
             del idle[connection]
             connection.abort()
 
     async def _connect(self, origin: _Origin) -> Connection:
-        loop = asyncio.get_running_loop()
+        loop, patience = asyncio.get_running_loop(), self._timeouts().connect_timeout
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(patience):
                 _, connection = await loop.create_connection(Connection, origin.host, origin.port, ssl=origin.tls)
         except TimeoutError:
-            raise ConnectFailedError(f"no connection within {self._connect_timeout:g} s") from None
+            raise ConnectFailedError(f"no connection within {patience:g} s") from None
         except ssl.SSLCertVerificationError as error:
             raise ConnectFailedError(f"its TLS certificate was not accepted: {error.verify_message}") from None
         except OSError as error:

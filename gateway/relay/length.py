@@ -10,7 +10,7 @@ from gateway.wire.shown import shown
 COMPLETIONS_MAX_TOKENS = 16
 """What `/v1/completions` generates where the client sets no limit, as OpenAI's does."""
 
-_PROMPT_PARAM = {Api.CHAT: "messages", Api.COMPLETIONS: "prompt", Api.RESPONSES: "input", Api.MESSAGES: "messages"}
+_PROMPT_PARAM = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
 
 
 class TooLongError(Exception):

@@ -14,9 +14,13 @@ _RETRY_AFTER = 5.0
 
 
 class Lobby:
-    """Holds at most as many requests and bytes as one model's queue may, for all models together."""
+    """Holds at most as many requests and bytes as one model's queue may, for all models together.
 
-    def __init__(self, queue: QueueSettings) -> None:
+    Args:
+        queue: the settings in force.
+    """
+
+    def __init__(self, queue: Callable[[], QueueSettings]) -> None:
         self._queue = queue
         self._bytes = 0
         self._limits: set[asyncio.Timeout] = set()
@@ -40,7 +44,8 @@ class Lobby:
         """
         if self._draining:
             raise _draining()
-        if len(self._limits) >= self._queue.max_requests or self._bytes + size > self._queue.max_bytes:
+        queue = self._queue()
+        if len(self._limits) >= queue.max_requests or self._bytes + size > queue.max_bytes:
             raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
         began = exchange.clock()
         limit = asyncio.timeout(timeout)

@@ -1,4 +1,4 @@
-"""`/v1/models`, answered from what the endpoints say."""
+"""`/v1/models`, answered from what the endpoints say, and from the settings for those that have not said it yet."""
 
 import time
 from typing import Any
@@ -8,23 +8,30 @@ import msgspec
 from gateway.admission.outcomes import Outcome
 from gateway.pools import Pool
 from gateway.relay.asgi import Scope
-from gateway.relay.exchange import Exchange
+from gateway.relay.destination import unknown_model
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.plane import Plane
-from gateway.wire.shown import shown
 
 _STARTED = int(time.time())
 
 
 async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome:
-    """Answer the list, or the one model that the path names."""
-    cards = [card for pool in plane.directory.pools.values() for card in _cards(pool)]
+    """Answer the list, or the one model that the path names.
+
+    Raises:
+        RefusedError: nobody knows yet what is served, or there is no such model.
+    """
+    directory = plane.directory
+    cards = [card for pool in directory.pools.values() for card in _cards(pool)]
+    cards += [_card(name, name) for name in directory.awaited]
+    if not cards:
+        raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint has said yet which models it serves.", retry_after=10.0)
     name = scope["path"].removeprefix("/v1/models").removeprefix("/")
     answer: Any = {"object": "list", "data": cards}
     if name:
         answer = next((card for card in cards if card["id"] == name), None)
         if answer is None:
-            message = f"The model `{shown(name)}` does not exist here. `/v1/models` lists those that do."
-            return await exchange.refuse(Outcome.MODEL_NOT_FOUND, message, param="model")
+            raise unknown_model(plane, name)
     body = msgspec.json.encode(answer)
     headers = [
         (b"content-type", b"application/json"),
@@ -41,14 +48,18 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
 def _cards(pool: Pool) -> list[dict[str, Any]]:
     loras = {lora for identity in pool.identities for lora in identity.loras}
     return [
-        {
-            "id": name,
-            "object": "model",
-            "created": _STARTED,
-            "owned_by": "vllm",
-            "root": pool.name,
-            "parent": pool.name if name in loras else None,
-            "max_model_len": pool.max_model_len,
-        }
+        _card(name, pool.name, parent=pool.name if name in loras else None, max_model_len=pool.max_model_len)
         for name in pool.names
     ]
+
+
+def _card(name: str, root: str, *, parent: str | None = None, max_model_len: int | None = None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+    }

@@ -18,6 +18,7 @@ _SUMMARIES = {
 }
 _PROMPTS: dict[Api, Document] = {
     Api.CHAT: {"messages": {"type": "array", "items": {"type": "object"}}},
+    Api.BATCH: {"messages": {"type": "array", "items": {"type": "array", "items": {"type": "object"}}}},
     Api.COMPLETIONS: {"prompt": {"type": ["string", "array"]}},
     Api.RESPONSES: {"input": {"type": ["string", "array"]}},
     Api.MESSAGES: {"messages": {"type": "array", "items": {"type": "object"}}},

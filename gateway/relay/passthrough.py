@@ -28,7 +28,10 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
         RefusedError: it ends with an error.
     """
     kind = header(scope, b"content-type") or b""
-    if is_form(kind):
+    name = None
+    if scope["method"] == "GET":
+        pass
+    elif is_form(kind):
         name = await read(plane.counting, exchange.flow, form_model, body, kind)
     else:
         name = await read(plane.counting, exchange.flow, named_model, body)

@@ -13,11 +13,13 @@ from gateway.relay.upstream import Upstream
 from gateway.tokens.pool import CountingPool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plane:
     """Everything a request may need on its way, shared by all requests.
 
     Attributes:
+        settings: those in force, and `clients` by their keys: both are replaced as the operator changes them, so they
+            are read here at each use.
         clock: monotonic seconds.
         counting: where what takes long is done to a body.
     """

@@ -31,14 +31,22 @@ class Route:
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", Action.ADMIT, Api.CHAT),
+    Route("POST", "/v1/chat/completions/batch", Action.ADMIT, Api.BATCH),
     Route("POST", "/v1/completions", Action.ADMIT, Api.COMPLETIONS),
     Route("POST", "/v1/responses", Action.ADMIT, Api.RESPONSES),
     Route("POST", "/v1/messages", Action.ADMIT, Api.MESSAGES),
     Route("POST", "/tokenize", Action.RELAY),
     Route("POST", "/detokenize", Action.RELAY),
+    Route("GET", "/tokenizer_info", Action.RELAY),
     Route("POST", "/v1/embeddings", Action.RELAY),
-    Route("POST", "/v1/rerank", Action.RELAY),
+    Route("POST", "/v2/embed", Action.RELAY),
+    Route("POST", "/pooling", Action.RELAY),
+    Route("POST", "/classify", Action.RELAY),
+    Route("POST", "/score", Action.RELAY),
     Route("POST", "/v1/score", Action.RELAY),
+    Route("POST", "/rerank", Action.RELAY),
+    Route("POST", "/v1/rerank", Action.RELAY),
+    Route("POST", "/v2/rerank", Action.RELAY),
     Route("POST", "/v1/messages/count_tokens", Action.RELAY, Api.MESSAGES),
     Route("POST", "/v1/audio/*", Action.RELAY),
     Route("GET", "/v1/responses/*", Action.FOLLOW, Api.RESPONSES),
@@ -46,6 +54,38 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models", Action.ANSWER),
     Route("GET", "/v1/models/*", Action.ANSWER),
 )
+
+NOT_SERVED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("/ping", "/load", "/server_info"),
+        "They tell about one engine. kvgate's own `/health`, `/metrics` and `/kvgate/state` tell about all.",
+    ),
+    (
+        ("/invocations", "/generative_scoring", "/v1/systemone", "/cohere/*"),
+        "They generate, from bodies that are not counted here. What they do, the four APIs do.",
+    ),
+    (
+        ("/inference/*", "*/render", "*/derender"),
+        "Their prompts are token ids of another machine's making, and their answers need it too.",
+    ),
+    (("/v1/realtime",), "A WebSocket: it generates for as long as somebody speaks."),
+    (
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/*"),
+        "They change which models one engine has. Ask each engine itself.",
+    ),
+    (
+        (
+            "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/abort_requests",
+            "/release_kv_cache_memory", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+            "/collective_rpc", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/start_profile", "/stop_profile",
+            "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update",
+            "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version",
+            "/weight_info", "/weight_checker", "/get_world_size", "/kv_event_sources",
+        ),
+        "They stop, change or look into one engine: for its operator, not for clients. Ask the engine itself.",
+    ),
+)  # fmt: skip
+"""vLLM's other routes, and why each is not served here. A `*` stands for anything."""
 
 _EXACT = {(route.method, route.path): route for route in ROUTES if not route.path.endswith("*")}
 _DOTS = frozenset({".", ".."})

@@ -56,7 +56,7 @@ class Work:
             band=self.band,
             flow=self.client.flow,
             body_bytes=len(request.body),
-            streamed=request.stream,
+            streamed=request.stream and request.stream_interval == 1,
             tools=request.tools,
             ttft_target=self.ttft_target,
             prefix=self.count.prefix,

@@ -1,6 +1,6 @@
 """Shapes messages for a chat template: what each message offers it, in the order of keys the engine uses.
 
-A template that prints a message, or a tool call, as JSON shows that order, so it counts.
+A template that prints a message as JSON shows that order, so it counts.
 """
 
 import json
@@ -127,10 +127,7 @@ def _part(part: Mapping[str, Any]) -> Json:
 
 def _tool_call(call: Mapping[str, Any]) -> Json:
     function = call["function"]
-    ordered = {"arguments": _arguments(function["arguments"]), "name": function["name"]}
-    ordered |= {key: value for key, value in function.items() if key not in ordered}
-    shaped: Json = {"id": call["id"], "function": ordered, "type": call["type"]}
-    return shaped | {key: value for key, value in call.items() if key not in shaped}
+    return {**call, "function": function | {"arguments": _arguments(function["arguments"])}}
 
 
 def _arguments(arguments: str) -> Json:

@@ -217,12 +217,16 @@ class ModelCounter:
         try:
             convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused())
             work = await self._pool.run(flow, len(request.body), convert, request.api, request.body, max_model_len)
-            counts = await self._engine.count(work, max_model_len)
-        except (NeedsEngineError, NotCountableError, RouteMissingError):
+        except (NeedsEngineError, NotCountableError):
             return await self._estimate(flow, request, max_model_len)
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
-        return PromptCount(counts, Source.ENGINE, work.kind)
+        try:
+            counts = await self._engine.count(work, max_model_len)
+        except (InvalidRequestError, RouteMissingError):
+            # Why a counting route refuses is worded for a request of that route: the request's own has the truth.
+            return await self._estimate(flow, request, max_model_len)
+        return PromptCount(counts, Source.ENGINE if work.exact else Source.ESTIMATE, work.kind)
 
     async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         """By our own conversion, or failing that by all the request's texts."""

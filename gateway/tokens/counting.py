@@ -1,18 +1,27 @@
 """The work of counting: functions of a body's bytes, run in a thread or in another process by the pool."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind, features
+from gateway.tokens.fields import set_aside
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
-from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_encoding, chat_prompt, text_prompt
+from gateway.tokens.normalise import (
+    ChatPrompt,
+    Encoding,
+    TextPrompt,
+    batched,
+    chat_encoding,
+    chat_prompt,
+    text_prompt,
+)
 from gateway.tokens.prefix import prefix_of
-from gateway.tokens.render import TokenizerSource, renderer
+from gateway.tokens.render import MeasuredPrompt, TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
 from gateway.wire.request import Api, InvalidRequestError
 
@@ -43,6 +52,8 @@ class EngineWork:
     """One for each prompt: a call, or the count where it came as token ids, or is surely cut to the model's length."""
     encoding: Encoding
     kind: Kind
+    exact: bool = True
+    """Whether the engine's answer is what it will use; it orders the keys of tool calls otherwise in some APIs."""
 
 
 # No prompt's average comes near it: vocabularies have no token that long, but for runs of blanks.
@@ -92,13 +103,11 @@ def count_body(
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
     fields = _fields(body)
-    prompt, brought = _brought(api, fields, excludes_unused=excludes_unused)
+    set_aside(api, fields)
+    prompts, brought = _brought(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
-    if isinstance(prompt, TextPrompt):
-        measured = renderer(source).measure_texts(prompt, max_model_len)
-    else:
-        measured = (renderer(source).measure_chat(prompt, max_model_len),)
+    measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len)]
     prefix: Prefix = ()
     if key is not None and len(measured) == 1 and measured[0].encoded is not None and not _skips_cache(fields):
         # A LoRA is asked for by its name. Two names of the base model are taken for two models: they share nothing.
@@ -128,16 +137,19 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
     fields = _fields(body)
-    if api is Api.CHAT:
-        asked = _chat_fields(fields)
+    if api in {Api.CHAT, Api.BATCH}:
         if excludes_unused and _forbids_tools(api, fields):
-            asked.pop("tools", None)
-        return EngineWork((max_model_len if long else _tokenize(asked),), chat_encoding(fields), Kind(api))
+            fields.pop("tools", None)
+        conversations = [fields] if api is Api.CHAT else batched(fields)
+        chats = tuple(max_model_len if long else _tokenize(_chat_fields(each)) for each in conversations)
+        return EngineWork(chats, chat_encoding(fields), Kind(api))
+    set_aside(api, fields)
     model = {"model": fields["model"]} if "model" in fields else {}
     if api is Api.RESPONSES:
-        prompt, brought = _brought(api, fields, excludes_unused=excludes_unused)
+        (prompt,), brought = _brought(api, fields, excludes_unused=excludes_unused)
         assert isinstance(prompt, ChatPrompt)  # noqa: S101  # as this API has it
-        return EngineWork((_tokenize(model | _rendered_fields(prompt)),), prompt.encoding, Kind(api, brought))
+        call = _tokenize(model | _rendered_fields(prompt))
+        return EngineWork((call,), prompt.encoding, Kind(api, brought), exact=Feature.TOOL_CALLS not in brought)
     texts = text_prompt(fields)
     special = {"add_special_tokens": texts.encoding.add_special_tokens}
     calls: list[EngineCall | int] = []
@@ -184,28 +196,38 @@ def _skips_cache(fields: Mapping[str, Any]) -> bool:
     )
 
 
-def _prompt(api: Api, fields: Mapping[str, Any]) -> ChatPrompt | TextPrompt:
+def _prompts(api: Api, fields: Mapping[str, Any]) -> Sequence[ChatPrompt | TextPrompt]:
     match api:
         case Api.CHAT:
-            return chat_prompt(fields)
+            return [chat_prompt(fields)]
+        case Api.BATCH:
+            return [chat_prompt(conversation) for conversation in batched(fields)]
         case Api.COMPLETIONS:
-            return text_prompt(fields)
+            return [text_prompt(fields)]
         case Api.MESSAGES:
-            return from_messages(fields)
+            return [from_messages(fields)]
         case Api.RESPONSES:
-            return from_responses(fields)
+            return [from_responses(fields)]
+
+
+def _measured(source: TokenizerSource, prompt: ChatPrompt | TextPrompt, max_model_len: int) -> Sequence[MeasuredPrompt]:
+    if isinstance(prompt, TextPrompt):
+        return renderer(source).measure_texts(prompt, max_model_len)
+    return [renderer(source).measure_chat(prompt, max_model_len)]
 
 
 def _brought(
     api: Api, fields: Mapping[str, Any], *, excludes_unused: bool
-) -> tuple[ChatPrompt | TextPrompt, frozenset[Feature]]:
-    """A request's prompt, and the features it brings."""
-    prompt = _prompt(api, fields)
-    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not _forbids_tools(api, fields):
-        return prompt, features(prompt)
+) -> tuple[Sequence[ChatPrompt | TextPrompt], frozenset[Feature]]:
+    """A request's prompts, and the features they bring."""
+    prompts = _prompts(api, fields)
+    brought = frozenset[Feature]().union(*map(features, prompts))
+    if Feature.TOOLS not in brought or not _forbids_tools(api, fields):
+        return prompts, brought
     if excludes_unused:
-        prompt = replace(prompt, tools=None)
-    return prompt, features(prompt) | {Feature.UNUSED_TOOLS}
+        prompts = [replace(prompt, tools=None) if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
+        brought -= {Feature.TOOLS}
+    return prompts, brought | {Feature.UNUSED_TOOLS}
 
 
 def _forbids_tools(api: Api, fields: Mapping[str, Any]) -> bool:

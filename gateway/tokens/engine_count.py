@@ -54,7 +54,7 @@ class _Refusal(msgspec.Struct):
 class EngineCounter:
     """Counts by `/tokenize` and `/v1/messages/count_tokens`."""
 
-    def __init__(self, targets: Callable[[], Sequence[Target]], timeout: float) -> None:
+    def __init__(self, targets: Callable[[], Sequence[Target]], timeout: Callable[[], float]) -> None:
         """Nothing is asked yet.
 
         Args:
@@ -113,7 +113,7 @@ class EngineCounter:
         url = target.url + call.path
         try:
             async with target.client.stream(
-                "POST", url, content=call.body, headers=headers, timeout=self._timeout
+                "POST", url, content=call.body, headers=headers, timeout=self._timeout()
             ) as response:
                 answer = await _beginning(response)
         except httpx.HTTPError as error:

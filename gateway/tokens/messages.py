@@ -14,7 +14,10 @@ class NotCountableError(Exception):
 
 
 def well_formed(message: Any) -> Json:
-    """A chat message as vLLM's request model passes it on, `reasoning_content` renamed to `reasoning`.
+    """A chat message as vLLM's request model passes it on.
+
+    `reasoning_content` is renamed to `reasoning`, and the keys of a tool call have the order of that model: a template
+    that prints one as JSON shows it.
 
     Raises:
         NeedsEngineError: it has parts that are not text, or a shape that OpenAI's API does not define.
@@ -23,14 +26,12 @@ def well_formed(message: Any) -> Json:
         raise NeedsEngineError("a message is not an object with a role")
     _check_keys(message)
     _check_content(message["role"], message)
-    for call in message.get("tool_calls") or ():
-        _check_tool_call(call)
-    if "reasoning_content" not in message:
-        return message
-    renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
-    if renamed.get("reasoning") is None and message["reasoning_content"] is not None:
-        renamed["reasoning"] = message["reasoning_content"]
-    return renamed
+    passed_on: Json = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if passed_on.get("reasoning") is None and message.get("reasoning_content") is not None:
+        passed_on["reasoning"] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        passed_on["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return passed_on
 
 
 def _check_keys(message: Json) -> None:
@@ -89,7 +90,7 @@ def _check_content(role: str, message: Json) -> None:
             raise NeedsEngineError("a content part has no text")
 
 
-def _check_tool_call(call: Any) -> None:
+def _tool_call(call: Any) -> Json:
     function = call.get("function") if isinstance(call, dict) else None
     if (
         not isinstance(function, dict)
@@ -99,3 +100,6 @@ def _check_tool_call(call: Any) -> None:
         or not isinstance(function.get("arguments"), str)
     ):
         raise NeedsEngineError("a tool call is not a well-formed function call")
+    ordered = {"arguments": function["arguments"], "name": function["name"]}
+    shaped: Json = {"id": call["id"], "function": ordered | function, "type": call["type"]}
+    return shaped | {key: value for key, value in call.items() if key not in shaped}

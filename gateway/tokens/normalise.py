@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError, well_formed
+from gateway.tokens.messages import Json, NeedsEngineError, well_formed
 from gateway.wire.request import InvalidRequestError
 
 
@@ -73,8 +73,6 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
     messages = fields.get("messages")
     if not isinstance(messages, list):
         raise InvalidRequestError("messages: expected a list", "messages")
-    if fields.get("chat_template") is not None:
-        raise NeedsEngineError("the request brings a chat template")
     documents = fields.get("documents")
     if documents is not None and not _is_documents(documents):
         raise NeedsEngineError("documents are not plain strings by name")
@@ -90,6 +88,19 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
         ),
         encoding=chat_encoding(fields),
     )
+
+
+def batched(fields: Mapping[str, Any]) -> list[Json]:
+    """The chat requests that `/v1/chat/completions/batch` makes of its decoded body; it shows the model no tools.
+
+    Raises:
+        InvalidRequestError: it has no conversations.
+    """
+    conversations = fields.get("messages")
+    if not isinstance(conversations, list) or not conversations:
+        raise InvalidRequestError("messages: expected a list of conversations", "messages")
+    shared = {name: value for name, value in fields.items() if name != "tools"}
+    return [shared | {"messages": conversation} for conversation in conversations]
 
 
 def chat_encoding(fields: Mapping[str, Any]) -> Encoding:
@@ -110,13 +121,9 @@ def text_prompt(fields: Mapping[str, Any]) -> TextPrompt:
     """What `/v1/completions` makes of its decoded body.
 
     Raises:
-        NotCountableError: it brings embeddings or a suffix.
+        NeedsEngineError: a field about its encoding is of an unexpected type.
         InvalidRequestError: it has no prompt, or one that is neither text nor token ids.
     """
-    if fields.get("prompt_embeds") is not None:
-        raise NotCountableError("the prompt comes as embeddings")
-    if fields.get("suffix") is not None:
-        raise NotCountableError("a suffix is rendered by the model's own rules")
     max_tokens = fields.get("max_tokens", 16)
     return TextPrompt(
         prompts=_prompts(fields.get("prompt")),

@@ -53,8 +53,8 @@ class CountingPool:
         """
         self._small = _Lane(_Thread, threads)
         self._large = _Lane(_Process, processes) if processes else self._small
-        self._process_bytes = process_bytes
-        self._max_pending_bytes = max_pending_bytes
+        self.process_bytes = process_bytes
+        self.max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
         """Bytes of bodies whose callers wait."""
 
@@ -72,9 +72,9 @@ class CountingPool:
             CountingOverloadedError: too many bytes wait already.
             WorkerDiedError: the process died.
         """
-        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+        if self.pending_bytes and self.pending_bytes + size > self.max_pending_bytes:
             raise CountingOverloadedError(f"{self.pending_bytes} bytes of prompts wait to be counted")
-        lane = self._large if size >= self._process_bytes else self._small
+        lane = self._large if size >= self.process_bytes else self._small
         self.pending_bytes += size
         try:
             job = lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs))

@@ -67,6 +67,7 @@ class ParityReport:
 
 _DECIDING = {
     Api.CHAT: {Api.CHAT},
+    Api.BATCH: {Api.CHAT},
     Api.COMPLETIONS: {Api.COMPLETIONS},
     Api.MESSAGES: {Api.CHAT, Api.MESSAGES},
     Api.RESPONSES: {Api.CHAT, Api.COMPLETIONS},

@@ -1,11 +1,24 @@
 """Requests of the Responses API as chat prompts, the way vLLM 0.32 converts them before templating."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.tokens.conversation import BILLING_HEADER
 from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError
 from gateway.tokens.normalise import ChatPrompt, Encoding, function_definition, template_kwargs
 from gateway.wire.request import InvalidRequestError
+
+_UNFINISHED = ("in_progress", "incomplete")
+_CONTINUED = ("message", "reasoning")
+"""The last item, where it is one of these and unfinished, is what the model goes on with."""
+_CUSTOM_PARAMETERS: Json = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""A custom tool is shown to the model as a function of one text (vllm 0.32, tool_parsers/utils.py)."""
 
 
 def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
@@ -14,12 +27,8 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
     Unlike a chat request, its prompt is encoded with the special tokens the tokenizer adds.
 
     Raises:
-        NotCountableError: it continues a stored response, or holds items that are not messages, function calls and
-            their textual results.
+        NotCountableError: it holds items that are not messages, reasoning, calls and their textual results.
     """
-    for key in ("previous_response_id", "previous_input_messages", "prompt"):
-        if fields.get(key) is not None:
-            raise NotCountableError(f"the request sets {key}")
     messages: list[Json] = []
     instructions = fields.get("instructions")
     if not isinstance(instructions, str | None):
@@ -37,14 +46,15 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
     reasoning = fields.get("reasoning")
     if not isinstance(reasoning, dict | None):
         raise NotCountableError("reasoning is not an object")
+    continued = _continues(given)
     try:
         return ChatPrompt(
             messages=messages,
             tools=_tools(fields.get("tools")),
             template_kwargs=template_kwargs(
                 fields.get("chat_template_kwargs"),
-                add_generation_prompt=True,
-                continue_final_message=False,
+                add_generation_prompt=not continued,
+                continue_final_message=continued,
                 reasoning_effort=(reasoning or {}).get("effort"),
             ),
             encoding=Encoding(
@@ -58,69 +68,129 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
         raise NotCountableError(str(error)) from None
 
 
+def _continues(given: str | list[Json]) -> bool:
+    if isinstance(given, str) or not given:
+        return False
+    last = given[-1]
+    return last.get("type", "message") in _CONTINUED and last.get("status") in _UNFINISHED
+
+
 def _add_item(messages: list[Json], item: Any) -> None:
     """Add an input item: as a message, or to the assistant's message before it."""
-    if not isinstance(item, dict) or item.get("status") in ("in_progress", "incomplete"):
-        raise NotCountableError("an input item is unfinished or no object")
+    if not isinstance(item, dict):
+        raise NotCountableError("an input item is no object")
     kind = item.get("type", "message")
-    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    if kind == "function_call":
-        call = _function_call(item)
-        if last is None:
+    if kind in ("function_call", "custom_tool_call"):
+        call = _call(item)
+        if messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
             messages.append({"role": "assistant", "tool_calls": [call]})
-        else:
-            last.setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        if not isinstance(item.get("output"), str) or not isinstance(item.get("call_id"), str):
-            raise NotCountableError("a function's output is not text")
-        messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
-    elif kind == "message" and item.get("role") == "assistant":
-        text = _assistant_text(item.get("content"))
-        if last is not None and last.get("content") is None:
-            last["content"] = text
-        else:
-            messages.append({"role": "assistant", "content": text})
-    elif kind == "message" and item.get("role") in ("user", "system", "developer"):
-        messages.append({"role": item["role"], "content": _input_text(item.get("content"))})
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        if not isinstance(item.get("call_id"), str):
+            raise NotCountableError("a tool's output names no call")
+        messages.append(
+            {"role": "tool", "content": _text_or_parts(item.get("output")), "tool_call_id": item["call_id"]}
+        )
+    elif kind == "reasoning":
+        _say(messages, "reasoning", _reasoning(item))
+    elif kind == "message" and item.get("role") == "assistant" and item.get("content") != []:
+        _say(messages, "content", _assistant_text(item.get("content")))
+    elif kind == "message" and item.get("role") in ("user", "system", "developer", "assistant"):
+        content = _text_or_parts(item.get("content"))
+        if item["role"] == "system" and not isinstance(content, str):
+            _check_header(content)
+        messages.append({"role": item["role"], "content": content})
     else:
-        raise NotCountableError("an input item is not a message, a function call or its output")
+        raise NotCountableError("an input item is not a message, reasoning, a call or its output")
 
 
-def _function_call(item: Json) -> Json:
-    strings = (item.get("call_id"), item.get("name"), item.get("arguments"))
-    if not all(isinstance(value, str) for value in strings) or item.get("namespace") is not None:
-        raise NotCountableError("a function call is not well formed")
-    function = {"name": item["name"], "arguments": item["arguments"]}
+def _say(messages: list[Json], key: str, text: str) -> None:
+    """Add what an assistant said or thought: to its message, where that has none of it yet."""
+    if messages and messages[-1]["role"] == "assistant" and messages[-1].get(key) is None:
+        messages[-1][key] = text
+    else:
+        messages.append({"role": "assistant", key: text})
+
+
+def _call(item: Json) -> Json:
+    custom = item["type"] == "custom_tool_call"
+    name, arguments = item.get("name"), item.get("input" if custom else "arguments")
+    namespace = None if custom else item.get("namespace")
+    if not all(isinstance(value, str) for value in (item.get("call_id"), name, arguments)):
+        raise NotCountableError("a call is not well formed")
+    if not isinstance(namespace, str | None):
+        raise NotCountableError("a call's namespace is not text")
+    function = {
+        "name": f"{namespace}__{name}" if namespace else name,
+        "arguments": json.dumps({"input": arguments}, ensure_ascii=False) if custom else arguments,
+    }
     return {"id": item["call_id"], "function": function, "type": "function"}
+
+
+def _reasoning(item: Json) -> str:
+    """What was thought: the first part of the content, or else of the summary. Encrypted, the engine refuses it."""
+    content, summary = item.get("content") or [], item.get("summary")
+    for parts, kind in ((content, "reasoning_text"), (summary, "summary_text")):
+        if not isinstance(parts, list) or not all(_is_text(part, kind) for part in parts):
+            raise NotCountableError("reasoning is not text")
+    if item.get("encrypted_content") or not isinstance(item.get("id", ""), str):
+        raise NotCountableError("reasoning is encrypted or not well formed")
+    texts: list[str] = [part["text"] for part in [*content, *(summary or ())]]
+    return texts[0] if texts else ""
 
 
 def _assistant_text(content: Any) -> str:
     """An assistant's text; of several parts the engine takes the first."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and content and isinstance(content[0], dict):
-        text = content[0].get("text")
-        if content[0].get("type") == "output_text" and isinstance(text, str):
+    first = content[0] if isinstance(content, list) and content else None
+    if isinstance(first, dict) and first.get("type") in ("output_text", "input_text"):
+        text = first.get("text")
+        if isinstance(text, str):
             return text
     raise NotCountableError("an assistant's message is not text")
 
 
-def _input_text(content: Any) -> str | list[Json]:
+def _text_or_parts(content: Any) -> str | list[Json]:
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "input_text" and isinstance(part.get("text"), str)
-        for part in content
-    ):
+    if isinstance(content, list) and all(_is_text(part, "input_text") for part in content):
         return [part | {"type": "text"} for part in content]
     raise NotCountableError("a message is not text")
 
 
+def _check_header(parts: list[Json]) -> None:
+    # Cut off from texts, and not from parts of this API: what becomes of them here would lose it.
+    if any(part["text"].startswith(BILLING_HEADER) for part in parts):
+        raise NotCountableError("a part of a system message starts with a billing header")
+
+
+def _is_text(part: Any, kind: str) -> bool:
+    return isinstance(part, dict) and part.get("type") == kind and isinstance(part.get("text"), str)
+
+
 def _tools(tools: Any) -> list[Json] | None:
+    """The functions that the model is shown; an empty list where it brings only tools of other kinds."""
     if not tools:
         return None
-    if not isinstance(tools, list) or not all(
-        isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
-    ):
-        raise NotCountableError("a tool is not a function")
-    return [{"type": "function", "function": function_definition(tool)} for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise NotCountableError("tools is not a list of tools")
+    return [
+        {"type": "function", "function": function_definition(function)} for tool in tools for function in _shown(tool)
+    ]
+
+
+def _shown(tool: Json) -> Iterator[Json]:
+    match tool.get("type"):
+        case "function":
+            yield tool
+        case "custom":
+            yield {"name": tool.get("name"), "description": tool.get("description"), "parameters": _CUSTOM_PARAMETERS}
+        case "namespace":
+            inner = tool.get("tools")
+            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+                raise NotCountableError("a namespace is not well formed")
+            for one in inner:
+                if one.get("type") == "function":
+                    yield one | {"name": f"{tool.get('name')}__{one.get('name')}"}

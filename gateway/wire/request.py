@@ -20,9 +20,11 @@ MAX_SEQUENCES = 16384
 
 
 class Api(StrEnum):
-    """The four APIs whose requests are admitted."""
+    """The APIs whose requests are admitted."""
 
     CHAT = "chat"
+    BATCH = "batch"
+    """Several conversations in one request, answered as a whole."""
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
@@ -43,7 +45,7 @@ class InvalidRequestError(Exception):
 
 
 class ForbiddenFieldError(InvalidRequestError):
-    """The client set a field that is not a client's to set (`REFUSED_FIELDS`)."""
+    """The client set a field that it may not set (`REFUSED_FIELDS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,12 @@ class GenerationRequest:
     n: int
     """Sequences sampled from each prompt; the beam width for a beam search."""
     max_tokens: int | None
-    """What the client asked for, `max_completion_tokens` before `max_tokens`."""
+    """What the client asked for, `max_completion_tokens` before `max_tokens`; 0 where only its prompt is read."""
     max_tokens_field: str
     """Where it asked for that; where it would have, if it did not."""
     priority: int
+    stream_interval: int
+    """Tokens that the client wants in each event of its stream; the engine may put more into one."""
     tools: bool
     """Whether it brings tools."""
     background: bool
@@ -76,6 +80,7 @@ class GenerationRequest:
 
 MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
+    Api.BATCH: ("max_completion_tokens", "max_tokens"),
     Api.COMPLETIONS: ("max_tokens",),
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
@@ -85,9 +90,12 @@ MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
     "chat_template": "the prompt is counted with the template the model is served with",
+    "prompt_embeds": "its tokens cannot be counted before an engine reads it; send text or token ids",
+    "previous_input_messages": "its tokens cannot be counted before an engine reads it; send the messages as `input`",
 }
-"""Fields only an operator may set, and why."""
+"""Fields a client may not set, and why."""
 
+_WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
 _ABSENT = msgspec.Raw(b"")
 
 
@@ -107,7 +115,7 @@ _LONGEST_NUMBER = 128
 
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
-    "tools", "background",
+    "tools", "background", "stream_interval", "echo",
 )  # fmt: skip
 _FIELDS = _undecoded(*_READ, *REFUSED_FIELDS)
 _MODEL = _undecoded("model")
@@ -134,6 +142,8 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
             raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
 
     stream = _boolean(fields, "stream")
+    if stream and api is Api.BATCH:  # the engine would answer with the last piece of each conversation's text
+        raise InvalidRequestError("`stream` must be false: a batch is answered as a whole.", "stream")
     options = _decode(fields, "stream_options")
     if options is not None and not isinstance(options, dict):
         raise InvalidRequestError("`stream_options` must be an object.", "stream_options")
@@ -149,6 +159,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         priority=_integer(fields, "priority") or 0,
+        stream_interval=max(1, _integer(fields, "stream_interval") or 1) if api in _WITH_INTERVAL else 1,
         tools=_ENTRY.match(_raw(fields, "tools")) is not None,
         background=api is Api.RESPONSES and bool(_decode(fields, "background")),
         stream_options=bytes(_raw(fields, "stream_options")),
@@ -168,7 +179,7 @@ def named_model(body: bytes) -> str | None:
 def told_by(body: bytes) -> Api:
     """Whose request a body is, by the field that holds its prompt; chat where none does.
 
-    `/v1/messages` cannot be told from chat.
+    `/v1/messages` and a batch cannot be told from chat.
     """
     try:
         prompts = _read(_PROMPTS, body)
@@ -253,7 +264,7 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
     for name in names:
         value = _integer(fields, name)
         if value is not None:
-            if value < 1:
+            if value < 1 and not (value == 0 and api is Api.COMPLETIONS and _boolean(fields, "echo")):
                 raise InvalidRequestError(f"`{name}` must be at least 1, got {shown(value)}.", name)
             return value, name
     if api is Api.MESSAGES:

@@ -51,6 +51,10 @@ class Failure:
 _ABSENT = msgspec.Raw(b"null")
 
 
+class _Choice(msgspec.Struct, gc=False):
+    index: int = 0
+
+
 class _Response(msgspec.Struct):
     id: str | None = None
     status: str | None = None
@@ -82,6 +86,7 @@ class _Error(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
+_CHOICE_LIST = msgspec.json.Decoder(list[_Choice])
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
 """As many of the last bytes sent may belong to a boundary that the next ones complete."""
@@ -92,13 +97,17 @@ _ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
 more than its bytes."""
 _DONE = b"[DONE]"
 _LONGEST_MESSAGE = 4096
+_MOST_OF_CHOICES = 64 * 2**10
+"""Bytes of an event's choices in which sequences are told apart."""
 _MOST_READ = 4096
 """Events with a mark that are read of one piece; engines write one, or a few."""
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
+_CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
 _MARKS: dict[Api, tuple[bytes, ...]] = {
-    Api.CHAT: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
-    Api.COMPLETIONS: (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"'),
+    Api.CHAT: _CHOICES,
+    Api.BATCH: _CHOICES,
+    Api.COMPLETIONS: _CHOICES,
     Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
     Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
 }
@@ -106,11 +115,14 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
 
 _TOKEN_MARK: dict[Api, bytes] = {
     Api.CHAT: b"\n\n",
+    Api.BATCH: b"\n\n",
     Api.COMPLETIONS: b"\n\n",
     Api.RESPONSES: b".delta\ndata",
     Api.MESSAGES: b"event: content_block_delta",
 }
 """What occurs once for each generated token, until the engine merges two of them into one event."""
+_SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
+"""Events of each sequence that hold one token or none, however many the client wants in each: the first ones."""
 
 _PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress", b":")
 """The Responses API sends the first two at once, before the engine has even taken the request, and a comment is
@@ -141,9 +153,13 @@ class StreamReader:
     Args:
         api: the protocol.
         strip_usage: take out the one chunk that carries usage and nothing else: kvgate asked for it, not the client.
+            It stays where the other chunks carry usage, too: that engine sends it to everybody
+            (`--enable-force-include-usage`).
+        interval: tokens that the client wants in each event.
+        sequences: how many the stream has.
 
     Attributes:
-        tokens: tokens seen so far, as far as events tell.
+        tokens: tokens seen so far, over all sequences, as far as events tell.
         finished: whether a finish reason was seen.
         closed: whether the protocol's last event was seen.
         usage: the engine's count, once seen.
@@ -153,9 +169,13 @@ class StreamReader:
     """
 
     __slots__ = (
-        "_held",
+        "_generated",
+        "_generated_in_all",
+        "_held_bytes",
+        "_interval",
         "_last",
         "_marks",
+        "_singles",
         "_strip_usage",
         "_tail",
         "_token_mark",
@@ -170,7 +190,7 @@ class StreamReader:
         "usage",
     )
 
-    def __init__(self, api: Api, *, strip_usage: bool) -> None:
+    def __init__(self, api: Api, *, strip_usage: bool, interval: int = 1, sequences: int = 1) -> None:
         self.api = api
         self.tokens = 0
         self.finished = False
@@ -180,10 +200,15 @@ class StreamReader:
         self.failure: Failure | None = None
         self.response_id: str | None = None
         self._strip_usage = strip_usage
+        self._interval = interval
+        self._singles = _SINGLES.get(api, 0) * sequences
+        self._generated: dict[int, int] = {}
+        """Tokens of each sequence, where the engine tells them as it goes."""
+        self._generated_in_all = 0
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
         self._tail: list[bytes] = []
-        self._held = 0
+        self._held_bytes = 0
         """Bytes of it."""
         self._last = b""
         """The last few bytes of the event that is not complete, held back or not."""
@@ -191,18 +216,25 @@ class StreamReader:
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
-        if self._held or self.torn or not data.endswith(b"\n\n"):
+        if self._held_bytes or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
-        self.tokens += data.count(self._token_mark)
+        events = data.count(self._token_mark)
+        self.tokens += events if self._interval == 1 else self._held(events)
         for mark in self._marks:
             if mark in data:
                 return self._read(data)
         return data
 
+    def _held(self, events: int) -> int:
+        """Tokens in these events, where all but the first of each sequence hold an interval of them."""
+        single = min(events, self._singles)
+        self._singles -= single
+        return single + (events - single) * self._interval
+
     def end(self) -> bytes:
         """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
         rest = b"".join(self._tail)
-        self._tail, self._held = [], 0
+        self._tail, self._held_bytes = [], 0
         if rest and self.failure is None and not self._read_event(rest):
             rest = b""
         self._expect_finished("the engine's stream ended without a finish reason")
@@ -218,16 +250,16 @@ class StreamReader:
         if end > 0:
             complete = b"".join((*self._tail, data[:end]))
             data = window = data[end:]
-            self._tail, self._held = [], 0
+            self._tail, self._held_bytes = [], 0
         else:
             complete = b""
         self._tail.append(data)
-        self._held += len(data)
+        self._held_bytes += len(data)
         self._last = window[-_BOUNDARY_BYTES:]
-        if self._held > MAX_EVENT_BYTES:
+        if self._held_bytes > MAX_EVENT_BYTES:
             self.torn = self._unread = True
             complete += b"".join(self._tail)
-            self._tail, self._held = [], 0
+            self._tail, self._held_bytes = [], 0
         return complete
 
     def _pass(self, data: bytes) -> bytes:
@@ -284,9 +316,8 @@ class StreamReader:
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
         response = parsed.response
         usage = parsed.usage or (response.usage if response is not None else None)
-        # Beside choices stands what was counted so far, of one choice: `continuous_usage_stats` asks for that.
-        if usage is not None and not parsed.choices:
-            self.usage = usage.read(self.api)
+        if usage is not None:
+            self._used(usage.read(self.api), parsed.choices)
         if response is not None and response.id is not None:
             self.response_id = response.id
         if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
@@ -302,6 +333,23 @@ class StreamReader:
         if _FINISHED.search(parsed.choices) is not None:
             self.finished = True
         return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
+
+    def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
+        """Take what the engine counted: of the whole answer, or of one sequence, beside a piece of it."""
+        if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
+            self.usage = usage
+            return
+        self._strip_usage = False
+        if len(choices) > _MOST_OF_CHOICES:
+            return
+        try:
+            known = _CHOICE_LIST.decode(choices)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return  # not a shape we know: it is the client's
+        for choice in known:
+            self._generated_in_all += usage.completion_tokens - self._generated.get(choice.index, 0)
+            self._generated[choice.index] = usage.completion_tokens
+        self.tokens = max(self.tokens, self._generated_in_all)
 
 
 def _end_of_events(data: bytes) -> int:

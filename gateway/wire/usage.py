@@ -34,6 +34,7 @@ class UsageFields(msgspec.Struct):
 _FIELDS: dict[Api, tuple[tuple[str, ...], str]] = {
     # `prompt_tokens` holds what `prompt_tokens_details.cached_tokens` tells apart (serve/engine/protocol.py).
     Api.CHAT: (("prompt_tokens",), "completion_tokens"),
+    Api.BATCH: (("prompt_tokens",), "completion_tokens"),
     Api.COMPLETIONS: (("prompt_tokens",), "completion_tokens"),
     # So does `input_tokens` with `input_tokens_details.cached_tokens` (openai/responses/serving.py).
     Api.RESPONSES: (("input_tokens",), "output_tokens"),

@@ -8,7 +8,19 @@ import httpx
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
-from tests.integration.relaying import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, body, events, gateway, http, raw
+from tests.integration.relaying import (
+    APIS,
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    body,
+    events,
+    gateway,
+    http,
+    raw,
+    until,
+)
 
 FRAMINGS = (
     FaultKind.KEEP_ALIVE_COMMENTS,
@@ -225,6 +237,42 @@ async def test_the_models_are_listed_with_what_they_take():
         assert (await kvgate.client.get("/v1/models/org/name")).json() == card
         missing = await kvgate.client.get("/v1/models/other")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_names_that_are_configured_are_listed_before_their_endpoints_are_there():
+    async with FakeVllm(FakeSettings(model="here")) as here, FakeVllm(FakeSettings(model="late")) as late:
+        await late.refuse()
+        models = [
+            {"name": "here", "endpoints": [{"url": here.url}], "tokenizer": "/nonexistent"},
+            {"name": "late", "endpoints": [{"url": late.url}], "tokenizer": "/nonexistent"},
+        ]
+        async with gateway(models=models, ready=False) as kvgate:
+
+            async def first_is_there():
+                return (await kvgate.state())["endpoints"][0]["healthy"]
+
+            await until(first_is_there)
+            listed = (await kvgate.client.get("/v1/models")).json()["data"]
+            assert [(card["id"], card["max_model_len"] is None) for card in listed] == [("here", False), ("late", True)]
+            assert (await kvgate.client.get("/v1/models/late")).json()["id"] == "late"
+            missing = await kvgate.client.get("/v1/models/other")
+            assert (missing.status_code, missing.json()["error"]["code"]) == (503, "no_endpoint")
+            await late.listen()
+
+            async def both_are_there():
+                cards = (await kvgate.client.get("/v1/models")).json()["data"]
+                return [card["id"] for card in cards if card["max_model_len"]] == ["here", "late"]
+
+            await until(both_are_there)
+
+
+async def test_where_no_name_is_known_yet_there_is_no_list():
+    async with FakeVllm() as fake:
+        await fake.refuse()
+        async with gateway(fake, ready=False) as kvgate:
+            answer = await kvgate.client.get("/v1/models")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_endpoint")
+            assert int(answer.headers["retry-after"]) >= 1
 
 
 async def test_the_endpoint_that_has_more_room_gets_the_request():

@@ -81,7 +81,7 @@ async def test_the_state_says_what_is_not_counted_here_by_whom_it_is_and_why() -
         await until(lambda: kvgate.application.loaded)
         (counting,) = (await kvgate.state())["counting"]
         assert [(kind["api"], kind["feature"], kind["by"]) for kind in counting["not_here"]] == [
-            (api, "prompt", "engine") for api in ("chat", "completions", "responses", "messages")
+            (api, "prompt", "engine") for api in ("chat", "batch", "completions", "responses", "messages")
         ]
         assert "--tokenizer" in counting["reason"]
         assert {kind["reason"] for kind in counting["not_here"]} == {counting["reason"]}

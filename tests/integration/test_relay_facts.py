@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
-from tests.integration.relaying import APIS, CHAT, body, gateway, until
+from tests.integration.relaying import APIS, CHAT, RESPONSES, body, gateway, until
 
-FACTS = {"x-kvgate-queue-ms", "x-kvgate-endpoint", "x-kvgate-prompt-tokens"}
+FACTS = {"x-kvgate-queue-ms", "x-kvgate-endpoint", "x-kvgate-prompt-tokens", "x-kvgate-counted"}
 
 
 def facts(answer):
@@ -23,6 +23,7 @@ async def test_every_generation_says_where_it_was_made_how_long_it_waited_and_wh
             assert facts(answer).keys() == FACTS
             assert answer.headers["x-kvgate-endpoint"] == fake.url.removeprefix("http://")
             assert 0 <= int(answer.headers["x-kvgate-queue-ms"]) < 1000
+            assert answer.headers["x-kvgate-counted"] == "engine"
             if not streamed:
                 usage = answer.json()["usage"]
                 counted = usage.get("prompt_tokens", usage.get("input_tokens"))
@@ -94,3 +95,40 @@ async def test_an_engine_that_schedules_by_priority_is_told_the_band():
         assert [request.header("x-vllm-priority") for request in sent] == [None, "2", "0", "3", "5"] * len(APIS)
         told = [json.loads(request.body).get("priority") for request in sent]
         assert told[:15] == [None, 2, 0, 3, 5] * 3, "for engines that do not read the header"
+
+
+async def test_a_number_that_nobody_knows_exactly_is_said_to_be_an_estimate():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        answer = await kvgate.post(RESPONSES, previous_response_id="resp_1")
+        assert answer.headers["x-kvgate-counted"] == "estimate"
+
+
+async def test_behind_a_heartbeat_it_is_said_too():
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
+        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
+        admission = {"queue": {"heartbeat": 0.01}}
+        async with gateway(fake, models=models, admission=admission) as kvgate:
+            running = asyncio.create_task(kvgate.post(tokens=63))
+            await until(lambda: fake.scheduler.running)
+            waited = await kvgate.post(stream=True)
+            assert waited.headers["x-kvgate-counted"] == "engine"
+            await running
+
+
+async def test_who_asks_about_the_tokenizer_needs_no_body():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        answer = await kvgate.client.get("/tokenizer_info")
+        assert answer.json()["tokenizer_class"] == "Words"
+
+
+async def test_every_conversation_of_a_batch_is_counted_and_holds_a_sequence():
+    conversations = [[{"role": "user", "content": text}] for text in ("one two", "three", "four five six")]
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake, gateway(fake) as kvgate:
+        running = asyncio.create_task(kvgate.post(f"{CHAT}/batch", messages=conversations, tokens=30))
+        await until(lambda: fake.scheduler.running)
+        (endpoint,) = (await kvgate.state())["endpoints"]
+        assert endpoint["kv"]["ledger"] == 3 / 256  # a block for each
+        answer = await running
+        assert answer.headers["x-kvgate-prompt-tokens"] == "6"
+        assert answer.json()["usage"]["prompt_tokens"] == 6
+        await kvgate.until_idle()

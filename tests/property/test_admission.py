@@ -20,6 +20,7 @@ from gateway.admission.events import (
     EndpointUp,
     Finished,
     Observed,
+    PolicyChanged,
     Prefix,
     Progress,
     Returned,
@@ -40,6 +41,8 @@ POLICIES = (
     replace(POLICY, rule=Rule.FORECAST, max_passes=2, weights={"a": 3.0}),
     replace(POLICY, ttft_target=3.0, max_passes=2, bands={1: Band(ttft_target=1.0, reserved=0.3)}),
 )
+OTHERS = (*POLICIES, replace(POLICY, max_requests=2, ttl=4.0, kv_high=0.5, kv_low=0.3, weights={"b": 0.5}))
+"""What the operator may change it to."""
 TARGETS = (None, None, None, 0.5, 3.0, 30.0)
 PREFIXES: tuple[Prefix, ...] = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((64, 4),))
 FLOWS = ("", "a", "b")
@@ -122,6 +125,7 @@ class Admission(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.policy = POLICY
+        self.passes = 0
         self.controller = AdmissionController(POLICY)
         self.twin = AdmissionController(POLICY)
         self.arriving = 0
@@ -143,6 +147,7 @@ class Admission(RuleBasedStateMachine):
     )
     def start(self, policy, capacities, measured):
         self.policy = policy
+        self.passes = policy.max_passes
         self.controller, self.twin = AdmissionController(policy), AdmissionController(policy)
         self.measured = measured
         for name, capacity in zip(ENDPOINTS, capacities, strict=False):
@@ -288,6 +293,17 @@ class Admission(RuleBasedStateMachine):
             self.wake_at = math.inf
             self.feed(Tick())
         self.now = until
+
+    @rule(policy=st.sampled_from(OTHERS))
+    def govern(self, policy):
+        before = {request for request, known in self.known.items() if known.waiting}
+        self.policy, self.passes = policy, max(self.passes, policy.max_passes)
+        for command in self.feed(PolicyChanged(policy)):
+            assert isinstance(command, WakeAt) or command.request in before
+        for band in self.controller._queue._order:
+            waiting = band.fairness.active.values()
+            assert all(flow.weight == policy.weights.get(flow.name, 1.0) for flow in waiting)
+            assert band.fairness.weight == sum(flow.weight for flow in waiting)
 
     @precondition(lambda self: len(self.known) > 12)
     @rule()
@@ -499,7 +515,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def nobody_is_passed_more_often_than_may_be(self):
         for request in self.controller._requests.values():
-            assert request.passed <= self.policy.max_passes
+            assert request.passed <= self.passes
 
     def brute_force(self, demands, capacity, *, longest=False):
         total = 0

@@ -18,6 +18,7 @@ from gateway.admission.events import (
     EndpointUp,
     Finished,
     Observed,
+    PolicyChanged,
     Progress,
     Returned,
     ShutdownStarted,
@@ -106,6 +107,8 @@ def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
         elif chance < 0.96:
             name = random.choice("ab")
             tell(random.choice((EndpointDown(name, "killed"), EndpointUp(name, random.choice(CAPACITIES)))))
+        elif chance < 0.97:
+            tell(PolicyChanged(policy(random)))
         else:
             tell(Tick())
     tell(ShutdownStarted())

@@ -60,7 +60,23 @@ EVENTS = st.one_of(
     st.just(ShutdownStarted()),
     *[st.just(Tick())] * 3,
 )
-STORIES = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3, 2.0]), EVENTS), max_size=80)
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "mode": st.sampled_from(["enforce", "observe"]),
+        "policy": st.sampled_from(["hysteresis", "forecast", "both"]),
+        "kv_high": st.floats(0.81, 1),
+        "kv_low": st.floats(0.1, 0.79),
+        "ttft_target": st.none() | st.floats(0.1, 10),
+        "max_passes": st.integers(0, 3),
+        "bands": st.dictionaries(
+            st.integers(0, 2), st.fixed_dictionaries({"reserved": st.floats(0, 0.3), "ttft_target": st.just(2.0)})
+        ),
+        "queue": st.fixed_dictionaries({"ttl": st.floats(1, 9), "max_requests": st.integers(0, 9)}),
+    },
+)
+CHANGES = st.tuples(st.dictionaries(st.sampled_from(["heavy", "light"]), st.floats(0.5, 4)), SETTINGS)
+STORIES = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.one_of(*[EVENTS] * 9, CHANGES)), max_size=80)
 UP = EndpointUp("a", Capacity(600, 60, 16))
 
 
@@ -69,6 +85,10 @@ def told(story, file):
     tape.tell(now, UP)
     for step, event in story:
         now += step
+        if isinstance(event, tuple):
+            weights, settings = event
+            tape.change(now, weights, **settings)
+            continue
         sampled = isinstance(event, Observed)
         tape.tell(now, replace(event, sampled_at=now - 0.01) if sampled else event)
     return tape.write(file)

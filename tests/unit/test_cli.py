@@ -13,9 +13,9 @@ def run(monkeypatch):
     """Run a command; what it would have served is kept and not served."""
     served, reloaded = [], []
 
-    def keep(settings, again, *, verbose):
+    def keep(settings, sources, *, verbose):
         served.append(settings)
-        reloaded.append(again(None))
+        reloaded.append(sources.read())
         return 0
 
     monkeypatch.setattr("gateway.cli._serve", keep)
@@ -166,3 +166,15 @@ def test_the_help_names_every_command(run):
     for command in ("serve", "demo", "check-config", "version"):
         assert command in plain
     assert "stdin" not in plain, "what only the supervisor starts is hidden"
+
+
+def test_a_reload_takes_settings_for_now_and_a_replay_only_those_of_admission(run, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("gateway.cli.ask", lambda request, port, say: asked.append(request) or 0)
+    assert run("reload", "--set", "admission.mode=observe", "--set", "server.max_body_bytes=5").exit_code == 0
+    assert asked[0].changes == {"admission": {"mode": "observe"}, "server": {"max_body_bytes": 5}}
+    for wrong in ("mode=observe", "admission.mode", "admission.=1"):
+        result = run("reload", "--set", wrong)
+        assert (result.exit_code, "expected SECTION.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)
+    result = run("replay", str(tmp_path / "f"), "--set", "server.port=1")
+    assert (result.exit_code, "expected admission.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)

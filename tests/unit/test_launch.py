@@ -7,6 +7,7 @@ import pytest
 
 from engine.gpu import Gpu
 from engine.program import Role
+from gateway import launch
 from gateway.config import Settings
 from gateway.launch import programs, served_name
 from gateway.settings_sources import ConfigurationError
@@ -111,8 +112,29 @@ def test_a_gateway_is_handed_the_sockets_it_listens_on():
         settings = Settings.model_validate({"models": [{"engine": {"model": "m"}}]})
         gateway = programs(settings, PYTHON, [clients, admin])[-1]
         assert gateway.fds == (clients.fileno(), admin.fileno())
-        assert gateway.argv[-2:] == (f"--listen={clients.fileno()}", f"--listen={admin.fileno()}")
+        assert gateway.argv[-3:-1] == (f"--listen={clients.fileno()}", f"--listen={admin.fileno()}")
     assert gateway.tells
+
+
+def test_a_gateway_knows_which_engines_are_started_for_it():
+    *engines, gateway = launched({"replicas": 2})
+    told = [word.partition("=")[2] for word in gateway.argv if word.startswith("--launched=")]
+    assert [f"http://{address}/health" for address in told] == [engine.ready_url for engine in engines]
+
+
+def test_an_upgrade_of_the_code_is_noticed(monkeypatch, tmp_path):
+    package = tmp_path / "gateway"
+    package.mkdir()
+    (package / "launch.py").write_text("1")
+    (tmp_path / "engine").mkdir()
+    monkeypatch.setattr(launch, "__file__", str(package / "launch.py"))
+    before = launched({})[-1].described
+    assert launched({})[-1].described == before
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "launch.pyc").write_text("1")
+    assert launched({})[-1].described == before
+    (package / "launch.py").write_text("22")
+    assert launched({})[-1].described != before
 
 
 def test_the_gateway_has_longer_to_stop_than_its_streams():

@@ -28,7 +28,7 @@ async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(t
     monkeypatch.setattr(Deployment, "_change", breaks)
     monkeypatch.setattr(Deployment, "_stop", stop)
     said, heard = [], []
-    deployment = deployed(tmp_path, lambda settings: lambda _: settings, said)
+    deployment = deployed(tmp_path, lambda settings: lambda *_: settings, said)
     try:
         assert await deployment.reload(Reload(), heard.append) == 1
         assert heard == said == ["The reload broke off: RuntimeError('a defect')\nWhat ran before serves on."]
@@ -39,7 +39,7 @@ async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(t
 
 async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
     def load(settings):
-        def read(_):
+        def read(*_):
             raise OSError("no such disk")
 
         return read

@@ -18,7 +18,7 @@ async def app(scope, receive, send):
 
 
 def listener(port=0, host="127.0.0.1", **settings):
-    return Listener(app, bind(host, port), ServerSettings(**settings), most=100, on_refused=lambda: None)
+    return Listener(app, bind(host, port), ServerSettings(**settings))
 
 
 async def test_a_started_listener_answers_at_once_and_a_stopped_one_refuses():
@@ -77,7 +77,7 @@ async def asked(reader, writer, path="/"):
 async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_one_retires(monkeypatch):
     monkeypatch.setattr("gateway.server.IDLE_GRACE", 0.1)
     shared = bind("127.0.0.1", 0)
-    old, new = (Listener(app, shared.dup(), ServerSettings(), most=100, on_refused=lambda: None) for _ in range(2))
+    old, new = (Listener(app, shared.dup(), ServerSettings()) for _ in range(2))
     old.start()
     port = old.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -117,7 +117,7 @@ async def test_an_answer_that_has_begun_does_not_end_its_connection_but_the_next
         else:
             await send({"type": "http.response.body", "body": b"ok"})
 
-    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings(), most=100, on_refused=lambda: None)
+    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings())
     listening.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gateway.config import Settings
-from gateway.settings_sources import ConfigurationError, load, read_secret, redacted, revealed
+from gateway.settings_sources import ConfigurationError, Sources, load, read_secret, redacted, revealed
 
 ENDPOINT = {"models": [{"endpoints": [{"url": "http://127.0.0.1:8000"}]}]}
 
@@ -312,3 +312,17 @@ def test_bands_leave_a_share_to_those_that_reserve_none():
     said = fault({"admission": {"bands": {0: {"reserved": 0.6}, 1: {"reserved": 0.5}}}})
     assert "0.6 in band 0, 0.5 in band 1" in said
     assert "1.1" in said
+
+
+def test_what_is_set_for_now_goes_before_all_else_and_a_band_is_the_one_of_the_file(tmp_path):
+    file = tmp_path / "kvgate.yaml"
+    file.write_text("models: [{endpoints: [{url: http://a:1}]}]\nadmission: {bands: {2: {reserved: 0.1}}}")
+    sources = Sources({"admission": {"kv_high": 0.85}}, file)
+    assert sources.has_file
+    changes = {"admission": {"kv_high": 0.95, "bands": {"2": {"ttft_target": 9}}}}
+    admission = sources.read(changes=changes).admission
+    assert (admission.kv_high, admission.bands[2].reserved, admission.bands[2].ttft_target) == (0.95, 0.1, 9)
+    assert sources.read().admission.kv_high == 0.85
+    file.write_text("")
+    with pytest.raises(ConfigurationError, match="nothing to serve"):
+        sources.read()

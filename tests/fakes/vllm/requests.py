@@ -13,17 +13,19 @@ Tokenize = Callable[[str, Body], list[Sequence[int]]]
 
 
 class Api(StrEnum):
-    """The four shapes of a generation, by their path."""
+    """The shapes of a generation, by their path."""
 
     CHAT = "/v1/chat/completions"
+    BATCH = "/v1/chat/completions/batch"
     COMPLETIONS = "/v1/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
 
 
-PROMPT_FIELD = {Api.CHAT: "messages", Api.COMPLETIONS: "prompt", Api.RESPONSES: "input", Api.MESSAGES: "messages"}
+PROMPT_FIELD = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
 MAX_TOKENS_FIELDS = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
+    Api.BATCH: ("max_completion_tokens", "max_tokens"),
     Api.COMPLETIONS: ("max_tokens",),
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
@@ -97,6 +99,8 @@ def tokenize_words(path: str, body: Body) -> list[Sequence[int]]:
     ids = given_ids(body)
     if ids is not None:
         return ids
+    if path == Api.BATCH:
+        return [tokenize_words(Api.CHAT, {"messages": conversation})[0] for conversation in body["messages"]]
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         return [range(words(item)) for item in prompt]
@@ -139,7 +143,7 @@ def read(
             message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
             raise ApiError(400, message, param="prompt")
         raise _invalid("missing", field, "Field required", f"<dict of {len(body)} items>")
-    if api in (Api.CHAT, Api.MESSAGES) and not isinstance(body[field], list):
+    if api in (Api.CHAT, Api.BATCH, Api.MESSAGES) and not isinstance(body[field], list):
         raise _invalid("list_type", field, "Input should be a valid list", body[field])
     model = body.get("model") or models[0]
     if model not in models:

@@ -161,6 +161,7 @@ ROUTES: dict[tuple[str, str], Callable[["FakeVllm", SeenRequest], Response]] = {
     ("GET", "/v1/models"): _models,
     ("POST", "/tokenize"): _tokenize,
     ("POST", "/detokenize"): _detokenize,
+    ("GET", "/tokenizer_info"): lambda fake, seen: _ok({"tokenizer_class": "Words", "chat_template": ""}),
     ("POST", "/v1/messages/count_tokens"): _count_tokens,
     ("GET", "/is_sleeping"): lambda fake, seen: _ok({"is_sleeping": not fake.awake}),
     ("POST", "/sleep"): lambda fake, seen: _freeze(fake, seen, asleep=True),

@@ -21,11 +21,12 @@ from tests.fakes.vllm.shapes import BUSY, DEAD, ChatShape, CompletionShape, Mess
 
 SHAPES: dict[Api, Callable[[Generation, str, int], Shape]] = {
     Api.CHAT: ChatShape,
+    Api.BATCH: ChatShape,
     Api.COMPLETIONS: CompletionShape,
     Api.MESSAGES: MessagesShape,
     Api.RESPONSES: ResponsesShape,
 }
-ID_PREFIX = {Api.CHAT: "chatcmpl", Api.COMPLETIONS: "cmpl", Api.MESSAGES: "chatcmpl", Api.RESPONSES: "resp"}
+ID_PREFIX = dict.fromkeys(Api, "chatcmpl") | {Api.COMPLETIONS: "cmpl", Api.RESPONSES: "resp"}
 
 
 @dataclass(frozen=True, slots=True)

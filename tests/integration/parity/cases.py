@@ -208,6 +208,15 @@ _FUNCTION = {
 }
 _CALLED = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Oslo"}'}
 _OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "4 degrees"}
+_INPUT_TEXTS = [{"type": "input_text", "text": "4 degrees"}, {"type": "input_text", "text": "and rain"}]
+_CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": '*** "Begin" \u00fc'}
+_CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "c1", "output": _INPUT_TEXTS}
+_THOUGHT = {
+    "type": "reasoning",
+    "summary": [{"type": "summary_text", "text": "It looks cold."}],
+    "content": [{"type": "reasoning_text", "text": "Oslo lies far in the north, so it may be cold."}],
+}
+_SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is"}]}
 
 RESPONSES: dict[str, Body] = {
     "text": {"input": "What is the weather?"},
@@ -226,4 +235,17 @@ RESPONSES: dict[str, Body] = {
     "calls": {"input": [user(), _CALLED, _OUTPUT, user("Sure?")], "tools": [_FUNCTION]},
     "call after text": {"input": [user(), assistant("Let me see."), _CALLED, _CALLED, _OUTPUT]},
     "effort": {"input": "Hi.", "reasoning": {"effort": "low"}},
+    "reasoning": {"input": [user(), _THOUGHT, assistant("Cold."), user("Sure?")]},
+    "reasoning summary": {"input": [user(), _THOUGHT | {"content": None}, assistant("Cold."), user("Sure?")]},
+    "reasoning and calls": {"input": [user(), _THOUGHT, _CALLED, _OUTPUT, _THOUGHT, _SAID], "tools": [_FUNCTION]},
+    "reasoning continued": {"input": [user(), _THOUGHT, _SAID | {"status": "incomplete"}]},
+    "custom tools": {
+        "input": [user(), _CUSTOM_CALL, _CUSTOM_OUTPUT],
+        "tools": [{"type": "custom", "name": "patch", "description": "Apply it."}, {"type": "web_search"}],
+    },
+    "namespace": {
+        "input": [user(), _CALLED | {"namespace": "weather"}, _OUTPUT | {"output": _INPUT_TEXTS}],
+        "tools": [{"type": "namespace", "name": "weather", "description": "Weather.", "tools": [_FUNCTION]}],
+    },
+    "hosted tools": {"input": "Hi.", "tools": [{"type": "web_search"}]},
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens import conversation, counting, messages_api, normalise, render, responses_api
+from gateway.tokens import conversation, counting, messages, messages_api, normalise, render, responses_api
 from gateway.tokens.conversation import ContentFormat
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -84,11 +84,7 @@ def arguments_need_not_be_an_object(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def keys_of_calls_in_the_order_they_came(patch: pytest.MonkeyPatch) -> None:
-    def parsed(call: dict[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        return call | {"function": function | {"arguments": conversation._arguments(function["arguments"])}}
-
-    patch.setattr(conversation, "_tool_call", parsed)
+    patch.setattr(messages, "_tool_call", lambda call: call)
 
 
 @mutant
@@ -348,9 +344,29 @@ def tool_results_left_out(patch: pytest.MonkeyPatch) -> None:
 def function_calls_in_messages_of_their_own(patch: pytest.MonkeyPatch) -> None:
     def add(messages: list[dict[str, Any]], item: Any) -> None:
         if item.get("type") == "function_call":
-            messages.append({"role": "assistant", "tool_calls": [responses_api._function_call(item)]})
+            messages.append({"role": "assistant", "tool_calls": [responses_api._call(item)]})
         else:
             original(messages, item)
 
     original = responses_api._add_item
     patch.setattr(responses_api, "_add_item", add)
+
+
+@mutant
+def reasoning_items_left_out(patch: pytest.MonkeyPatch) -> None:
+    original = responses_api._add_item
+    patch.setattr(
+        responses_api, "_add_item", lambda made, item: item.get("type") == "reasoning" or original(made, item)
+    )
+
+
+@mutant
+def summaries_of_reasoning_left_out(patch: pytest.MonkeyPatch) -> None:
+    original = responses_api._reasoning
+    patch.setattr(responses_api, "_reasoning", lambda item: original(item | {"summary": []}))
+
+
+@mutant
+def custom_tools_left_out(patch: pytest.MonkeyPatch) -> None:
+    original = responses_api._shown
+    patch.setattr(responses_api, "_shown", lambda tool: () if tool["type"] == "custom" else original(tool))

@@ -6,7 +6,7 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import EndpointDown, Returned, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band
-from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, scrape, up
+from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, refused, scrape, up
 
 TOO_LONG = Outcome.WAIT_TOO_LONG
 
@@ -287,3 +287,14 @@ class TestWhatAnAnswerTook:
         p >> arrived(1, 4000, flow="a") << nothing >> arrived(2, 4000, flow="a") << nothing
         p >> arrived(11, 4000, flow="b") << nothing >> done(0, tokens=1) << Dispatch(1, "a")
         p >> done(1, tokens=tokens) << Dispatch(first, "a")
+
+    @pytest.mark.parametrize(("leaves_after", "first"), [(0.0, 2), (3.0, 12)])
+    def test_who_leaves_before_its_usage_is_told_has_taken_what_the_clock_tells(self, play, leaves_after, first):
+        """The client of flow "a" wants no stream: at once it has taken less than "b" takes, at the end more."""
+        p = play() >> up("a", seqs=1, blocks=1000, length=9000) >> arrived(0, 10) << Dispatch(0, "a")
+        p >> scrape("a", 0.0, kv=0.1, running=1, waiting=0, tokens=0) >> at(1.0)
+        p >> scrape("a", 1.0, kv=0.1, running=1, waiting=0, tokens=100)
+        for request, flow in ((1, "a"), (2, "a"), (11, "b"), (12, "b")):
+            p >> arrived(request, 10, max_tokens=4000, flow=flow, streamed=False)
+        p >> done(0, tokens=45) << Dispatch(1, "a") >> at(1.0 + leaves_after) >> aborted(1) << nothing
+        p >> at(3.0 + leaves_after) >> Tick() << Dispatch(11, "a") >> done(11, tokens=45) << Dispatch(first, "a")

@@ -193,3 +193,28 @@ def test_memory_stays_bounded_where_the_clock_never_ticks():
         reservation = bench.reserve(16, streamed=False)
         bench.ledger.release(reservation, 5, 0.0)
     assert len(bench.ledger._growth) < 200
+
+
+def test_who_wants_many_tokens_in_an_event_is_counted_by_the_clock_in_full():
+    bench = Bench(rate=100)
+    merged, streamed = bench.reserve(16, streamed=False), bench.reserve(16)
+    for reservation in (merged, streamed):
+        bench.ledger.progress(reservation, 1, 0.0)
+    assert bench.ledger.progressed(merged, 2.0) == 201
+    assert bench.ledger.progressed(streamed, 2.0) == 1 + STREAM_PACE * 200
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_a_request_has_come_to_is_what_was_seen_or_what_the_clock_tells(streamed):
+    bench = Bench(rate=100)
+    reservation = bench.reserve(16, n=2, max_tokens=150, streamed=streamed)
+    bench.ledger.progress(reservation, 60, 0.0)
+    assert bench.ledger.progressed(reservation, 0.0) == 60
+    assert 2 * 100 < bench.ledger.progressed(reservation, 1.0) <= 2 * (30 + 100)
+    assert bench.ledger.progressed(reservation, 60.0) == 2 * 150
+
+
+def test_a_stream_without_a_token_has_come_to_nothing():
+    bench = Bench(rate=100)
+    assert bench.ledger.progressed(bench.reserve(16), 5.0) == 0
+    assert bench.ledger.progressed(bench.reserve(16, streamed=False), 0.0) == 0

@@ -72,3 +72,16 @@ def test_an_endpoint_that_holds_nobody_back_teaches_nothing():
     for second in range(100):
         level.observe(0.3, 0, float(second), holding=False)
     assert level.value == START
+
+
+def test_another_share_moves_the_start_and_keeps_what_was_learned():
+    level, other = Level(0.90), Level(0.96)
+    level.fill(0.96)
+    assert level.value == pytest.approx(other.value)
+    level.observe(0.99, None, 10.0, holding=False)
+    raised = level.value - other.value
+    assert raised > 0
+    level.fill(0.90)
+    assert level.value == pytest.approx(Level(0.90).value + raised)
+    level.fill(0.2)
+    assert level.value == 0

@@ -468,3 +468,28 @@ async def test_another_server_is_named_and_takes_no_traffic(monitor, vllm, told)
     await monitor.probe()
     assert monitor.status.reason == "this is no vLLM: it knows neither /health nor /v1/models"
     assert told.take() == []
+
+
+async def test_that_an_engine_which_kvgate_starts_does_not_listen_yet_is_no_news(monitor, vllm):
+    monitor.launched = True
+    vllm.listening = False
+    with capture_logs() as logs:
+        for _ in range(3):
+            await monitor.probe()
+        assert logs == []
+        vllm.listening = True
+        await monitor.probe()
+        vllm.listening = False
+        await monitor.probe()
+    assert [(line["event"], line["state"]) for line in logs] == [
+        ("endpoint changed", "up"),
+        ("endpoint changed", "down"),
+    ]
+
+
+async def test_other_settings_are_gone_by_from_the_next_probe_on(up, client, told, clock):
+    settings = EndpointSettings(url=URL, max_num_seqs=7, kv_tokens=320)
+    up.govern(settings, HealthSettings(failures=1), client)
+    await up.probe()
+    ((kind, _, capacity),) = [change for change in told.take() if change[0] == "up"]
+    assert (kind, capacity.max_num_seqs, capacity.kv_blocks) == ("up", 7, 10)

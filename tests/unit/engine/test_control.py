@@ -42,7 +42,7 @@ async def test_socket_and_folder_are_their_users_alone():
 
 
 async def test_nobody_there_is_said():
-    with pytest.raises(ControlError, match="no kvgate that launched its engines runs here: "):
+    with pytest.raises(ControlError, match="no kvgate runs here: "):
         await asking()
     with pytest.raises(ControlError, match="runs here on port 7: "):
         await asking(port=7)

@@ -114,3 +114,19 @@ async def test_what_it_has_to_tell_arrives_line_by_line() -> None:
     process = await GuardedProcess.launch(python(code), env={}, on_news=told.append)
     assert await process.wait() == 0
     assert told == ["ready", "hung x"]
+
+
+async def test_what_it_is_told_arrives_line_by_line() -> None:
+    heard: list[str] = []
+    code = "import os, socket; s = socket.socket(fileno=int(os.environ['KVGATE_NEWS_FD'])); f = s.makefile('rw');"
+    echo = "f.write('go\\n'); f.flush(); f.write(f.readline().upper()); f.flush()"
+    process = await GuardedProcess.launch(python(code + echo), env={}, on_news=heard.append)
+    assert process.tell(b"two words")
+    assert await process.wait() == 0
+    assert heard == ["go", "TWO WORDS"]
+
+
+async def test_a_program_that_was_promised_nothing_is_told_nothing() -> None:
+    process = await GuardedProcess.launch(python("pass"), env={})
+    assert not process.tell(b"x")
+    await process.wait()

@@ -363,3 +363,23 @@ async def test_a_program_whose_url_is_none_fails_alone() -> None:
         await at_work.until(events.BecameReady, "good")
         at_work.stop.set()
         assert await at_work.ended() == 0
+
+
+async def test_a_program_goes_on_as_another_and_a_restart_is_that_one() -> None:
+    hears = """
+    import os, socket, sys
+    supervisor = socket.socket(fileno=int(os.environ["KVGATE_NEWS_FD"])).makefile("rw", buffering=1)
+    supervisor.write("ready\\n")
+    print("began", sys.stdin.read(), flush=True)
+    print("heard", supervisor.readline(), flush=True)
+    supervisor.readline()
+    """
+    gateway = replace(program("g", hears, role=Role.GATEWAY), tells=True, stdin=b"one")
+    async with running(server("e"), gateway) as at_work:
+        await at_work.until(events.BecameReady, "g")
+        assert at_work.supervisor.become("g", replace(gateway, stdin=b"two"), b"two")
+        assert at_work.supervisor.become("g", replace(gateway, stdin=b"two"), b"end")
+        await at_work.until(events.BecameReady, "g", times=2)
+        await at_work.until(events.LinePrinted, "g", times=3)
+        printed = [line.text.strip() for line in at_work.of(events.LinePrinted, "g")]
+        assert printed[:3] == ["began one", "heard two", "began two"]

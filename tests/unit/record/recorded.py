@@ -1,13 +1,21 @@
 """Records made by hand: a core is told what a test says, and a file holds it."""
 
 from gateway.admission.controller import AdmissionController
+from gateway.admission.events import PolicyChanged
 from gateway.config import AdmissionSettings
-from gateway.record.lines import Opened, Started, encode, happened
+from gateway.record.lines import Changed, Opened, Started, encode, happened
 
 
 def started(**admission):
     settings = AdmissionSettings.model_validate(admission)
     return Started("0.0", settings.model_dump(mode="json", exclude={"event_log"}), {"heavy": 2.0}, 0.5)
+
+
+def changed(weights, **admission):
+    """The line of a change, and what the cores are told."""
+    settings = AdmissionSettings.model_validate(admission)
+    line = Changed(settings.model_dump(mode="json", exclude={"event_log"}), weights)
+    return line, PolicyChanged(settings.to_policy(weights=weights, poll_interval=0.5))
 
 
 class Tape:
@@ -23,6 +31,11 @@ class Tape:
         for event in events:
             self.lines.append(encode(happened(at, 1, event, self.controller.handle(event, at))))
         return self
+
+    def change(self, at, weights, **admission):
+        line, event = changed(weights, **admission)
+        self.lines.append(encode(line))
+        return self.tell(at, event)
 
     def write(self, file):
         file.write_bytes(b"".join(self.lines))

@@ -16,6 +16,7 @@ from gateway.admission.events import (
     Learned,
     Observed,
     Outputs,
+    PolicyChanged,
     Progress,
     Returned,
     ShutdownStarted,
@@ -23,6 +24,7 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Band, Mode, Policy
 from gateway.record.lines import Dropped, EventLogError, Happened, Opened, Started, encode, happened, read
 
 EVERY = (
@@ -36,6 +38,7 @@ EVERY = (
     EndpointGone("e"),
     Observed("e", 1.0000000000000002, 0.1, None, 3, 4e18, None),
     Learned((1, None), (Outputs(9, 11, True, False, (3, None)),)),
+    PolicyChanged(Policy(Mode.OBSERVE, ttft_target=None, bands={2: Band(9.0, 0.1)}, weights={"a": 2.0})),
     ShutdownStarted(),
     Tick(),
 )

@@ -2,7 +2,8 @@ import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Verdict
 from gateway.record.lines import Dropped, EventLogError, Opened, encode, happened
-from gateway.record.replay import PoolKey, policy, settings, verify
+from gateway.record.replay import PoolKey, Replayed, policy, settings, steps, verify
+from gateway.record.whatif import compare
 from gateway.settings_sources import ConfigurationError
 from tests.unit.record.recorded import Tape, started
 
@@ -75,3 +76,31 @@ def test_settings_are_those_of_the_record_and_not_of_this_machine(monkeypatch):
 def test_a_change_that_is_no_setting_is_named():
     with pytest.raises(ConfigurationError, match=r"admission\.kv_hihg.*did you mean `kv_high`"):
         policy(started(), {"kv_hihg": 1})
+
+
+def test_what_was_changed_meanwhile_is_changed_again_and_for_the_cores_to_come(tmp_path):
+    tape = Tape(ttft_target=None).tell(0, UP).tell(1, arrived(1), arrived(2))
+    tape.change(2, {"heavy": 1.0}, mode="observe").tell(3, arrived(3))
+    tape.change(4, {"heavy": 1.0}, ttft_target=None).tell(5, arrived(4))
+    tape.lines += [encode(Opened(2, "n")), *(encode(happened(6, 2, event, [])) for event in (UP,))]
+    file = tape.write(tmp_path / "f")
+    replayed = verify(file)
+    assert (replayed.decisions, replayed.differences) == (3, [])
+    found = {}
+    for step in steps(file, Replayed(), {}):
+        step.controller.handle(step.event, step.at)
+        found[step.key.pool] = step.controller
+    assert found.keys() == {1, 2}
+    assert {core._policy.ttft_target for core in found.values()} == {None}
+    assert {core._policy.weights["heavy"] for core in found.values()} == {1.0}
+
+
+def test_a_setting_of_a_replay_holds_also_where_the_operator_changed_others(tmp_path):
+    tape = Tape(ttft_target=None).tell(0, UP).tell(1, arrived(1), arrived(2))
+    file = tape.change(2, {}, mode="observe").tell(3, arrived(3)).write(tmp_path / "f")
+    for step in steps(file, Replayed(), {"kv_high": 0.95}):
+        step.controller.handle(step.event, step.at)
+        core = step.controller
+    assert (core._policy.kv_high, core._policy.mode) == (0.95, "observe")
+    enforced = compare(file, {"mode": "enforce"})
+    assert enforced.outcomes() == [("dispatched", 3, 1), ("still waiting at the end", 0, 2)]

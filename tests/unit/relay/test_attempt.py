@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.config import UpstreamSettings
 from gateway.relay.attempt import Again, Attempt, Outgoing
 from gateway.relay.flights import Flights, Interruption
 from gateway.wire.request import Api
@@ -37,7 +38,7 @@ class Monitor:
 @pytest.fixture
 async def trying():
     """A try that waits for its endpoint: its task, its flight, its upstream, and all flights."""
-    flights, upstream = Flights(lambda: 0.0, 600, 300), Silent()
+    flights, upstream = Flights(lambda: 0.0, UpstreamSettings), Silent()
     endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", monitor=Monitor(), healthy=True)
     exchange = SimpleNamespace(stream=True, committed=False, api=Api.CHAT, usage=None)
     attempt = Attempt(exchange, None, flights, upstream, endpoint, made=None)

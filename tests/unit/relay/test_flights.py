@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.config import UpstreamSettings
 from gateway.endpoints.health import State
 from gateway.relay.flights import ABANDONED_AFTER, SWEEP_INTERVAL, Flights, Interruption
 
 FIRST_BYTE, IDLE = 600.0, 300.0
+TIMEOUTS = UpstreamSettings(first_byte_timeout=FIRST_BYTE, idle_timeout=IDLE)
 ONE = RequestId(1)
 
 
@@ -47,7 +49,7 @@ def clock():
 
 @pytest.fixture
 def flights(clock):
-    return Flights(clock, FIRST_BYTE, IDLE)
+    return Flights(clock, lambda: TIMEOUTS)
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.relay.exchange import Exchange
 from gateway.relay.heartbeat import COMMENT, heartbeat
+from gateway.tokens.count import Source
 from gateway.wire.request import Api
 
 
@@ -17,7 +18,7 @@ class Client:
         scope = {"path": "/", "headers": [], "type": "http"}
         self.exchange = Exchange.begin(scope, self.send, asyncio.get_running_loop().time, Api.CHAT)
         self.exchange.stream = stream
-        self.exchange.prompt_tokens = 12
+        self.exchange.prompt_tokens, self.exchange.counted = 12, Source.LOCAL
 
     async def send(self, message):
         if self.stalls and self.messages:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from gateway.config import UpstreamSettings
 from gateway.relay.connection import _ESTABLISHED, Connection
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
@@ -78,7 +79,7 @@ async def tls_server() -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def upstream(keepalive: float = 60.0) -> AsyncIterator[HttpUpstream]:
-    client = HttpUpstream(connect_timeout=5.0, keepalive=keepalive)
+    client = HttpUpstream(lambda: UpstreamSettings(keepalive=keepalive))
     yield client
     await client.close()
     await asyncio.sleep(0)
@@ -373,7 +374,8 @@ async def test_nobody_listening_is_told_apart_from_a_lost_connection() -> None:
 class TestTls:
     async def test_a_trusted_certificate_is_accepted(self, tls_server: Server) -> None:
         trusting = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
-        client = HttpUpstream(5.0, 60.0, {tls_server.url: trusting})
+        client = HttpUpstream(UpstreamSettings)
+        client.trust(tls_server.url, trusting)
         assert await fetch(client, tls_server.url) == b"ok"
         await client.close()
         await asyncio.sleep(0)

@@ -63,3 +63,13 @@ def test_of_an_estimate_the_engine_is_the_judge():
 def test_a_prompt_that_was_not_tokenized_is_said_to_have_at_least():
     assert "at least 500" in untokenized(500, LENGTH, Api.RESPONSES).message
     assert untokenized(500, LENGTH, Api.RESPONSES).param == "input"
+
+
+def test_who_only_has_its_prompt_read_generates_nothing():
+    assert ask(30, api=Api.COMPLETIONS, echo=True, max_tokens=0).max_tokens == 0
+    assert ask(10, 20, api=Api.COMPLETIONS, echo=True, max_tokens=0).sequences == 2
+
+
+def test_each_conversation_of_a_batch_is_a_sequence():
+    asked = ask(10, 20, 30, api=Api.BATCH, max_completion_tokens=5)
+    assert (asked.sequences, asked.prompt_tokens, asked.max_tokens) == (3, 60, 5)

@@ -26,7 +26,7 @@ async def refusal(guest):
 
 
 async def test_a_wait_ends_with_what_was_waited_for_and_counts_as_waiting():
-    guest = Guest(Lobby(QueueSettings()))
+    guest = Guest(Lobby(QueueSettings))
     await asyncio.sleep(0.02)
     guest.go.set()
     assert await guest.task is True
@@ -34,7 +34,7 @@ async def test_a_wait_ends_with_what_was_waited_for_and_counts_as_waiting():
 
 
 async def test_a_wait_is_over_in_time():
-    guest = Guest(Lobby(QueueSettings()), timeout=0.02)
+    guest = Guest(Lobby(QueueSettings), timeout=0.02)
     with pytest.raises(TimeoutError):
         await guest.task
     assert guest.exchange.waited >= 0.02
@@ -42,7 +42,7 @@ async def test_a_wait_is_over_in_time():
 
 @pytest.mark.parametrize("limits", [{"max_requests": 2}, {"max_bytes": 20}])
 async def test_so_many_requests_and_bytes_may_wait(limits):
-    lobby = Lobby(QueueSettings(**limits))
+    lobby = Lobby(lambda: QueueSettings(**limits))
     first, second = Guest(lobby, 10), Guest(lobby, 10)
     await asyncio.sleep(0)
     assert await refusal(Guest(lobby, 10)) is Outcome.QUEUE_FULL
@@ -55,7 +55,7 @@ async def test_so_many_requests_and_bytes_may_wait(limits):
 
 
 async def test_a_shutdown_refuses_who_waits_and_who_comes():
-    lobby = Lobby(QueueSettings())
+    lobby = Lobby(QueueSettings)
     waiting = Guest(lobby)
     await asyncio.sleep(0)
     lobby.drain()
@@ -65,7 +65,7 @@ async def test_a_shutdown_refuses_who_waits_and_who_comes():
 
 
 async def test_a_wait_that_is_over_as_the_shutdown_begins_breaks_nothing():
-    lobby = Lobby(QueueSettings())
+    lobby = Lobby(QueueSettings)
     late = Guest(lobby, timeout=0.0)
     await asyncio.sleep(0)
     lobby.drain()

@@ -9,10 +9,11 @@ def test_every_line_of_the_table_is_found(route):
     assert find(route.method, route.path.replace("*", "x/y")) is route
 
 
-def test_the_four_generation_apis_are_admitted():
+def test_the_generation_apis_are_admitted():
     admitted = {route.path: route.api for route in ROUTES if route.action is Action.ADMIT}
     assert admitted == {
         "/v1/chat/completions": Api.CHAT,
+        "/v1/chat/completions/batch": Api.BATCH,
         "/v1/completions": Api.COMPLETIONS,
         "/v1/responses": Api.RESPONSES,
         "/v1/messages": Api.MESSAGES,

@@ -97,3 +97,11 @@ async def test_a_large_body_is_read_off_the_loop_and_kept_as_it_is(pool):
     body = b'{"model":"m"}' + b" " * INLINE_BYTES
     request = await parsed(pool, "alice", Api.CHAT, body)
     assert (request.model, request.body is body) == ("m", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "streamed"),
+    [(b'{"stream":true,"stream_interval":1}', True), (b'{"stream":true,"stream_interval":2}', False)],
+)
+def test_a_stream_of_many_tokens_an_event_is_not_counted_as_it_goes_by(body, streamed):
+    assert work(body, Client("a", 0)).arrival(RequestId(1)).streamed is streamed

@@ -34,7 +34,7 @@ async def counted(answer: Answer, prompts: EngineWork, *urls: str) -> tuple[int,
     headers = {"authorization": "Bearer key"}
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=headers) as client:
         targets = [Target(url, client) for url in urls or (FIRST,)]
-        return await EngineCounter(lambda: targets, 5).count(prompts, 1000)
+        return await EngineCounter(lambda: targets, lambda: 5).count(prompts, 1000)
 
 
 async def test_every_prompt_is_counted_in_order_and_ids_are_not_asked_about() -> None:
@@ -68,7 +68,7 @@ async def test_each_endpoint_is_asked_through_its_own_client() -> None:
         httpx.AsyncClient(transport=httpx.MockTransport(words)) as other,
     ):
         targets = (Target(FIRST, one), Target(SECOND, other))
-        assert await EngineCounter(lambda: targets, 5).count(work(ask("a b")), 1000) == (2,)
+        assert await EngineCounter(lambda: targets, lambda: 5).count(work(ask("a b")), 1000) == (2,)
 
 
 async def test_a_call_takes_no_longer_than_it_may() -> None:
@@ -103,7 +103,7 @@ async def test_no_connection_is_no_count_and_says_nothing_of_the_prompt() -> Non
 
 async def test_without_an_endpoint_nobody_counts() -> None:
     with pytest.raises(CountUnavailableError):
-        await EngineCounter(lambda: (), 5).count(work(ask("a")), 1000)
+        await EngineCounter(lambda: (), lambda: 5).count(work(ask("a")), 1000)
 
 
 @pytest.mark.parametrize("status", [400, 422])

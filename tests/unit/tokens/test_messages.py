@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -77,3 +78,11 @@ def test_a_reason_holds_no_text_of_the_prompt() -> None:
         well_formed({"role": "user", "content": [{"type": "secret", "secret": "my password"}]})
     assert "password" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_calls_are_written_in_the_engines_order() -> None:
+    call = {"x": 1, "type": "function", "function": {"y": 2, "name": "f", "arguments": "{}"}, "id": "c"}
+    message = well_formed({"role": "assistant", "content": "", "tool_calls": [call]})
+    assert json.dumps(message["tool_calls"]) == (
+        '[{"id": "c", "function": {"arguments": "{}", "name": "f", "y": 2}, "type": "function", "x": 1}]'
+    )

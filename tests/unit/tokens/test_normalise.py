@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens.messages import NeedsEngineError, NotCountableError
-from gateway.tokens.normalise import Encoding, chat_prompt, text_prompt, tool_definitions
+from gateway.tokens.messages import NeedsEngineError
+from gateway.tokens.normalise import Encoding, batched, chat_prompt, text_prompt, tool_definitions
 from gateway.wire.request import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi."}
@@ -51,7 +51,6 @@ def test_what_a_template_sees_of_a_request(fields: dict[str, Any], expected: dic
 @pytest.mark.parametrize(
     "fields",
     [
-        {"chat_template": "{{ messages }}"},
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"chat_template_kwargs": {"tokenize": True}},
         {"chat_template_kwargs": {"tools": []}},
@@ -150,10 +149,18 @@ def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
         text_prompt({"prompt": prompt})
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"prompt_embeds": "x"}])
-def test_what_nobody_counts(fields: dict[str, Any]) -> None:
-    with pytest.raises(NotCountableError):
-        text_prompt({"prompt": "Hi."} | fields)
+def test_a_batch_is_a_chat_request_of_each_conversation_without_tools() -> None:
+    fields = {"messages": [[USER], [USER, USER]], "tools": [{}], "reasoning_effort": "low"}
+    assert batched(fields) == [
+        {"messages": [USER], "reasoning_effort": "low"},
+        {"messages": [USER, USER], "reasoning_effort": "low"},
+    ]
+
+
+@pytest.mark.parametrize("conversations", [None, [], {}, "x"])
+def test_a_batch_without_conversations_is_refused(conversations: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        batched({"messages": conversations})
 
 
 @pytest.mark.parametrize(

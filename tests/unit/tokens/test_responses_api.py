@@ -9,6 +9,7 @@ from gateway.wire.request import InvalidRequestError
 USER = {"role": "user", "content": "Hi."}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 CALLED = {"id": "c1", "function": {"name": "f", "arguments": "{}"}, "type": "function"}
 
 
@@ -42,11 +43,84 @@ def test_text_after_a_call_joins_its_message() -> None:
     assert messages([said, said]) == [{"role": "assistant", "content": "A"}] * 2
 
 
+def test_an_assistants_empty_list_is_a_message_of_its_own() -> None:
+    empty = {"role": "assistant", "content": []}
+    assert messages([CALL, empty, THOUGHT]) == [
+        {"role": "assistant", "tool_calls": [CALLED]},
+        empty | {"reasoning": "Hm."},
+    ]
+
+
 def test_input_texts_are_texts() -> None:
     part = {"type": "input_text", "text": "Hi."}
     assert messages([{"role": "user", "content": [part]}]) == [
         {"role": "user", "content": [{"type": "text", "text": "Hi."}]}
     ]
+
+
+def test_reasoning_is_the_first_part_of_its_content_or_else_of_its_summary() -> None:
+    summary = [{"type": "summary_text", "text": "In short."}, {"type": "summary_text", "text": "And more."}]
+    assert messages([THOUGHT | {"summary": summary}]) == [{"role": "assistant", "reasoning": "Hm."}]
+    assert messages([THOUGHT | {"content": None, "summary": summary}]) == [
+        {"role": "assistant", "reasoning": "In short."}
+    ]
+    assert messages([THOUGHT | {"content": []}]) == [{"role": "assistant", "reasoning": ""}]
+
+
+def test_reasoning_text_and_calls_of_an_assistant_are_one_message_until_one_comes_twice() -> None:
+    said = {"role": "assistant", "content": "A"}
+    assert messages([USER, THOUGHT, CALL, said, OUTPUT]) == [
+        USER,
+        {"role": "assistant", "reasoning": "Hm.", "tool_calls": [CALLED], "content": "A"},
+        {"role": "tool", "content": "1", "tool_call_id": "c1"},
+    ]
+    assert messages([said, THOUGHT, THOUGHT]) == [
+        said | {"reasoning": "Hm."},
+        {"role": "assistant", "reasoning": "Hm."},
+    ]
+
+
+@pytest.mark.parametrize("item", [USER, {"role": "assistant", "content": "It is"}, THOUGHT])
+def test_what_is_unfinished_at_the_end_is_continued(item: dict[str, Any]) -> None:
+    unfinished = item | {"status": "incomplete"}
+    kwargs = from_responses({"input": [USER, unfinished]}).template_kwargs
+    assert kwargs == {"add_generation_prompt": False, "continue_final_message": True}
+    kwargs = from_responses({"input": [unfinished, USER]}).template_kwargs
+    assert kwargs == {"add_generation_prompt": True, "continue_final_message": False}
+
+
+def test_an_unfinished_call_is_not_continued() -> None:
+    assert not from_responses({"input": [CALL | {"status": "incomplete"}]}).template_kwargs["continue_final_message"]
+
+
+def test_calls_of_custom_tools_bring_their_text_as_an_argument() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "f", "input": 'a "b" ü'}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]}
+    function = {"name": "f", "arguments": '{"input": "a \\"b\\" ü"}'}
+    assert messages([call, output]) == [
+        {"role": "assistant", "tool_calls": [{"id": "c1", "function": function, "type": "function"}]},
+        {"role": "tool", "content": [{"type": "text", "text": "1"}], "tool_call_id": "c1"},
+    ]
+
+
+def test_a_namespace_is_a_part_of_its_functions_names() -> None:
+    (message,) = messages([CALL | {"namespace": "n"}])
+    assert message["tool_calls"][0]["function"]["name"] == "n__f"
+    inner = [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]
+    assert tool_names([{"type": "namespace", "name": "n", "tools": inner}]) == ["n__f"]
+
+
+def test_tools_are_shown_as_functions_or_not_at_all() -> None:
+    function = {"type": "function", "name": "f"}
+    assert tool_names([{"type": "web_search"}, function, {"type": "custom", "name": "c"}]) == ["f", "c"]
+    assert tool_names([{"type": "web_search"}]) == []
+    assert from_responses({"input": "Hi.", "tools": []}).tools is None
+
+
+def tool_names(tools: list[dict[str, Any]]) -> list[str]:
+    shown = from_responses({"input": "Hi.", "tools": tools}).tools
+    assert shown is not None
+    return [tool["function"]["name"] for tool in shown]
 
 
 def test_truncation_is_off_unless_asked_for() -> None:
@@ -60,23 +134,27 @@ def test_truncation_is_off_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"previous_response_id": "resp_1"},
-        {"previous_input_messages": []},
         {"instructions": 5},
         {"reasoning": "low"},
         {"reasoning": {"effort": "immense"}},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "namespace", "name": "n", "tools": None}]},
         {"tools": [{"type": "function", "name": 5}]},
         {"tools": "f"},
         {"input": ["Hi."]},
-        {"input": [USER | {"status": "incomplete"}]},
-        {"input": [{"type": "reasoning", "summary": []}]},
+        {"input": [THOUGHT | {"encrypted_content": "x"}]},
+        {"input": [THOUGHT | {"summary": None}]},
+        {"input": [THOUGHT | {"content": [{"type": "text", "text": "Hm."}]}]},
+        {"input": [THOUGHT | {"content": "Hm."}]},
+        {"input": [THOUGHT | {"id": None}]},
+        {"input": [{"type": "web_search_call", "id": "w"}]},
+        {"input": [{"role": "system", "content": [{"type": "input_text", "text": "x-anthropic-billing-header: 1"}]}]},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
-        {"input": [{"role": "assistant", "content": []}]},
+        {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}]},
         {"input": [{"role": "critic", "content": "Hi."}]},
-        {"input": [CALL | {"namespace": "n"}]},
+        {"input": [CALL | {"namespace": 5}]},
         {"input": [CALL | {"arguments": {}}]},
-        {"input": [OUTPUT | {"output": []}]},
+        {"input": [OUTPUT | {"output": [{"type": "input_image"}]}]},
+        {"input": [OUTPUT | {"call_id": None}]},
     ],
 )
 def test_what_cannot_be_converted_exactly_is_said_to_be(fields: dict[str, Any]) -> None:

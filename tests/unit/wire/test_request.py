@@ -22,7 +22,17 @@ JSON = st.recursive(
     max_leaves=12,
 )
 ABSENT = object()
-READ = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "priority", *REFUSED_FIELDS}
+READ = {
+    "model",
+    "stream",
+    "stream_options",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "priority",
+    "stream_interval",
+    *REFUSED_FIELDS,
+}
 
 
 def body(**fields):
@@ -249,3 +259,36 @@ def test_a_body_that_needs_no_edit_is_the_clients_own(api, asked):
 def test_messages_have_no_priority_in_their_body():
     given = parse(Api.MESSAGES, body(max_tokens=5))
     assert edited(given, usage=False, priority=3) is given.body
+
+
+@pytest.mark.parametrize("echo", [True, 1, "yes"])
+def test_a_prompt_may_be_read_without_an_answer(echo):
+    assert parse(Api.COMPLETIONS, body(echo=echo, max_tokens=0)).max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (Api.COMPLETIONS, {"max_tokens": 0}),
+        (Api.COMPLETIONS, {"max_tokens": 0, "echo": False}),
+        (Api.COMPLETIONS, {"max_tokens": -1, "echo": True}),
+        (Api.CHAT, {"max_tokens": 0, "echo": True}),
+    ],
+)
+def test_any_other_answer_has_a_token(api, fields):
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(api, body(**fields))
+    assert refused.value.param == "max_tokens"
+
+
+def test_a_batch_does_not_stream():
+    assert not parse(Api.BATCH, body(stream=False)).stream
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(Api.BATCH, body(stream=True))
+    assert refused.value.param == "stream"
+
+
+def test_how_many_tokens_a_client_wants_in_an_event():
+    assert parse(Api.CHAT, body()).stream_interval == 1
+    assert parse(Api.COMPLETIONS, body(stream_interval=7)).stream_interval == 7
+    assert parse(Api.RESPONSES, body(stream_interval=7)).stream_interval == 1, "it has no such field"

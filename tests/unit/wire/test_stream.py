@@ -29,6 +29,7 @@ FAKE = {
     Api.MESSAGES: FakeApi.MESSAGES,
 }
 OPENAI = (Api.CHAT, Api.COMPLETIONS)
+STREAMED = tuple(api for api in Api if api is not Api.BATCH)
 
 
 def shape_of(api, *, usage=False, continuous=False, n=1, tokens=4):
@@ -67,7 +68,7 @@ def facts(reader):
     return reader.finished, reader.closed, reader.usage, reader.response_id, reader.failure
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", STREAMED)
 def test_an_answer_passes_byte_for_byte_and_is_understood(api):
     events = answer(api, usage=True)
     reader, forwarded = read(api, events)
@@ -79,7 +80,7 @@ def test_an_answer_passes_byte_for_byte_and_is_understood(api):
     assert reader.tokens >= 4 - 1
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", STREAMED)
 def test_each_event_leaves_when_it_has_arrived(api):
     reader = StreamReader(api, strip_usage=False)
     for event in answer(api):
@@ -89,7 +90,7 @@ def test_each_event_leaves_when_it_has_arrived(api):
 
 @settings(max_examples=150)
 @given(
-    api=st.sampled_from(Api),
+    api=st.sampled_from(STREAMED),
     strip=st.booleans(),
     crlf=st.booleans(),
     comments=st.booleans(),
@@ -208,8 +209,43 @@ def test_only_the_usage_chunk_kvgate_asked_for_is_taken_out():
 def test_usage_in_every_event_is_the_clients_to_keep():
     events = answer(Api.CHAT, usage=True, continuous=True)
     assert read(Api.CHAT, events)[1] == b"".join(events)
-    stripped = read(Api.CHAT, events, strip_usage=True)[1]
-    assert stripped == b"".join(events[:-2] + events[-1:])
+
+
+@pytest.mark.parametrize("api", OPENAI)
+def test_an_engine_that_sends_usage_to_everybody_is_left_to(api):
+    """kvgate never asks for usage in every event: who gets it unasked would have got the last one, too."""
+    events = answer(api, usage=True, continuous=True)
+    reader, forwarded = read(api, events, strip_usage=True)
+    assert forwarded == b"".join(events)
+    assert reader.usage == Usage(3, 4)
+
+
+def test_usage_of_one_sequence_is_not_that_of_the_answer():
+    events = answer(Api.COMPLETIONS, n=2, usage=True, continuous=True)
+    reader, _ = read(Api.COMPLETIONS, events[:-2])
+    assert reader.usage is None
+
+
+@pytest.mark.parametrize(("api", "first"), [(Api.CHAT, 2), (Api.COMPLETIONS, 1)])
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_an_event_is_as_many_tokens_as_the_client_wants_in_one(api, first, sequences):
+    """The first of each sequence hold one, so that nobody waits for it."""
+    reader = StreamReader(api, strip_usage=False, interval=10, sequences=sequences)
+    event = chunk(choices=[{"index": 0}])
+    reader.feed(event * first * sequences)
+    assert reader.tokens == first * sequences
+    for _ in range(3):
+        reader.feed(event)
+    assert reader.tokens == first * sequences + 30
+
+
+def test_usage_beside_each_piece_tells_the_tokens_of_its_sequence():
+    reader = StreamReader(Api.CHAT, strip_usage=False)
+    for index, completion in ((0, 40), (1, 30), (0, 80)):
+        usage = {"prompt_tokens": 3, "completion_tokens": completion}
+        reader.feed(chunk(choices=[{"index": index, "finish_reason": None}], usage=usage))
+    assert reader.tokens == 110
+    assert reader.usage is None
 
 
 @pytest.mark.parametrize("api", OPENAI)
@@ -227,7 +263,7 @@ def test_an_abort_is_a_failure_and_its_event_is_not_shown(api):
     assert b"abort" not in forwarded
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", STREAMED)
 def test_a_stream_without_its_finish_is_a_failure(api):
     events = answer(api)
     for stop in range(len(events) - 3):
@@ -249,7 +285,7 @@ def test_an_end_without_a_last_blank_line_is_read_and_left_as_it_is():
     assert reader.closed
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", STREAMED)
 @pytest.mark.parametrize("after", [0, 2])
 def test_an_engines_busy_is_told_from_its_death(api, after):
     for error, kind in ((BUSY, FailureKind.BUSY), (DEAD, FailureKind.ENGINE_ERROR)):
@@ -318,7 +354,7 @@ def test_the_id_of_a_response_is_kept_for_those_who_ask_for_it_later():
     assert read(Api.RESPONSES, answer(Api.RESPONSES))[0].response_id == "id-1"
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", STREAMED)
 def test_a_whole_answer_is_read(api):
     facts = read_body(api, shape_of(api).body(4, ["length"]))
     assert facts.usage == Usage(3, 4)

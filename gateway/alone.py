@@ -1,0 +1,95 @@
+"""A gateway without a parent: SIGHUP and `kvgate reload` have it read its settings again while it serves."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import structlog
+
+from engine.control import Reload, Say, control
+from gateway.app import Application
+from gateway.settings_sources import ConfigurationError, Sources
+
+_UNCHANGED = 2
+"""Exit code of a reload that changed nothing, as the settings are wrong."""
+_log = structlog.get_logger("kvgate.reload")
+
+
+class Alone:
+    """Changes an application's settings, one reload after the other.
+
+    Args:
+        application: that serves.
+        sources: of its settings.
+    """
+
+    def __init__(self, application: Application, sources: Sources) -> None:
+        self._application = application
+        self._sources = sources
+        self._turn = asyncio.Lock()
+
+    async def reload(self, request: Reload, say: Say) -> int:
+        """Go by the settings as they are now; returns an exit code. What cannot be used changes nothing."""
+        async with self._turn:
+            file = Path(request.config) if request.config is not None else None
+            try:
+                settings = await asyncio.to_thread(self._sources.read, file, request.changes)
+                change = await self._application.change(settings)
+            except (ConfigurationError, OSError) as error:
+                say(f"{error}\nNothing was changed.")
+                _log.error("settings cannot be used: nothing was changed", reason=str(error))
+                return _UNCHANGED
+        for line in change.told():
+            say(line)
+        if change.live:
+            say(f"Changed: {', '.join(change.live)}.")
+        elif file is None and not request.changes and not self._sources.has_file:
+            say("kvgate was started without a configuration file: there is nothing to read but keys and certificates.")
+        else:
+            say("No setting that can change now has changed; keys and certificates were read again.")
+        return 0
+
+    @contextlib.asynccontextmanager
+    async def asked(self, close: Callable[[], None]) -> AsyncIterator[None]:
+        """Take SIGHUP and requests of `kvgate reload` while the block runs.
+
+        `close` is called where SIGHUP comes of a terminal that was closed.
+        """
+        loop, hang_up = asyncio.get_running_loop(), asyncio.Event()
+        had_terminal = has_terminal()
+
+        def on_signal() -> None:
+            if had_terminal and not has_terminal():
+                close()
+            hang_up.set()
+
+        loop.add_signal_handler(signal.SIGHUP, on_signal)
+        following = asyncio.create_task(self._follow(hang_up))
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(control(self._application.port, self.reload))
+            except (OSError, RuntimeError) as error:  # the latter for a user without a home
+                _log.warning("`kvgate reload` cannot reach this kvgate, but SIGHUP can", reason=str(error))
+            try:
+                yield
+            finally:
+                loop.remove_signal_handler(signal.SIGHUP)
+                following.cancel()
+
+    async def _follow(self, hang_up: asyncio.Event) -> None:
+        """Reload for ever: once more where a signal came while the last one was under way."""
+        while True:
+            await hang_up.wait()
+            hang_up.clear()
+            await self.reload(Reload(), lambda line: _log.info("reload", said=line))
+
+
+def has_terminal() -> bool:
+    """Whether there is a terminal that can end this process by being closed."""
+    try:
+        with Path("/dev/tty").open("rb"):
+            return True
+    except OSError:
+        return False

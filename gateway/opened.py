@@ -1,0 +1,81 @@
+"""What settings only name is read here: keys, certificates, chat templates."""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.admission.events import EndpointId
+from gateway.chat_templates import chat_template
+from gateway.config import EndpointSettings, ModelSettings, Settings, TlsSettings
+from gateway.endpoints.tls import ssl_context
+from gateway.relay.clients import Client, Clients
+from gateway.settings_sources import ConfigurationError, read_secret
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach an endpoint.
+
+    Attributes:
+        model: that it is configured under.
+        api_key: sent to it.
+        tls: for connections to it, probes and requests alike.
+    """
+
+    model: ModelSettings
+    settings: EndpointSettings
+    api_key: str | None
+    tls: ssl.SSLContext
+
+    @property
+    def base_url(self) -> str:
+        """Without a trailing slash."""
+        return str(self.settings.url).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """All that settings name.
+
+    Attributes:
+        templates: the texts of chat templates, by what models say.
+    """
+
+    clients: Clients
+    admin_key: str | None
+    endpoints: Mapping[EndpointId, Access]
+    templates: Mapping[str | None, str | None]
+
+
+def opened(settings: Settings) -> Opened:
+    """Read it.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or does not hold what it should.
+    """
+    keys = {}
+    for client in settings.auth.keys:
+        key = read_secret(client.key, client.key_file)
+        if key is not None:
+            keys[key] = Client(client.name, client.priority)
+    endpoints = {}
+    contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
+    for model in settings.models:
+        for endpoint in model.endpoints:
+            if endpoint.tls not in contexts:
+                contexts[endpoint.tls] = _context(endpoint)
+            api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
+            endpoints[EndpointId(endpoint.address)] = Access(model, endpoint, api_key, contexts[endpoint.tls])
+    return Opened(
+        Clients(keys, settings.server.trusted_flow_header),
+        read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
+        endpoints,
+        {model.chat_template: chat_template(model) for model in settings.models},
+    )
+
+
+def _context(endpoint: EndpointSettings) -> ssl.SSLContext:
+    try:
+        return ssl_context(endpoint.tls)
+    except ValueError as error:
+        raise ConfigurationError(f"{endpoint.address}: {error}") from None
