@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gateway.admission import controller as core
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import PolicyChanged
 from gateway.admission.policy import Policy
+from gateway.background import kept_up
 from gateway.config import ModelSettings, Settings
 from gateway.driver import Driver
 from gateway.endpoints.identity import Identity
@@ -58,6 +60,8 @@ _POLL = 0.1
 """Seconds between two looks at what is still open."""
 _RECHECK = 5.0
 """Seconds between two looks at what the counters doubt."""
+_ADMIN_CONNECTIONS = 64
+"""Most at once on a port for the admin routes alone."""
 _log = structlog.get_logger("kvgate.app")
 
 
@@ -118,6 +122,7 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
             lobby=Lobby(lambda: self._settings.admission.queue),
+            counting=self._counting,
         )
         self._view = StateView(lambda: self._settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)
@@ -157,11 +162,11 @@ class Application:
         """
         self._watched.start()
         self._preload()
-        self._spawn(self._gpus.run())
-        self._spawn(self._flights.watch())
-        self._spawn(self._sample())
-        self._spawn(self._keep_learned())
-        self._spawn(self._recheck())
+        self._spawn("GPU watch", self._gpus.run)
+        self._spawn("flights", self._flights.watch)
+        self._spawn("samples", self._sample)
+        self._spawn("what was learned", self._keep_learned)
+        self._spawn("drift", self._recheck)
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -269,8 +274,13 @@ class Application:
             await self._admin_port(scope, receive, send)
 
         applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
-        pairs = zip(applications, given or bind_all(server), strict=True)
-        return [Listener(application, listening, server) for application, listening in pairs]
+        on_refused = self._metrics.refused_connections.inc
+        sockets = given or bind_all(server)
+        limits = (None, _ADMIN_CONNECTIONS)
+        return [
+            Listener(application, listening, server, most=most, on_refused=on_refused)
+            for application, listening, most in zip(applications, sockets, limits, strict=False)
+        ]
 
     def _go_by(self, settings: Settings, found: Opened) -> None:
         """Put other settings in force: all of them in one turn of the loop."""
@@ -356,7 +366,7 @@ class Application:
             clock=self._clock,
         )
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
-        self._loading[name] = self._spawn(counter.start())
+        self._loading[name] = self._spawn(f"tokenizer of {name}", counter.start)
         return pool
 
     def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
@@ -375,11 +385,11 @@ class Application:
 
         for model in self._settings.models:
             if (source := self._tokenizer(model)) is not None:
-                self._spawn(load(source))
+                self._spawn(f"tokenizer {source.name}", functools.partial(load, source))
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
-        self._spawn(self._compared(endpoint, endpoint.pool))
+        self._spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
 
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
@@ -394,8 +404,8 @@ class Application:
     def _target(self, endpoint: Endpoint) -> Target:
         return Target(endpoint.base_url, self._watched.client(endpoint))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(kept_up(name, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

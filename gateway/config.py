@@ -67,6 +67,12 @@ class ServerSettings(_Section):
     )
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
     max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
+    max_connections: int | None = Field(
+        None,
+        gt=0,
+        description="Most connections of clients at once; a further one is answered with 503 and closed. Where not "
+        "given, a third of the file descriptors the process may have.",
+    )
     body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
     body_min_rate: int = Field(
         16 * 2**10,

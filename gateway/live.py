@@ -29,7 +29,7 @@ class Needs(StrEnum):
 _TABLE: Mapping[Needs, tuple[str, ...]] = {
     Needs.NOTHING: (
         *("server.max_body_bytes", "server.max_header_bytes", "server.body_timeout", "server.shutdown_timeout"),
-        *("server.body_min_rate", "server.trusted_flow_header"),
+        *("server.body_min_rate", "server.max_connections", "server.trusted_flow_header"),
         *("models[].endpoints[].url", "models[].endpoints[].api_key", "models[].endpoints[].api_key_file"),
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),
         *("models[].endpoints[].tls.cert_file", "models[].endpoints[].tls.key_file"),

@@ -16,6 +16,7 @@ from engine.runner import READY
 from gateway.alone import Alone
 from gateway.app import Application
 from gateway.config import Settings
+from gateway.descriptors import raise_limit
 from gateway.interrupts import Stop
 from gateway.live import ANSWER
 from gateway.settings_sources import ConfigurationError, Sources
@@ -51,6 +52,7 @@ async def run(
     Raises:
         ConfigurationError, PortTakenError: as `Application`.
     """
+    raise_limit()
     application = Application(settings, [_inherited(descriptor) for descriptor in listening], launched)
 
     def tell() -> None:

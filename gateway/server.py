@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 
+from gateway.admission.outcomes import Outcome
 from gateway.config import ServerSettings
+from gateway.descriptors import most_connections
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
+from gateway.wire.errors import openai_error
 
 KEEP_ALIVE = 75
 """Seconds an idle client connection is kept: longer than nginx keeps its own towards us (60 s), so that it is never
@@ -18,6 +21,10 @@ IDLE_GRACE = 6.0
 """Seconds an idle connection is kept once others take the new ones. httpx, which is under the OpenAI and Anthropic
 SDKs, and Node's fetch use none that has idled for 5 s, so that hardly a request can cross our closing it."""
 _CLOSING_TIMEOUT = 2
+_RETRY_AFTER = 1
+"""Seconds, for clients that find no room to connect."""
+_REFUSED_LINGER = 1.0
+_MOST_LINGERING = 32
 BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
@@ -41,6 +48,47 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Refused(asyncio.Protocol):
+    """A connection beyond the most there may be: it was told so, and ends."""
+
+    lingering = 0
+    """How many of them are not closed yet, so that their clients can read the answer."""
+
+    def __init__(self, transport: Any) -> None:
+        body = openai_error("Too many clients are connected. Please retry.", "server_error", Outcome.GATEWAY_FULL.value)
+        transport.set_protocol(self)
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"retry-after: %d\r\nx-kvgate-reason: %b\r\nconnection: close\r\n\r\n%b"
+            % (len(body), _RETRY_AFTER, Outcome.GATEWAY_FULL.value.encode(), body)
+        )
+        # Closing on bytes that were not read would reset the connection, and the answer would be lost.
+        linger = _REFUSED_LINGER if _Refused.lingering < _MOST_LINGERING else 0.0
+        _Refused.lingering += 1
+        transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(linger, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+        _Refused.lingering -= 1
+        self._timer.cancel()
+
+
+def _bounded(
+    protocol: type[LimitedProtocol], most: Callable[[], int], on_refused: Callable[[], None]
+) -> type[LimitedProtocol]:
+    """The protocol, for no more than so many connections at once."""
+
+    class Bounded(protocol):  # type: ignore[valid-type, misc]  # a class is what uvicorn takes
+        def connection_made(self, transport: Any) -> None:
+            if len(self.connections) >= most():
+                _Refused(transport)
+                on_refused()
+            else:
+                super().connection_made(transport)
+
+    return Bounded
+
+
 class Listener:
     """One listening port with an ASGI application behind it.
 
@@ -48,11 +96,24 @@ class Listener:
         app: the application.
         listening: a socket that is bound; other processes may accept connections from it too.
         settings: what a client may send.
+        most: connections at once; None: as the settings say.
+        on_refused: told of each beyond that.
     """
 
-    def __init__(self, app: Any, listening: socket.socket, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        app: Any,
+        listening: socket.socket,
+        settings: ServerSettings,
+        *,
+        most: int | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket = listening
-        self._protocol = limited_protocol(settings.max_header_bytes, settings.body_timeout)
+        limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
+        self._given_most = most
+        self._most = _most(settings, most)
+        self._protocol = _bounded(limited, lambda: self._most, on_refused)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -81,9 +142,10 @@ class Listener:
         return len(self._server.server_state.connections)
 
     def limit(self, settings: ServerSettings) -> None:
-        """Let clients send so much from now on."""
+        """Let so many clients connect, and each send so much, from now on."""
         self._protocol.max_header_bytes = settings.max_header_bytes
         self._protocol.head_timeout = settings.body_timeout
+        self._most = _most(settings, self._given_most)
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -108,6 +170,10 @@ class Listener:
         if self._task is not None:
             self._server.should_exit = True
             await self._task
+
+
+def _most(settings: ServerSettings, given: int | None) -> int:
+    return given or settings.max_connections or most_connections()
 
 
 def bind_all(settings: ServerSettings) -> list[socket.socket]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 import httpx
 import structlog
@@ -33,7 +33,7 @@ class Watched:
         metrics: forget those that are gone.
         settings: those in force.
         clock: monotonic seconds.
-        spawn: runs a task that ends with the gateway.
+        spawn: keeps work of a name up, at the longest until the gateway ends.
         launched: addresses of the engines that kvgate starts.
     """
 
@@ -45,7 +45,7 @@ class Watched:
         *,
         settings: Callable[[], Settings],
         clock: Callable[[], float],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[str, Callable[[], Awaitable[None]]], asyncio.Task[None]],
         launched: Container[str],
     ) -> None:
         self._directory = directory
@@ -86,7 +86,7 @@ class Watched:
         """Watch those that are not watched yet."""
         for endpoint in self._directory.endpoints.values():
             if endpoint.id not in self._watching:
-                self._watching[endpoint.id] = self._spawn(endpoint.monitor.run())
+                self._watching[endpoint.id] = self._spawn(f"monitor of {endpoint.id}", endpoint.monitor.run)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:
         """These are the endpoints from now on. One that is not among them takes no new work; what runs on it ends."""
@@ -95,7 +95,8 @@ class Watched:
             if (access := configured.get(endpoint.id)) is not None:
                 self._renew(endpoint, access)
             elif endpoint.id not in self._leaving:
-                self._leaving[endpoint.id] = self._spawn(self._let_go(endpoint, coming))
+                leaving = functools.partial(self._let_go, endpoint, coming)
+                self._leaving[endpoint.id] = self._spawn(f"leaving of {endpoint.id}", leaving)
         self.start()
 
     async def close(self) -> None:
@@ -112,7 +113,7 @@ class Watched:
         self._upstream.forget(endpoint.base_url)
         self._upstream.trust(access.base_url, access.tls)
         endpoint.base_url, endpoint.api_key = access.base_url, access.api_key
-        self._spawn(self._close_later(self._clients[endpoint.id]))
+        self._spawn("closing", functools.partial(self._close_later, self._clients[endpoint.id]))
         client = self._clients[endpoint.id] = self._new_client(access)
         endpoint.monitor.govern(access.settings, self._settings().health, client)
 
@@ -131,7 +132,7 @@ class Watched:
         self._directory.remove(endpoint)
         self._upstream.forget(endpoint.base_url)
         self._metrics.forget_endpoint(endpoint.id)
-        self._spawn(self._close_later(self._clients.pop(endpoint.id)))
+        self._spawn("closing", functools.partial(self._close_later, self._clients.pop(endpoint.id)))
         _log.info("endpoint removed", endpoint=endpoint.id)
 
     def _needed(self, endpoint: Endpoint) -> bool:

@@ -38,6 +38,9 @@ class Outcome(StrEnum):
     """The endpoint failed: before the first byte on every try allowed, or in the middle of its answer."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
 
+    GATEWAY_FULL = "gateway_full"
+    """kvgate has no room for it: too many clients are connected, or its machine has no file descriptor left."""
+
     RESPONSE_NOT_FOUND = "response_not_found"
     """No endpoint is known to have made the stored response that was asked for."""
     INTERNAL_ERROR = "internal_error"

@@ -43,11 +43,17 @@ EXPECTED = tuple(
 )
 """What every version since 0.8.5 exports, the first under its older name."""
 
-_QUOTED = rb'"(?:[^"\\\n]|\\.)*"'
-_SAMPLE = re.compile(
-    rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?:\{((?:[^\"}\n]|" + _QUOTED + rb")*)\})?[ \t]+([^\s]+)"
-)
-_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+MOST_READ = 384 * 2**10
+"""Bytes of lines of these names that are read: those of some 200 data-parallel ranks."""
+_LONGEST_LINE = 16 * 2**10
+_LINE_COST = 128
+"""Bytes that a line counts as at least: it has its own price."""
+
+# Nothing here is tried twice: what an engine may answer is not bounded by what engines do answer.
+_LINE = re.compile(rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?=[ \t{])([^\n]{0,%d})" % _LONGEST_LINE)
+_QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
+_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -112,8 +118,16 @@ def parse(text: bytes) -> EngineMetrics:
 
 def _samples(text: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
     # The newline in front lets the expression begin with a literal, which the search then jumps to.
-    for match in _SAMPLE.finditer(b"\n" + text):
-        name, labels, number = match.groups()
+    read = 0
+    for line in _LINE.finditer(b"\n" + text):
+        name, rest = line.groups()
+        read += max(_LINE_COST, len(rest))
+        if read > MOST_READ:
+            return
+        sample = _SAMPLE.match(rest)
+        if sample is None:
+            continue
+        labels, number = sample.groups()
         try:
             value = float(number)
         except ValueError:

@@ -7,6 +7,8 @@ import msgspec
 
 KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+_LONGEST_NAME = 4096
+"""A name may be a path. Names stand in labels and lines of logs."""
 _CLAMPS_SINCE = (0, 32)
 
 
@@ -74,6 +76,8 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         cards = _models.decode(models).data
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnidentifiedError("this is no vLLM: /v1/models answered no list of models") from error
+    if any(len(card.id) > _LONGEST_NAME for card in cards):
+        raise UnidentifiedError(f"/v1/models lists a name of more than {_LONGEST_NAME} characters")
     bases = [card for card in cards if card.parent is None]
     if not bases:
         raise UnidentifiedError("/v1/models lists no base model")

@@ -9,6 +9,7 @@ import structlog
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config import EndpointSettings, HealthSettings
+from gateway.descriptors import OutOfDescriptorsError
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.health import (
@@ -124,6 +125,8 @@ class EndpointMonitor:
             self._hurry.clear()
             try:
                 await self.probe()
+            except OutOfDescriptorsError as error:
+                _log.warning("endpoint not probed", endpoint=self._id, reason=str(error))
             except Exception:  # noqa: BLE001  # an endpoint that nobody watches any more would stay as it is for ever
                 _log.exception("probe failed", endpoint=self._id)
             self.probed.set()

@@ -1,4 +1,4 @@
-"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint answers."""
+"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint does."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-MAX_ANSWER = 16 * 2**20
+from gateway.descriptors import OutOfDescriptorsError, lacking
+
+MAX_METRICS = 8 * 2**20
 """Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
+MAX_ANSWER = 2**20
+"""The same of any other answer: thousands of LoRA adapters are less."""
 
 _FRESH = {"connection": "close"}
 """Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
@@ -69,7 +73,12 @@ class Prober:
         self._clock = clock
 
     async def get(self, path: str) -> Reply | NoReply:
-        """`GET path`, whole, within the timeout."""
+        """`GET path`, whole, within the timeout.
+
+        Raises:
+            OutOfDescriptorsError: it could not be asked, and nothing is known of it.
+        """
+        most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
         steps: set[str] = set()
 
         async def trace(step: str, _: object) -> None:
@@ -85,8 +94,8 @@ class Prober:
                 body = bytearray()
                 async for part in response.aiter_bytes():
                     body += part
-                    if len(body) > MAX_ANSWER:
-                        return NoReply(f"GET {path}: more than {MAX_ANSWER >> 20} MiB of answer", unreachable=False)
+                    if len(body) > most:
+                        return NoReply(f"GET {path}: more than {most >> 20} MiB of answer", unreachable=False)
                 return Reply(response.status_code, bytes(body), answered_at)
         except TimeoutError:
             reason = f"GET {path}: no answer within {self._timeout:g} s"
@@ -94,6 +103,8 @@ class Prober:
                 self.unanswered_at = self._clock()
             return NoReply(reason, unreachable=False, accepted=accepted)
         except httpx.ConnectError as error:
+            if lacking(error):
+                raise OutOfDescriptorsError from error
             return NoReply(f"cannot connect: {error}", unreachable=True)
         except httpx.ProtocolError as error:  # its text may quote headers, the key among them
             return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}", unreachable=False)

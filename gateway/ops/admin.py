@@ -11,12 +11,17 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.ops.explain import Explained, Explainer
 from gateway.ops.metrics import CONTENT_TYPE, Metrics
+from gateway.ops.on_machine import on_this_machine
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
 from gateway.wire.errors import ErrorAnswer
 from gateway.wire.request import Api
+
+_LONGEST_QUERY = 2048
+"""Bytes."""
 
 
 class Part(Flag):
@@ -65,6 +70,9 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "descri
 _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The admin key is missing or wrong."}
 }
+_FORBIDDEN: dict[int | str, dict[str, Any]] = {
+    403: {"model": ErrorBody, "description": "There is no admin key, and the caller is not on this machine."}
+}
 _UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No endpoint has this id."}}
 _NOT_EXPLAINED: dict[int | str, dict[str, Any]] = {
     status: {"description": "What the request itself would be answered.", "content": {"application/json": {}}}
@@ -89,7 +97,8 @@ def admin_app(
         metrics: what `/metrics` exposes.
         explainer: what answers `/kvgate/explain`.
         version: kvgate's own.
-        admin_key: what `/metrics` and `/kvgate/*` require as a bearer token; None leaves them open.
+        admin_key: what `/metrics` and `/kvgate/*` require as a bearer token; None leaves them open to all who only
+            read, and what changes something to those on this machine.
         parts: which routes it has.
     """
     app = FastAPI(
@@ -102,11 +111,13 @@ def admin_app(
     if Part.HEALTH in parts:
         app.include_router(_health_routes(source, version))
     if Part.ADMIN in parts:
-        app.include_router(_admin_routes(source, metrics, explainer, admin_key))
+        app.include_router(_reading_routes(source, metrics, explainer, admin_key))
+        app.include_router(_changing_routes(source, admin_key))
     app.add_exception_handler(_Refused, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_malformed)
     app.add_exception_handler(Exception, _answer_failure)
+    app.add_middleware(_ShortQueries)
     app.openapi = _without_422(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     return app
 
@@ -149,7 +160,7 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     return router
 
 
-def _admin_routes(source: StateSource, metrics: Metrics, explainer: Explainer, admin_key: str | None) -> APIRouter:
+def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer, admin_key: str | None) -> APIRouter:
     guard = [] if admin_key is None else [Depends(_guard(admin_key))]
     refusals = {} if admin_key is None else _UNAUTHORIZED
     router = APIRouter(tags=["admin"], dependencies=guard, responses=refusals)
@@ -168,22 +179,6 @@ def _admin_routes(source: StateSource, metrics: Metrics, explainer: Explainer, a
         return source.state()
 
     @router.post(
-        "/kvgate/endpoints/{endpoint_id}/drain",
-        summary="Send an endpoint no new requests; those on it finish.",
-        responses=_UNKNOWN,
-    )
-    async def drain(endpoint_id: _EndpointId) -> EndpointState:
-        return _changed(source, endpoint_id, source.drain)
-
-    @router.post(
-        "/kvgate/endpoints/{endpoint_id}/undrain",
-        summary="Let an endpoint back as soon as a probe finds it healthy.",
-        responses=_UNKNOWN,
-    )
-    async def undrain(endpoint_id: _EndpointId) -> EndpointState:
-        return _changed(source, endpoint_id, source.undrain)
-
-    @router.post(
         "/kvgate/explain",
         summary="What would become of this request, and why. Nothing is sent to an engine, but to count a prompt.",
         description="The body is that of any generation request. `x-kvgate-ttft-ms` counts as it would there.",
@@ -199,6 +194,31 @@ def _admin_routes(source: StateSource, metrics: Metrics, explainer: Explainer, a
             headers = {name.decode(): value.decode() for name, value in explained.headers}
             return Response(explained.body, explained.status, headers)
         return Response(explained.model_dump_json(), media_type="application/json")
+
+    return router
+
+
+def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
+    """Every admin route that changes something; without a key they are for those on this machine."""
+    guard = _from_here if admin_key is None else _guard(admin_key)
+    refusals = _FORBIDDEN if admin_key is None else _UNAUTHORIZED
+    router = APIRouter(tags=["admin"], dependencies=[Depends(guard)], responses=refusals)
+
+    @router.post(
+        "/kvgate/endpoints/{endpoint_id}/drain",
+        summary="Send an endpoint no new requests; those on it finish.",
+        responses=_UNKNOWN,
+    )
+    async def drain(endpoint_id: _EndpointId) -> EndpointState:
+        return _changed(source, endpoint_id, source.drain)
+
+    @router.post(
+        "/kvgate/endpoints/{endpoint_id}/undrain",
+        summary="Let an endpoint back as soon as a probe finds it healthy.",
+        responses=_UNKNOWN,
+    )
+    async def undrain(endpoint_id: _EndpointId) -> EndpointState:
+        return _changed(source, endpoint_id, source.undrain)
 
     return router
 
@@ -240,6 +260,29 @@ def _guard(admin_key: str) -> Callable[..., Awaitable[None]]:
             )
 
     return require
+
+
+async def _from_here(request: Request) -> None:
+    if not on_this_machine(request.scope):
+        message = (
+            "Without an admin key, changes are taken only from this machine itself, under a loopback address and not "
+            "through a proxy. Set `auth.admin_key` and send it as a bearer token, or call this there."
+        )
+        raise _Refused(403, "admin_key_required", message)
+
+
+class _ShortQueries:
+    """Refuses a query of thousands of parameters, which would be taken apart on the event loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(scope.get("query_string", b"")) > _LONGEST_QUERY:
+            answer = _error(414, "query_too_long", f"The query is over {_LONGEST_QUERY} bytes long.")
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

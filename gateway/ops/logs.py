@@ -18,6 +18,7 @@ import structlog
 
 from gateway.config import LogSettings
 from gateway.ops import people
+from gateway.wire.shown import shown
 
 _NEVER = frozenset(
     {
@@ -27,8 +28,6 @@ _NEVER = frozenset(
 )  # fmt: skip
 _BLANK = "[redacted]"
 _CREDENTIALS = re.compile(r"(?i)(\bbearer\s+)[^\s\"',;]+|(://)[^/\s@]+(?=@)")
-_LONGEST_NAME = 128
-"""Characters of a model's name, path or id in the access line: clients write them."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
 
@@ -167,10 +166,10 @@ class AccessLog:
         """
         line = AccessLine(
             timestamp=timestamp(),
-            request_id=_name(request_id),
-            path=_name(path),
-            model=None if model is None else _name(model),
-            flow=_name(flow),
+            request_id=shown(request_id),
+            path=shown(path),
+            model=None if model is None else shown(model),
+            flow=shown(flow),
             status=status,
             outcome=outcome,
             endpoint=endpoint,
@@ -187,11 +186,11 @@ class AccessLog:
         self._out.flush()
 
     def _shown(self, line: AccessLine) -> str:
-        shown = people.request(msgspec.structs.asdict(line), width=_width(self._out), colors=_colors(self._out))
+        row = people.request(msgspec.structs.asdict(line), width=_width(self._out), colors=_colors(self._out))
         if self._headed:
-            return shown
+            return row
         self._headed = True
-        return f"{people.HEADER[: _width(self._out)]}\n{shown}"
+        return f"{people.HEADER[: _width(self._out)]}\n{row}"
 
 
 def _stamp(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -222,8 +221,3 @@ def _render_json(_logger: object, _method: str, line: MutableMapping[str, Any]) 
         return _encoder.encode(line).decode()
     except (TypeError, ValueError):  # half a surrogate pair, a key that is no string: log it all the same
         return json.dumps(line, default=repr, skipkeys=True)
-
-
-def _name(text: str) -> str:
-    """A name as a client wrote it, cut short and made harmless for a terminal."""
-    return people.harmless(text[:_LONGEST_NAME])

@@ -111,6 +111,11 @@ class Metrics:
             ("model", "decision"),
             registry=registry,
         )
+        self.refused_connections = Counter(
+            "kvgate_refused_connections",
+            "Connections beyond `server.max_connections`: answered with 503 and closed.",
+            registry=registry,
+        )
         self.queue_wait = Histogram(
             "kvgate_queue_wait_seconds",
             "From arrival in the queue to dispatch, or until the time to live passed.",

@@ -16,6 +16,7 @@ from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
 from gateway.wire.stream import (
+    BodyFacts,
     Failure,
     FailureKind,
     StreamReader,
@@ -29,6 +30,14 @@ from gateway.wire.stream import (
 _OK = 200
 _UNAUTHORIZED = 401
 _SERVER_ERRORS = 500
+MAX_HELD_BYTES = 4 * 2**20
+"""An answer that is not streamed is held until it is known to be good, up to this size; a larger one passes unread."""
+MAX_ERROR_BYTES = 2**20
+"""The same of an error."""
+MAX_PRELIMINARY = 64 * 2**10
+"""Bytes of events that promise nothing, after which a stream has begun all the same."""
+LARGE_PIECE = 64 * 2**10
+_UNREAD = BodyFacts(None, None, None)
 _LAST_EVENT_TIMEOUT = 5.0
 """Seconds a client gets to take the error that ends its answer: nobody watches over it any more."""
 
@@ -131,7 +140,7 @@ class Attempt:
             return Again(isinstance(error, ConnectFailedError), f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
-                return await self._not_ok(answer)
+                return await self._not_ok(flight, answer)
             if _is_stream(answer.headers):
                 return await self._stream(flight, answer, outgoing)
             return await self._whole(flight, answer)
@@ -141,9 +150,9 @@ class Attempt:
         finally:
             answer.close()
 
-    async def _not_ok(self, answer: Answer) -> Settled | Again:
-        body = await _read_all(answer)
-        message = error_message(body)
+    async def _not_ok(self, flight: Flight, answer: Answer) -> Settled | Again:
+        body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
+        message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
         if is_busy(answer.status, message):
             return Again(busy=True, reason=message)
         if answer.status >= _SERVER_ERRORS:
@@ -157,12 +166,12 @@ class Attempt:
         if self._exchange.opened:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
-            await self._send_whole(answer, body)
+            await self._send(flight, answer, body, complete=complete)
         return Settled(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
 
     async def _whole(self, flight: Flight, answer: Answer) -> Settled | Again:
-        body = await _read_all(answer)
-        facts = read_body(self._exchange.api or Api.CHAT, body)
+        body, complete = await _read_up_to(answer, MAX_HELD_BYTES)
+        facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
         if facts.failure is not None:
             return await self._failed_unseen(facts.failure)
         if self._exchange.opened:  # its client was promised a stream
@@ -170,7 +179,7 @@ class Attempt:
         self._flights.answers(flight)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
-        await self._send_whole(answer, body)
+        await self._send(flight, answer, body, complete=complete)
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
@@ -191,7 +200,8 @@ class Attempt:
         def take(data: bytes) -> bool:
             """Pass on what has arrived: this runs once for each piece, in the callback that brings it."""
             ready = feed(data)
-            keeps_up = not ready or write(ready)
+            # After a large piece others have their turn, however fast this engine is.
+            keeps_up = (not ready or write(ready)) and len(data) < LARGE_PIECE
             if reader.failure is not None:
                 raise _FailedMidwayError
             progress(request, reader.tokens)
@@ -229,7 +239,7 @@ class Attempt:
         held = b""
         while data := await answer.read_some():
             held += reader.feed(data)
-            if reader.failure is not None or (held and not is_preliminary(held)):
+            if reader.failure is not None or len(held) > MAX_PRELIMINARY or (held and not is_preliminary(held)):
                 return held
         return held + reader.end()
 
@@ -243,9 +253,18 @@ class Attempt:
         headers += exchange.facts()
         await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
-    async def _send_whole(self, answer: Answer, body: bytes) -> None:
-        await self._start(answer, len(body))
-        await self._exchange.send({"type": "http.response.body", "body": body})
+    async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
+        """Pass an answer on that is not streamed: whole, or the rest of it piece by piece as it arrives."""
+        await self._start(answer, len(body) if complete else _length(answer.headers))
+        send = self._exchange.send
+        while not complete:
+            flight.delivering = True
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            flight.delivering = False
+            flight.moved_at = self._exchange.clock()
+            body = await answer.read_some()
+            complete = not body
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _failed_unseen(self, failure: Failure) -> Settled | Again:
         """The answer had the status 200, but its first event is a failure; the client has seen nothing."""
@@ -291,11 +310,15 @@ class Attempt:
         return stream_error(self._exchange.api or Api.CHAT, outcome, message)
 
     async def _end_with(self, event: bytes) -> Settled:
-        """A clean end of the HTTP body, with the error as its last event and without `[DONE]`."""
-        if self.reader is not None:
-            self._exchange.usage = self.reader.usage
-            if self.reader.torn:
-                event = b"\n\n" + event
+        """A clean end of the HTTP body, with the error as its last event and without `[DONE]`.
+
+        A body that is no stream of events stays without an end.
+        """
+        if self.reader is None:
+            return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+        self._exchange.usage = self.reader.usage
+        if self.reader.torn:
+            event = b"\n\n" + event
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
                 await self._exchange.send({"type": "http.response.body", "body": event, "more_body": False})
@@ -306,8 +329,18 @@ def _is_stream(headers: Headers) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def _read_all(answer: Answer) -> bytes:
-    pieces = []
-    while piece := await answer.read_some():
+async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
+    """A body, and whether that is all of it: of one over so many bytes only the beginning is read."""
+    pieces: list[bytes] = []
+    size = 0
+    while size <= most:
+        piece = await answer.read_some()
+        if not piece:
+            return b"".join(pieces), True
         pieces.append(piece)
-    return b"".join(pieces)
+        size += len(piece)
+    return b"".join(pieces), False
+
+
+def _length(headers: Headers) -> int | None:
+    return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)

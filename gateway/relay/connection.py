@@ -52,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._head: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._arrived: list[bytes] = []
+        """Of a body, in the read that is being parsed."""
         self._pieces: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._paused = False
@@ -143,7 +145,12 @@ class Connection(asyncio.Protocol):
                 while self._pieces:
                     piece = self._pieces.popleft()
                     self._waiting_bytes -= len(piece)
-                    if not sink(piece):
+                    try:
+                        keeps_up = sink(piece)
+                    except Exception:
+                        self._keep_alive = False
+                        raise
+                    if not keeps_up:
                         await drained()
                 if self._complete:
                     return
@@ -174,7 +181,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._pass_on()
             self._give_up(_NOT_HTTP)
+        else:
+            self._pass_on()
         if self._unframed > _MAX_UNFRAMED:
             self._give_up(_TOO_LARGE)
 
@@ -212,22 +222,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._unframed = 0
-        if self._sink is not None:
-            try:
-                if self._sink(body):
-                    return
-                self._behind = True
-            except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
-                self._failed = error
-            self._sink = None
-            self._pause()
-            self._wake()
-            return
-        self._pieces.append(body)
-        self._waiting_bytes += len(body)
-        if self._waiting_bytes > _HIGH_WATER:
-            self._pause()
-        self._wake()
+        self._arrived.append(body)
 
     def on_message_complete(self) -> None:
         if self.status < _FIRST_FINAL:
@@ -238,6 +233,30 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     # The rest.
+
+    def _pass_on(self) -> None:
+        """Hand over what one read brought of a body, in one piece: it may have come in a chunk for each byte."""
+        if not self._arrived:
+            return
+        body = self._arrived[0] if len(self._arrived) == 1 else b"".join(self._arrived)
+        self._arrived.clear()
+        if self._sink is not None:
+            try:
+                if self._sink(body):
+                    return
+                self._behind = True
+            except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
+                self._failed = error
+                self._keep_alive = False
+            self._sink = None
+            self._pause()
+            self._wake()
+            return
+        self._pieces.append(body)
+        self._waiting_bytes += len(body)
+        if self._waiting_bytes > _HIGH_WATER:
+            self._pause()
+        self._wake()
 
     async def _arrival(self) -> None:
         """Wait for the next thing to happen."""

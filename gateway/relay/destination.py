@@ -6,6 +6,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.pools import Pool
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.plane import Plane
+from gateway.wire.shown import shown
 
 
 async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: int) -> Pool:
@@ -41,7 +42,7 @@ def unknown_model(plane: Plane, model: str | None) -> RefusedError:
         return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
     if model is None:
         return RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
-    message = f"The model `{model[:200]}` does not exist here. `/v1/models` lists those that do."
+    message = f"The model `{shown(model)}` does not exist here. `/v1/models` lists those that do."
     return RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
 
 

@@ -1,25 +1,19 @@
 """Answers `/kvgate/explain`: a request is read and counted as any other, and then only asked about."""
 
-import msgspec
-
 from gateway.admission.events import Tick
 from gateway.admission.outcomes import Outcome
 from gateway.driver import new_request
 from gateway.ops.explain import Explained
 from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Receive, Scope, read_body
-from gateway.relay.clients import peer
+from gateway.relay.clients import Client, peer
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
+from gateway.relay.reading import read
 from gateway.relay.understand import Work, counted, demanded, foreground, parsed, present, ttft_target
 from gateway.wire.errors import ErrorAnswer, error_answer
-from gateway.wire.request import Api
-
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
-"""The field that tells whose request a body is. `/v1/messages` and a batch cannot be told from chat: they must be
-named."""
+from gateway.wire.request import Api, told_by
 
 
 class RelayExplainer:
@@ -34,8 +28,10 @@ class RelayExplainer:
         """See `gateway.ops.explain.Explainer`."""
         try:
             body = await self._read(scope, receive)
-            api = api or _told_by(body)
-            return await self._explained(scope, body, api, flow)
+            client = self._plane.clients.named(peer(scope) if flow is None else flow)
+            if api is None:
+                api = await read(self._plane.counting, client.flow, told_by, body)
+            return await self._explained(scope, body, api, client)
         except RefusedError as refused:
             answer = error_answer(
                 refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
@@ -60,15 +56,14 @@ class RelayExplainer:
             message = f"The request body did not arrive: nothing came for {server.body_timeout:g} s."
             raise RefusedError(Outcome.INVALID_REQUEST, message) from None
 
-    async def _explained(self, scope: Scope, body: bytes, api: Api, flow: str | None) -> Explained:
+    async def _explained(self, scope: Scope, body: bytes, api: Api, client: Client) -> Explained:
         plane = self._plane
-        request = parsed(api, body)
+        request = await parsed(plane.counting, client.flow, api, body)
         target = ttft_target(scope)
         pool = plane.directory.lookup(request.model)
         if pool is None:
             raise unknown_model(plane, request.model)
         foreground(request)
-        client = plane.clients.named(peer(scope) if flow is None else flow)
         count = await counted(pool, request, client.flow)
         present(pool)
         key = await fingerprint(client.flow, body)
@@ -86,11 +81,3 @@ class RelayExplainer:
             sequences=arrival.demand.sequences,
             decision=pool.driver.controller.explain(arrival, plane.clock()),
         )
-
-
-def _told_by(body: bytes) -> Api:
-    try:
-        fields = _FIELDS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Api.CHAT  # whatever it is, reading it will say what is wrong
-    return next((api for field, api in _SHAPES if field in fields), Api.CHAT)

@@ -5,6 +5,7 @@ import asyncio
 import structlog
 
 from gateway.admission.outcomes import Outcome
+from gateway.descriptors import lacking
 from gateway.relay.asgi import Application, ClientGoneError, Receive, Scope, Send, disconnected, send_answer
 from gateway.relay.clients import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
@@ -16,6 +17,7 @@ from gateway.relay.plane import Plane
 from gateway.relay.routes import Action, Route, find, methods
 from gateway.wire.errors import ErrorAnswer, openai_error
 
+_FULL = "kvgate has no file descriptor left for this request. Please retry."
 _log = structlog.get_logger("kvgate.relay")
 
 
@@ -100,9 +102,7 @@ class Gateway:
                 raise
             task.uncancel()
         except Exception as error:  # noqa: BLE001  # a defect of ours must not leave the client without an answer
-            _log.exception("defect", request_id=exchange.identifier.decode("ascii"), error=type(error).__name__)
-            if not exchange.committed:
-                await exchange.refuse(Outcome.INTERNAL_ERROR, "kvgate failed on this request; its log says why.")
+            outcome = await _failed(exchange, error)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -123,6 +123,20 @@ class Gateway:
             return await exchange.refuse(
                 refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
             )
+
+
+async def _failed(exchange: Exchange, error: Exception) -> Outcome:
+    """End a request that we failed ourselves."""
+    identifier = exchange.identifier.decode("ascii")
+    if lacking(error):
+        _log.warning("out of file descriptors", request_id=identifier)
+        outcome, message, retry_after = Outcome.GATEWAY_FULL, _FULL, 1.0
+    else:
+        _log.exception("defect", request_id=identifier, error=type(error).__name__)
+        outcome, message, retry_after = Outcome.INTERNAL_ERROR, "kvgate failed on this request; its log says why.", None
+    if not exchange.committed:
+        await exchange.refuse(outcome, message, retry_after=retry_after)
+    return outcome
 
 
 def _wrong_method(method: str, allowed: tuple[str, ...]) -> ErrorAnswer:

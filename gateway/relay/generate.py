@@ -1,5 +1,6 @@
 """A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
 
+from dataclasses import replace
 from math import ceil
 
 from gateway.admission.commands import Dispatch, Reject
@@ -16,6 +17,7 @@ from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
+from gateway.relay.reading import read
 from gateway.relay.understand import (
     NO_ENDPOINT,
     UncountedError,
@@ -29,7 +31,7 @@ from gateway.relay.understand import (
 )
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import Api, GenerationRequest, edited
+from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, edited, rewrites
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
@@ -73,7 +75,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         RefusedError: it ends with an error.
         asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
     """
-    request = parsed(exchange.api or Api.CHAT, body)
+    request = await parsed(plane.counting, client.flow, exchange.api or Api.CHAT, body)
     exchange.stream = request.stream
     target = ttft_target(scope)
     pool = await find_pool(plane, exchange, request.model, len(body))
@@ -134,17 +136,21 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) -> Outcome:
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
+    ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+    rewritten = None
+    if len(request.body) > INLINE_BYTES and rewrites(request, usage=ask_usage, priority=band):
+        edit = replace(request, body=b"")
+        rewritten = await read(plane.counting, work.client.flow, _edited, request.body, edit, ask_usage, band)
     reservation = _Reservation(pool.driver)
     try:
         async with heartbeat(exchange, interval):
             dispatch = await _first(plane, exchange, reservation, work)
         if dispatch.would is not None:
             plane.metrics.model(pool.name).would(dispatch.would)
-        ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
         outgoing = Outgoing(
             request=reservation.request,
             path=path(scope),
-            body=edited(request, usage=ask_usage, priority=band),
+            body=rewritten or edited(request, usage=ask_usage, priority=band),
             prompt_tokens=work.demand.prompt_tokens,
             strip_usage=ask_usage,
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
@@ -175,6 +181,10 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                 dispatch = await _another(plane, exchange, reservation, work, result)
     finally:
         reservation.release(Verdict.ABORTED)
+
+
+def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int) -> bytes:  # noqa: FBT001  # a job's
+    return edited(replace(request, body=body), usage=usage, priority=priority)
 
 
 async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:

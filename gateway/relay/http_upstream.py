@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.config import UpstreamSettings
+from gateway.descriptors import OutOfDescriptorsError, lacking
 from gateway.relay.connection import Connection, Sink
 from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
 
@@ -128,6 +129,8 @@ class HttpUpstream:
         except ssl.SSLCertVerificationError as error:
             raise ConnectFailedError(f"its TLS certificate was not accepted: {error.verify_message}") from None
         except OSError as error:
+            if lacking(error):
+                raise OutOfDescriptorsError from error
             raise ConnectFailedError(f"connection refused ({error.strerror or type(error).__name__})") from None
         return connection
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from gateway.admission.events import Demand
 from gateway.tokens.count import PromptCount, Source
-from gateway.wire.request import MAX_TOKENS_FIELDS, Api, GenerationRequest
+from gateway.wire.request import Api, GenerationRequest
+from gateway.wire.shown import shown
 
 COMPLETIONS_MAX_TOKENS = 16
 """What `/v1/completions` generates where the client sets no limit, as OpenAI's does."""
@@ -44,10 +45,10 @@ def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, t
         if longest >= max_model_len:
             raise _too_long(str(longest), max_model_len, request.api)
         if asked is not None and (asked > max_model_len or not takes(longest + asked)):
-            field = next(name for name in MAX_TOKENS_FIELDS[request.api] if request.field(name) is not None)
+            field = request.max_tokens_field
             raise TooLongError(
-                f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} "
-                f"output tokens and your prompt has {longest} tokens, {longest + asked} in all. "
+                f"This model's maximum context length is {max_model_len} tokens. However, you requested {shown(asked)} "
+                f"output tokens and your prompt has {longest} tokens, {shown(longest + asked)} in all. "
                 f"Please lower `{field}` or shorten the prompt.",
                 field,
             )

@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator
-
-import msgspec
 
 from gateway.admission.outcomes import Outcome
 from gateway.pools import Endpoint, Pool
@@ -14,17 +11,12 @@ from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
 from gateway.relay.plane import Plane
+from gateway.relay.reading import read
 from gateway.relay.upstream import Answer, UpstreamError
+from gateway.wire.form import form_model, is_form
+from gateway.wire.request import named_model
 
-_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _TRIES = 2
-
-
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
-_NAMED = msgspec.json.Decoder(_Named)
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
@@ -35,11 +27,14 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
     Raises:
         RefusedError: it ends with an error.
     """
-    try:
-        name = _model(scope, body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"The request body is not a JSON object with a `model`: {error}."
-        raise RefusedError(Outcome.INVALID_REQUEST, message) from None
+    kind = header(scope, b"content-type") or b""
+    name = None
+    if scope["method"] == "GET":
+        pass
+    elif is_form(kind):
+        name = await read(plane.counting, exchange.flow, form_model, body, kind)
+    else:
+        name = await read(plane.counting, exchange.flow, named_model, body)
     pool = await find_pool(plane, exchange, name, len(body))
     await wait_for_endpoint(plane, exchange, pool, len(body))
     async with _place(plane, exchange, pool, len(body)):
@@ -123,12 +118,3 @@ async def _through(exchange: Exchange, answer: Answer, idle_timeout: float) -> O
         return Outcome.UPSTREAM_ERROR
     await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004
-
-
-def _model(scope: Scope, body: bytes) -> str | None:
-    if scope["method"] == "GET":
-        return None
-    if (header(scope, b"content-type") or b"").startswith(b"multipart/form-data"):
-        named = _FORM_MODEL.search(body)
-        return named.group(1).decode("utf-8", "replace") if named is not None else None
-    return _NAMED.decode(body).model

@@ -10,6 +10,7 @@ from gateway.relay.clients import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
 from gateway.relay.upstream import Upstream
+from gateway.tokens.pool import CountingPool
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Plane:
         settings: those in force, and `clients` by their keys: both are replaced as the operator changes them, so they
             are read here at each use.
         clock: monotonic seconds.
+        counting: where what takes long is done to a body.
     """
 
     settings: Settings
@@ -30,6 +32,7 @@ class Plane:
     metrics: Metrics
     clock: Callable[[], float]
     lobby: Lobby
+    counting: CountingPool
 
     @property
     def observes(self) -> bool:

@@ -1,7 +1,7 @@
 """What a generation request asks for, in the core's terms: the relay admits it, `/kvgate/explain` only asks."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
@@ -11,10 +11,12 @@ from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
 from gateway.relay.headers import TTFT_HEADERS
 from gateway.relay.length import TooLongError, demand, untokenized
+from gateway.relay.reading import read
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
-from gateway.wire.request import Api, ForbiddenFieldError, GenerationRequest, InvalidRequestError, parse
+from gateway.tokens.pool import CountingPool
+from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, InvalidRequestError, parse
+from gateway.wire.shown import shown
 
-_SHOWN_LENGTH = 40
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 NO_ENDPOINT = "No endpoint is ready to serve this model."
 
@@ -62,18 +64,19 @@ class Work:
         )
 
 
-def parsed(api: Api, body: bytes) -> GenerationRequest:
-    """Read a body.
+async def parsed(pool: CountingPool, flow: str, api: Api, body: bytes) -> GenerationRequest:
+    """Read a body, off the event loop where it is large.
 
     Raises:
-        RefusedError: it is not a request that a client may make of this API.
+        RefusedError: it is not a request that a client may make of this API, or too much waits to be read.
     """
-    try:
-        return parse(api, body)
-    except ForbiddenFieldError as error:
-        raise RefusedError(Outcome.FORBIDDEN_FIELD, error.message, error.param) from None
-    except InvalidRequestError as error:
-        raise RefusedError(Outcome.INVALID_REQUEST, error.message, error.param) from None
+    request = await read(pool, flow, _parse, body, api)
+    return request if request.body else replace(request, body=body)
+
+
+def _parse(body: bytes, api: Api) -> GenerationRequest:
+    request = parse(api, body)
+    return request if len(body) <= INLINE_BYTES else replace(request, body=b"")  # it need not travel back
 
 
 def ttft_target(scope: Scope) -> float | None:
@@ -89,8 +92,8 @@ def ttft_target(scope: Scope) -> float | None:
             continue
         milliseconds = float(value) if _MILLISECONDS.fullmatch(value) else 0.0
         if milliseconds <= 0:
-            shown = value[:_SHOWN_LENGTH].decode("latin-1")
-            message = f"The header `{name.decode()}` must be a number of milliseconds above 0, got {shown!r}."
+            written = shown(value.decode("latin-1"))
+            message = f"The header `{name.decode()}` must be a number of milliseconds above 0, got {written!r}."
             raise RefusedError(Outcome.INVALID_REQUEST, message, name.decode())
         return milliseconds / 1000
     return None
@@ -102,7 +105,7 @@ def foreground(request: GenerationRequest) -> None:
     Raises:
         RefusedError: it asks for that.
     """
-    if request.api is Api.RESPONSES and request.field("background"):
+    if request.background:
         message = (
             "`background` cannot be used here: its tokens could not be accounted for. Stream the response instead."
         )

@@ -86,7 +86,11 @@ class ModelCounter:
         self._key = new_key()
 
     async def start(self) -> None:
-        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts."""
+        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts.
+
+        Raises:
+            TokenizerUnavailableError, WorkerDiedError, OSError: it may succeed when it is called again.
+        """
         if self._source is not None:
             self._unavailable = await self._tokenizers.load(self._source)
         if self._unavailable:
@@ -180,7 +184,7 @@ class ModelCounter:
             except (NeedsEngineError, WorkerDiedError):
                 pass
             except NotCountableError:
-                return await self._estimate(flow, request)
+                return await self._estimate(flow, request, max_model_len)
         return await self._by_engine(flow, request, max_model_len)
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
@@ -214,23 +218,23 @@ class ModelCounter:
             convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused())
             work = await self._pool.run(flow, len(request.body), convert, request.api, request.body, max_model_len)
         except (NeedsEngineError, NotCountableError):
-            return await self._estimate(flow, request)
+            return await self._estimate(flow, request, max_model_len)
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
         try:
             counts = await self._engine.count(work, max_model_len)
         except (InvalidRequestError, RouteMissingError):
             # Why a counting route refuses is worded for a request of that route: the request's own has the truth.
-            return await self._estimate(flow, request)
+            return await self._estimate(flow, request, max_model_len)
         return PromptCount(counts, Source.ENGINE if work.exact else Source.ESTIMATE, work.kind)
 
-    async def _estimate(self, flow: str, request: GenerationRequest) -> PromptCount:
+    async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         """By our own conversion, or failing that by all the request's texts."""
         body = request.body
         source = None if self._unavailable else self._source
         try:
             if source is not None:
-                counted = await self._here(flow, request.api, body, MAX_MODEL_LEN)
+                counted = await self._here(flow, request.api, body, max_model_len)
                 return PromptCount(counted.prompts, Source.ESTIMATE, counted.kind)
         except (NeedsEngineError, NotCountableError, PromptTooLongError):
             pass

@@ -49,7 +49,7 @@ class EngineWork:
     """What to ask the engine for, to count a request."""
 
     prompts: tuple[EngineCall | int, ...]
-    """One for each prompt: a call, or the count where the prompt came as token ids."""
+    """One for each prompt: a call, or the count where it came as token ids, or is surely cut to the model's length."""
     encoding: Encoding
     kind: Kind
     exact: bool = True
@@ -58,6 +58,10 @@ class EngineWork:
 
 # No prompt's average comes near it: vocabularies have no token that long, but for runs of blanks.
 _MOST_CHARS_PER_TOKEN = 256
+
+# Commas and brackets, a bracket for what it costs: 6 million small values are some 400 MB in memory, and no prompt that
+# fits a model has as many. (Those inside of texts count as well, where they cost nothing.)
+_MOST_VALUES = 6_000_000
 
 _PROMPT_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
 
@@ -126,8 +130,8 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
         InvalidRequestError: it has no prompt.
         PromptTooLongError: it cannot fit.
     """
-    if len(body) > max_model_len * _MOST_CHARS_PER_TOKEN:
-        _check_length(_fields(body), max_model_len)
+    longest = max_model_len * _MOST_CHARS_PER_TOKEN
+    long = len(body) > longest and _check_length(api, _fields(body), max_model_len)
     if api is Api.MESSAGES:
         return EngineWork(
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
@@ -137,7 +141,7 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
         if excludes_unused and _forbids_tools(api, fields):
             fields.pop("tools", None)
         conversations = [fields] if api is Api.CHAT else batched(fields)
-        chats = tuple(_tokenize(_chat_fields(conversation)) for conversation in conversations)
+        chats = tuple(max_model_len if long else _tokenize(_chat_fields(each)) for each in conversations)
         return EngineWork(chats, chat_encoding(fields), Kind(api))
     set_aside(api, fields)
     model = {"model": fields["model"]} if "model" in fields else {}
@@ -148,9 +152,12 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
         return EngineWork((call,), prompt.encoding, Kind(api, brought), exact=Feature.TOOL_CALLS not in brought)
     texts = text_prompt(fields)
     special = {"add_special_tokens": texts.encoding.add_special_tokens}
-    calls = (
-        _tokenize(model | {"prompt": item} | special) if isinstance(item, str) else len(item) for item in texts.prompts
-    )
+    calls: list[EngineCall | int] = []
+    for item in texts.prompts:
+        if isinstance(item, list):
+            calls.append(len(item))
+        else:
+            calls.append(max_model_len if len(item) > longest else _tokenize(model | {"prompt": item} | special))
     return EngineWork(tuple(calls), texts.encoding, Kind(api, features(texts)))
 
 
@@ -169,6 +176,8 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
 
 def _fields(body: bytes) -> Json:
     """Decode a body, with the parser that the engine uses: others read large numbers or odd strings otherwise."""
+    if body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{") > _MOST_VALUES:
+        raise InvalidRequestError("The request holds too many values: lists and objects of millions are not read.")
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -274,10 +283,18 @@ def _rendered_fields(prompt: ChatPrompt) -> Json:
 _MEDIA_KEYS = frozenset({"data", "file_data", "image_embeds", "audio_embeds", "video_embeds"})
 
 
-def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
+def _check_length(api: Api, fields: Mapping[str, Any], max_model_len: int) -> bool:
+    """Whether a request is too long, and asks for truncation.
+
+    Raises:
+        PromptTooLongError: it does not.
+    """
     characters = sum(map(len, _texts(fields)))
-    if characters > max_model_len * _MOST_CHARS_PER_TOKEN and fields.get("truncate_prompt_tokens") is None:
+    if characters <= max_model_len * _MOST_CHARS_PER_TOKEN:
+        return False
+    if api is Api.MESSAGES or fields.get("truncate_prompt_tokens") is None:
         raise PromptTooLongError(characters // _MOST_CHARS_PER_TOKEN)
+    return True
 
 
 def _texts(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.tokens.counting import load
-from gateway.tokens.pool import CountingPool, WorkerDiedError
+from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
 
 
@@ -17,21 +17,31 @@ class Tokenizers:
     def unavailable(self, source: TokenizerSource) -> str:
         """Why nothing can be counted with a tokenizer now; empty once it is loaded."""
         known = self._loads.get(source)
-        return known.result() if known is not None and known.done() else "the tokenizer is not loaded yet"
+        return _outcome(known) if known is not None and known.done() else "the tokenizer is not loaded yet"
 
     async def load(self, source: TokenizerSource) -> str:
         """Load a tokenizer, here and in the processes; takes seconds. Returns as `unavailable`.
 
         One that failed is tried again.
+
+        Raises:
+            TokenizerUnavailableError, WorkerDiedError, OSError: for a reason that passes.
         """
         known = self._loads.get(source)
-        if known is None or (known.done() and known.result()):
+        if known is None or (known.done() and _outcome(known)):
             known = self._loads[source] = asyncio.create_task(self._load(source))
         return await asyncio.shield(known)
 
     async def _load(self, source: TokenizerSource) -> str:
         try:
             await self._pool.run_everywhere(load, source)
-        except (TokenizerUnavailableError, WorkerDiedError) as error:
+        except TokenizerUnavailableError as error:
+            if error.passes:
+                raise
             return str(error)
         return ""
+
+
+def _outcome(load: asyncio.Task[str]) -> str:
+    error = load.exception()
+    return load.result() if error is None else str(error)

@@ -117,6 +117,7 @@ class _Worker(Protocol):
 
         Raises:
             BrokenProcessPool: the worker has died.
+            OSError: it could not start.
         """
         ...
 
@@ -162,10 +163,16 @@ class _Lane:
             worker = self._idle.pop()
             ended = functools.partial(self._ended, job)
             try:
-                worker.submit(job.call, ended)
-            except BrokenProcessPool:  # it died while idle: this job has no part in that
-                worker = self._make()
-                worker.submit(job.call, ended)
+                try:
+                    worker.submit(job.call, ended)
+                except BrokenProcessPool:  # it died while idle: this job has no part in that
+                    worker = self._make()
+                    worker.submit(job.call, ended)
+            except OSError as error:  # a process takes descriptors to start
+                asyncio.get_running_loop().run_in_executor(None, worker.end)
+                self._idle.append(self._make())
+                job.done.set_exception(error)
+                return
             self._running[job] = worker
 
     def _ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
@@ -224,10 +231,12 @@ class _Process:
     def __init__(self) -> None:
         # Where this process is killed, what is left of its semaphores is cleaned up without a word.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
-        # Spawned, not forked: this process has threads.
-        self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
+        self._executor: ProcessPoolExecutor | None = None
 
     def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+        if self._executor is None:
+            # Spawned, not forked: this process has threads.
+            self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
         # What it starts inherits the mask: Ctrl-C is left to this process, from the first moment on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -237,6 +246,8 @@ class _Process:
         asyncio.wrap_future(future).add_done_callback(functools.partial(_tell, ended))
 
     def end(self) -> None:
+        if self._executor is None:
+            return
         # What `kill_workers` of Python 3.14 does.
         for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
             process.kill()

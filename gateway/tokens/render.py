@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import jinja2
 
+from gateway.descriptors import lacking
 from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import Json, NeedsEngineError
@@ -54,7 +55,7 @@ class MeasuredPrompt:
 
     tokens: int
     encoded: Tokens | None
-    """None where truncation leaves others than these."""
+    """None where truncation leaves others than these, and of one among several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,15 @@ class _Ids:
 
 
 class TokenizerUnavailableError(Exception):
-    """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why."""
+    """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why.
+
+    Attributes:
+        passes: the reason has nothing to do with it: it may be there the next time.
+    """
+
+    def __init__(self, message: str, *, passes: bool = False) -> None:
+        super().__init__(message)
+        self.passes = passes
 
 
 # Models whose prompts the engine builds without a chat template (vllm 0.32, config/model.py and renderers/registry.py),
@@ -80,8 +89,11 @@ _ENCODERS_OF_THEIR_OWN = frozenset(
 )  # fmt: skip
 _TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"})
 
-# Twice what a token of ordinary text has: a prefix this long tells whether such a text can fit.
-_PREFIX_CHARS_PER_TOKEN = 8
+# Twice what a token of ordinary text has: a part this long tells whether such a text can fit.
+_CHARS_PER_TOKEN = 8
+
+_ESTIMATED_FROM = 2**20
+"""Characters."""
 
 _HUB_TIMEOUT = 5.0
 """Seconds in which the hub shows that it is there."""
@@ -116,16 +128,21 @@ class Renderer:
         Raises:
             PromptTooLongError: one of them cannot fit.
         """
-        return tuple(
+        measured = (
             self._measure(item, prompt.encoding, max_model_len)
             if isinstance(item, str)
             else _cut(_Ids(item), prompt.encoding, max_model_len)
             for item in prompt.prompts
         )
+        if len(prompt.prompts) == 1:
+            return tuple(measured)
+        return tuple(MeasuredPrompt(one.tokens, None) for one in measured)  # the tokens of them all would be much
 
     def count_text(self, text: str) -> int:
-        """Tokens of a text by itself, whatever it holds."""
-        return len(self._encode(text.encode(errors="replace").decode(), True))
+        """Tokens of a text by itself, whatever it holds; of a very long one, about as many as its beginning tells."""
+        beginning = text[:_ESTIMATED_FROM]
+        tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
+        return tokens if len(beginning) == len(text) else tokens * len(text) // len(beginning)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text that is encoded. Raises as `measure_chat`."""
@@ -153,19 +170,36 @@ class Renderer:
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
-        if encoding.truncate is None:
-            self._check_length(text, encoding, max_model_len)
+        most = encoding.most_tokens(max_model_len)
+        if most is None or most > max_model_len:  # the engine refuses more, in its own words
+            if (tokens := self._surely(text, max_model_len + 1, max_model_len)) > max_model_len:
+                raise PromptTooLongError(tokens)
+        elif self._surely(text, most, max_model_len) >= most:
+            return MeasuredPrompt(most, None)
         return _cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
 
-    def _check_length(self, text: str, encoding: Encoding, max_model_len: int) -> None:
+    def _surely(self, text: str, enough: int, max_model_len: int) -> int:
+        """How many tokens a text surely has, told without encoding all of it: `enough`, or 0 where it is short.
+
+        Encoding takes 130 bytes of memory for each character, and is done with no more of them than a text that fits
+        has reason to have.
+
+        Raises:
+            NeedsEngineError: it is longer, and has too few tokens to tell.
+        """
         if len(text) > max_model_len * self.max_chars_per_token:
-            raise PromptTooLongError(math.ceil(len(text) / self.max_chars_per_token))
-        prefix = _PREFIX_CHARS_PER_TOKEN * (max_model_len + 1)
-        if len(text) > 2 * prefix:
-            # Only the end of a prefix may be encoded otherwise than in the whole text: the margin is for that.
-            tokens = len(self._encode(text[:prefix], encoding.add_special_tokens)) - self.max_chars_per_token
-            if tokens > max_model_len:
-                raise PromptTooLongError(tokens)
+            return math.ceil(len(text) / self.max_chars_per_token)
+        window = _CHARS_PER_TOKEN * (max_model_len + 1)
+        if len(text) <= 2 * window:
+            return 0
+        tokens = 0
+        for start in range(0, len(text), window):
+            # Only the ends of a part may be encoded otherwise than in the whole text: the margin is for that.
+            found = len(self._encode(text[start : start + window], False)) - 2 * self.max_chars_per_token
+            tokens += max(0, found)
+            if tokens >= enough:
+                return tokens
+        raise NeedsEngineError("the prompt has very few tokens for its length")
 
 
 def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
@@ -218,7 +252,8 @@ def _loaded(source: TokenizerSource) -> Renderer:
             reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
             f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; "
-            "give another folder or hub id with --tokenizer"
+            "give another folder or hub id with --tokenizer",
+            passes=lacking(error),
         ) from error
 
 

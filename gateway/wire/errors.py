@@ -57,6 +57,7 @@ REFUSALS: dict[Outcome, Refusal] = {
     ),
     Outcome.NO_ENDPOINT: Refusal(503, "server_error", "no_endpoint", retry=True, anthropic_type="overloaded_error"),
     Outcome.DRAINING: Refusal(503, "server_error", "draining", retry=True, anthropic_type="overloaded_error"),
+    Outcome.GATEWAY_FULL: Refusal(503, "server_error", "gateway_full", retry=True, anthropic_type="overloaded_error"),
     Outcome.UPSTREAM_ERROR: Refusal(502, "server_error", "upstream_error", retry=True, anthropic_type="api_error"),
     Outcome.UPSTREAM_TIMEOUT: Refusal(504, "server_error", "upstream_timeout", retry=True, anthropic_type="api_error"),
     Outcome.RESPONSE_NOT_FOUND: Refusal(

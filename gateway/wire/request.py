@@ -1,12 +1,20 @@
-"""What kvgate reads of a generation request: the few fields a decision needs; the rest stays the client's own bytes."""
+"""What kvgate reads of a request: the few fields a decision needs; the rest stays the client's own bytes.
 
-from collections.abc import Mapping
+Nothing is decoded but those, and of those nothing that is longer than such a field has reason to be: whatever a body
+holds, reading it takes one pass over its bytes, and no memory to speak of.
+"""
+
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from gateway.wire.shown import shown
+
+INLINE_BYTES = 2**20
+"""A body up to this size may be read on the event loop: 2.5 ms at worst. Of a larger one the pass takes up to 80 ms."""
 MAX_SEQUENCES = 16384
 """vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES)."""
 
@@ -47,8 +55,6 @@ class GenerationRequest:
     api: Api
     body: bytes
     """The client's own bytes."""
-    fields: Mapping[str, msgspec.Raw]
-    """Every top-level field, undecoded."""
     model: str | None
     stream: bool
     include_usage: bool
@@ -57,19 +63,19 @@ class GenerationRequest:
     """Sequences sampled from each prompt; the beam width for a beam search."""
     max_tokens: int | None
     """What the client asked for, `max_completion_tokens` before `max_tokens`; 0 where only its prompt is read."""
+    max_tokens_field: str
+    """Where it asked for that; where it would have, if it did not."""
     priority: int
     stream_interval: int
     """Tokens that the client wants in each event of its stream; the engine may put more into one."""
     tools: bool
     """Whether it brings tools."""
-
-    def field(self, name: str) -> Any:
-        """A top-level field decoded, None where it is absent or null.
-
-        Raises:
-            InvalidRequestError: it is not valid JSON.
-        """
-        return _decode(self.fields, name)
+    background: bool
+    """Whether it wants its answer generated after it was answered."""
+    stream_options: bytes
+    """As the client wrote them; empty where it did not."""
+    names_priority: bool
+    """Whether its body has a `priority`, if only null."""
 
 
 MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
@@ -90,13 +96,37 @@ REFUSED_FIELDS: dict[str, str] = {
 """Fields a client may not set, and why."""
 
 _WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ABSENT = msgspec.Raw(b"")
+
+
+def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Finds these top-level fields, each undecoded; all others are passed over, however many there are."""
+    fields = [(name, msgspec.Raw, _ABSENT) for name in names]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields))
+
+
+_SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
+"""The field that tells whose request a body is."""
+
+_LONGEST = {"model": 4096, "stream_options": 1024}
+"""Bytes of a field that is decoded, as it is written. A model may be named by a path."""
+_LONGEST_NUMBER = 128
+"""The same of all others: numbers, and words that stand for a boolean."""
+
+_READ = (
+    "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
+    "tools", "background", "stream_interval", "echo",
+)  # fmt: skip
+_FIELDS = _undecoded(*_READ, *REFUSED_FIELDS)
+_MODEL = _undecoded("model")
+_PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
+_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
 _NULL = b"null"
 _BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
-_TRUE = msgspec.Raw(b"true")
 
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
@@ -106,16 +136,9 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         ForbiddenFieldError: it sets a field of `REFUSED_FIELDS`.
         InvalidRequestError: it is not a JSON object, or a field that was read has the wrong type or range.
     """
-    try:
-        fields = _FIELDS.decode(body)
-    except msgspec.ValidationError:
-        raise InvalidRequestError("The request body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise InvalidRequestError("The request body is nested too deeply.") from None
+    fields = _read(_FIELDS, body)
     for name, reason in REFUSED_FIELDS.items():
-        if name in fields and bytes(fields[name]) != _NULL:
+        if _given(fields, name):
             raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
 
     stream = _boolean(fields, "stream")
@@ -124,22 +147,45 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
     options = _decode(fields, "stream_options")
     if options is not None and not isinstance(options, dict):
         raise InvalidRequestError("`stream_options` must be an object.", "stream_options")
-    model = _decode(fields, "model")
-    if model is not None and not isinstance(model, str):
-        raise InvalidRequestError("`model` must be a string.", "model")
+    n = _sequences(fields)
+    max_tokens, max_tokens_field = _max_tokens(api, fields)
     return GenerationRequest(
         api=api,
         body=body,
-        fields=fields,
-        model=model,
+        model=_model(fields),
         stream=stream,
         include_usage=bool(options and options.get("include_usage")),
-        n=_sequences(fields),
-        max_tokens=_max_tokens(api, fields),
+        n=n,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
         priority=_integer(fields, "priority") or 0,
         stream_interval=max(1, _integer(fields, "stream_interval") or 1) if api in _WITH_INTERVAL else 1,
-        tools=_has_entries(fields, "tools"),
+        tools=_ENTRY.match(_raw(fields, "tools")) is not None,
+        background=api is Api.RESPONSES and bool(_decode(fields, "background")),
+        stream_options=bytes(_raw(fields, "stream_options")),
+        names_priority=_raw(fields, "priority") is not _ABSENT,
     )
+
+
+def named_model(body: bytes) -> str | None:
+    """The model that the JSON body of any request names.
+
+    Raises:
+        InvalidRequestError: it is not a JSON object, or its `model` is no name.
+    """
+    return _model(_read(_MODEL, body))
+
+
+def told_by(body: bytes) -> Api:
+    """Whose request a body is, by the field that holds its prompt; chat where none does.
+
+    `/v1/messages` and a batch cannot be told from chat.
+    """
+    try:
+        prompts = _read(_PROMPTS, body)
+    except InvalidRequestError:
+        return Api.CHAT  # whatever it is, reading it will say what is wrong
+    return next((api for name, api in _SHAPES if _raw(prompts, name) is not _ABSENT), Api.CHAT)
 
 
 def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
@@ -152,59 +198,94 @@ def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
         priority: its band. An engine that schedules by it must not take the client's word. `/v1/messages` has no such
             field: there only the header tells it, and nobody but kvgate sets that.
     """
-    prioritized = request.priority != priority and request.api is not Api.MESSAGES
-    if not usage and not prioritized:
-        return request.body
-    fields = dict(request.fields)
+    added: dict[str, bytes] = {}
     if usage:
-        given = fields.get("stream_options")
-        options = dict(_FIELDS.decode(given)) if given is not None and bytes(given) != _NULL else {}
+        options = {} if request.stream_options in (b"", _NULL) else dict(_ALL_FIELDS.decode(request.stream_options))
         options.pop("continuous_usage_stats", None)
-        options["include_usage"] = _TRUE
-        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    if prioritized:
-        fields["priority"] = msgspec.Raw(b"%d" % priority)
-    return msgspec.json.encode(fields)
+        options["include_usage"] = msgspec.Raw(b"true")
+        added["stream_options"] = msgspec.json.encode(options)
+    if request.priority != priority and request.api is not Api.MESSAGES:
+        added["priority"] = b"%d" % priority
+    if not added:
+        return request.body
+    if rewrites(request, usage=usage, priority=priority):
+        fields = _ALL_FIELDS.decode(request.body)
+        return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
+    head = request.body.rstrip()[:-1].rstrip()
+    pieces = [b'"%b":%b' % (name.encode(), value) for name, value in added.items()]
+    return head + (b"" if head.endswith(b"{") else b",") + b",".join(pieces) + b"}"
 
 
-def _sequences(fields: Mapping[str, msgspec.Raw]) -> int:
+def rewrites(request: GenerationRequest, *, usage: bool, priority: int) -> bool:
+    """Whether these edits replace a field, and do not only add one: all top-level fields are then found."""
+    return (usage and request.stream_options != b"") or (request.priority != priority and request.names_priority)
+
+
+def _raw(fields: msgspec.Struct, name: str) -> msgspec.Raw:
+    raw: msgspec.Raw = getattr(fields, name)
+    return raw
+
+
+def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec.Struct:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequestError("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.") from None
+
+
+def _given(fields: msgspec.Struct, name: str) -> bool:
+    """Whether a field is there and not null."""
+    raw = _raw(fields, name)
+    return raw is not _ABSENT and bytes(memoryview(raw)[:5]) != _NULL
+
+
+def _model(fields: msgspec.Struct) -> str | None:
+    model = _decode(fields, "model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequestError("`model` must be a string.", "model")
+    return model
+
+
+def _sequences(fields: msgspec.Struct) -> int:
     n = _integer(fields, "n")
     if n is None:
         return 1
     if not 1 <= n <= MAX_SEQUENCES:
-        raise InvalidRequestError(f"`n` must be between 1 and {MAX_SEQUENCES}, got {_shown(n)}.", "n")
+        raise InvalidRequestError(f"`n` must be between 1 and {MAX_SEQUENCES}, got {shown(n)}.", "n")
     return n
 
 
-def _max_tokens(api: Api, fields: Mapping[str, msgspec.Raw]) -> int | None:
-    for name in MAX_TOKENS_FIELDS[api]:
+def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
+    names = MAX_TOKENS_FIELDS[api]
+    for name in names:
         value = _integer(fields, name)
         if value is not None:
             if value < 1 and not (value == 0 and api is Api.COMPLETIONS and _boolean(fields, "echo")):
-                raise InvalidRequestError(f"`{name}` must be at least 1, got {_shown(value)}.", name)
-            return value
+                raise InvalidRequestError(f"`{name}` must be at least 1, got {shown(value)}.", name)
+            return value, name
     if api is Api.MESSAGES:
         raise InvalidRequestError("`max_tokens` is required.", "max_tokens")
-    return None
+    return None, names[0]
 
 
-def _decode(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    raw = fields.get(name)
-    if raw is None:
+def _decode(fields: msgspec.Struct, name: str) -> Any:
+    raw = _raw(fields, name)
+    if raw is _ABSENT:
         return None
+    longest = _LONGEST.get(name, _LONGEST_NUMBER)
+    if len(raw) > longest:
+        raise InvalidRequestError(f"`{name}` may be {longest} bytes long, and has {len(raw)}.", name)
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"`{name}` is not valid JSON: {error}.", name) from None
 
 
-def _has_entries(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
-    """Whether a field is a list with something in it, told without decoding it."""
-    raw = bytes(fields.get(name, b""))
-    return raw[:1] == b"[" and raw[1:-1].strip() != b""
-
-
-def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+def _boolean(fields: msgspec.Struct, name: str) -> bool:
     """As pydantic's lax mode reads a boolean: true, 1, 1.0, "true", "yes", "on" and their opposites."""
     value = _decode(fields, name)
     if isinstance(value, str):
@@ -216,7 +297,7 @@ def _boolean(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
     return bool(value)
 
 
-def _integer(fields: Mapping[str, msgspec.Raw], name: str) -> int | None:
+def _integer(fields: msgspec.Struct, name: str) -> int | None:
     """As pydantic's lax mode, which vLLM uses, reads an integer: 5, 5.0, "5" and true are integers."""
     value = _decode(fields, name)
     if value is None or isinstance(value, int):
@@ -229,8 +310,3 @@ def _integer(fields: Mapping[str, msgspec.Raw], name: str) -> int | None:
         except ValueError:  # more digits than Python converts
             pass
     raise InvalidRequestError(f"`{name}` must be an integer.", name)
-
-
-def _shown(value: int) -> str:
-    """A number for a message, however absurd."""
-    return str(value) if -(10**18) < value < 10**18 else "a number out of all range"

@@ -4,8 +4,8 @@ No event is decoded unless it carries one of its protocol's marks (a finish reas
 a few byte searches decide that, so that an ordinary token costs next to nothing.
 """
 
+import itertools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -51,9 +51,8 @@ class Failure:
 _ABSENT = msgspec.Raw(b"null")
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
-    finish_reason: str | None = None
 
 
 class _Response(msgspec.Struct):
@@ -66,7 +65,7 @@ class _Event(msgspec.Struct):
     """Every field that is read, over the four protocols' events and bodies."""
 
     type: str | None = None
-    choices: list[_Choice] | None = None
+    choices: msgspec.Raw = _ABSENT
     usage: UsageFields | None = None
     error: msgspec.Raw = _ABSENT  # an optional `Raw` would take nothing but null
     response: _Response | None = None
@@ -87,11 +86,21 @@ class _Error(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
+_CHOICE_LIST = msgspec.json.Decoder(list[_Choice])
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
 """As many of the last bytes sent may belong to a boundary that the next ones complete."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+_FINISHED = re.compile(rb'"finish_reason":\s*"')
+_ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
+"""Looked for in choices as they are written: inside a text the quotes are escaped, and a list of any length costs no
+more than its bytes."""
 _DONE = b"[DONE]"
+_LONGEST_MESSAGE = 4096
+_MOST_OF_CHOICES = 64 * 2**10
+"""Bytes of an event's choices in which sequences are told apart."""
+_MOST_READ = 4096
+"""Events with a mark that are read of one piece; engines write one, or a few."""
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
 _CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
@@ -161,8 +170,10 @@ class StreamReader:
 
     __slots__ = (
         "_generated",
+        "_generated_in_all",
+        "_held_bytes",
         "_interval",
-        "_last_sent",
+        "_last",
         "_marks",
         "_singles",
         "_strip_usage",
@@ -192,15 +203,20 @@ class StreamReader:
         self._interval = interval
         self._singles = _SINGLES.get(api, 0) * sequences
         self._generated: dict[int, int] = {}
+        """Tokens of each sequence, where the engine tells them as it goes."""
+        self._generated_in_all = 0
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
-        self._tail = b""
-        self._last_sent = b""
+        self._tail: list[bytes] = []
+        self._held_bytes = 0
+        """Bytes of it."""
+        self._last = b""
+        """The last few bytes of the event that is not complete, held back or not."""
         self._unread = False
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
-        if self._tail or self.torn or not data.endswith(b"\n\n"):
+        if self._held_bytes or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
         events = data.count(self._token_mark)
         self.tokens += events if self._interval == 1 else self._held(events)
@@ -217,7 +233,8 @@ class StreamReader:
 
     def end(self) -> bytes:
         """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
-        rest, self._tail = self._tail, b""
+        rest = b"".join(self._tail)
+        self._tail, self._held_bytes = [], 0
         if rest and self.failure is None and not self._read_event(rest):
             rest = b""
         self._expect_finished("the engine's stream ended without a finish reason")
@@ -227,31 +244,40 @@ class StreamReader:
         """Hold back an incomplete last event."""
         if self.torn:
             return self._pass(data)
-        data = self._tail + data
-        end = _end_of_events(data)
-        self._tail = data[end:]
-        if len(self._tail) > MAX_EVENT_BYTES:
+        # Only what is new is searched: the pieces of an event may be many.
+        window = self._last + data
+        end = _end_of_events(window) - len(self._last)
+        if end > 0:
+            complete = b"".join((*self._tail, data[:end]))
+            data = window = data[end:]
+            self._tail, self._held_bytes = [], 0
+        else:
+            complete = b""
+        self._tail.append(data)
+        self._held_bytes += len(data)
+        self._last = window[-_BOUNDARY_BYTES:]
+        if self._held_bytes > MAX_EVENT_BYTES:
             self.torn = self._unread = True
-            self._last_sent, self._tail = self._tail[-_BOUNDARY_BYTES:], b""
-            return data
-        return data[:end]
+            complete += b"".join(self._tail)
+            self._tail, self._held_bytes = [], 0
+        return complete
 
     def _pass(self, data: bytes) -> bytes:
         """Let the rest of an event through that was too large to hold."""
-        window = self._last_sent + data
+        window = self._last + data
         boundary = _BOUNDARY.search(window)
         if boundary is None:
-            self._last_sent = window[-_BOUNDARY_BYTES:]
+            self._last = window[-_BOUNDARY_BYTES:]
             return data
-        end = boundary.end() - len(self._last_sent)
-        self.torn = False
+        end = boundary.end() - len(self._last)
+        self.torn, self._last = False, b""
         return data[:end] + self._complete(data[end:])
 
     def _read(self, data: bytes) -> bytes:
         """Read each event of a piece that carries a mark; drop the ones that are not for the client."""
         forward: list[bytes] = []
         start = 0
-        for boundary in _BOUNDARY.finditer(data):
+        for boundary in itertools.islice(_BOUNDARY.finditer(data), _MOST_READ):
             event = data[start : boundary.end()]
             start = boundary.end()
             keep = self._read_event(event)
@@ -259,7 +285,9 @@ class StreamReader:
                 return b"".join(forward)
             if keep:
                 forward.append(event)
-        forward.append(data[start:])  # the beginning of one too large to hold
+        rest = data[start:]  # the beginning of one too large to hold, or more than any engine writes at once
+        self._unread = self._unread or rest.endswith(b"\n\n")
+        forward.append(rest)
         return b"".join(forward)
 
     def _expect_finished(self, otherwise: str) -> None:
@@ -289,7 +317,7 @@ class StreamReader:
         response = parsed.response
         usage = parsed.usage or (response.usage if response is not None else None)
         if usage is not None:
-            self._used(usage.read(self.api), parsed.choices or ())
+            self._used(usage.read(self.api), parsed.choices)
         if response is not None and response.id is not None:
             self.response_id = response.id
         if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
@@ -299,23 +327,29 @@ class StreamReader:
             self.finished = True
         if parsed.type in _CLOSING_EVENTS:
             self.closed = True
-        for choice in parsed.choices or ():
-            if choice.finish_reason == "abort":
-                self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
-                return False
-            if choice.finish_reason is not None:
-                self.finished = True
-        return not (self._strip_usage and parsed.choices == [] and parsed.usage is not None)
+        if _ABORTED.search(parsed.choices) is not None:
+            self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
+            return False
+        if _FINISHED.search(parsed.choices) is not None:
+            self.finished = True
+        return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
 
-    def _used(self, usage: Usage, choices: Sequence[_Choice]) -> None:
+    def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
         """Take what the engine counted: of the whole answer, or of one sequence, beside a piece of it."""
-        if not choices:
+        if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
             self.usage = usage
             return
         self._strip_usage = False
-        for choice in choices:
+        if len(choices) > _MOST_OF_CHOICES:
+            return
+        try:
+            known = _CHOICE_LIST.decode(choices)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return  # not a shape we know: it is the client's
+        for choice in known:
+            self._generated_in_all += usage.completion_tokens - self._generated.get(choice.index, 0)
             self._generated[choice.index] = usage.completion_tokens
-        self.tokens = max(self.tokens, sum(self._generated.values()))
+        self.tokens = max(self.tokens, self._generated_in_all)
 
 
 def _end_of_events(data: bytes) -> int:
@@ -347,19 +381,19 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
     failure = None
     if parsed.failed:
         failure = _engine_failure(parsed, body, None)
-    elif parsed.status == "cancelled" or any(choice.finish_reason == "abort" for choice in parsed.choices or ()):
+    elif parsed.status == "cancelled" or _ABORTED.search(parsed.choices) is not None:
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
     return BodyFacts(parsed.usage.read(api) if parsed.usage is not None else None, failure, parsed.id)
 
 
 def error_message(body: bytes) -> str:
-    """The sentence in an engine's error body, whichever of its shapes it has."""
+    """The sentence in an engine's error body, whichever of its shapes it has, and of a whole book its beginning."""
     try:
         parsed = _EVENT.decode(body)
         raw = bytes(parsed.error) if parsed.failed else body
         if raw.startswith(b'"'):
-            return str(msgspec.json.decode(raw))
-        return _ERROR.decode(raw).message
+            return str(msgspec.json.decode(raw))[:_LONGEST_MESSAGE]
+        return _ERROR.decode(raw).message[:_LONGEST_MESSAGE]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "the engine gave no reason"
 

@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import socket
 
 import httpx
@@ -6,6 +7,7 @@ import pytest
 
 from gateway.config import ServerSettings
 from gateway.server import Listener, PortTakenError, bind
+from tests.integration.relaying import until
 
 
 async def app(scope, receive, send):
@@ -146,3 +148,34 @@ async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(
     assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
     writer.close()
     await listening.stop()
+
+
+async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
+    refused = []
+    listening = Listener(
+        app, bind("127.0.0.1", 0), ServerSettings(), most=2, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    try:
+        held = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        for reader, _ in held:
+            assert b"200 OK" in await reader.readuntil(b"ok")
+        for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in answer
+            assert b'"code":"gateway_full"' in answer
+            writer.close()
+        assert len(refused) == 2
+        held[0][1].close()
+        await until(lambda: listening.connections < 2)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", trust_env=False) as client:
+            assert (await client.get("/")).status_code == 200
+    finally:
+        for _, writer in held:
+            writer.close()
+        await listening.stop()

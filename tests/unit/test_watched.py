@@ -23,8 +23,8 @@ def access(*urls, **fields):
 async def world():
     tasks = set()
 
-    def spawn(work):
-        task = asyncio.create_task(work)
+    def spawn(_name, work):
+        task = asyncio.create_task(work())
         tasks.add(task)
         return task
 

@@ -7,6 +7,9 @@ from transformers import AutoTokenizer
 
 from tests.fakes.vllm.requests import Body, Tokenize, given_ids
 
+_LONGEST_TOKEN = 64
+"""Characters."""
+
 
 def model_tokenizer(folder: Path) -> Tokenize:
     """Tokenize text as `/v1/completions` does and messages with the chat template."""
@@ -21,7 +24,10 @@ def model_tokenizer(folder: Path) -> Tokenize:
             prompts = body["prompt"]
             special = body.get("add_special_tokens", True)
             texts = [prompts] if isinstance(prompts, str) else prompts
-            return [tokenizer(text, add_special_tokens=special)["input_ids"] for text in texts]
+            keep = body.get("truncate_prompt_tokens") or 0
+            if keep > 0:  # from the left, as vLLM does; the fake has no time to encode what it then drops
+                texts = [text[-_LONGEST_TOKEN * keep :] for text in texts]
+            return [tokenizer(text, add_special_tokens=special)["input_ids"][-keep:] for text in texts]
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         text = tokenizer.apply_chat_template(

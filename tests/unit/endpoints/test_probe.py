@@ -91,7 +91,7 @@ async def test_a_real_connection_that_is_taken_and_never_answered_is_told_from_n
 
 
 async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):
-    monkeypatch.setattr(probe, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(probe, "MAX_METRICS", 1000)
     vllm.answers["/metrics"] = b"x" * 1001
     assert isinstance(await prober.get("/metrics"), NoReply)
 

@@ -105,7 +105,7 @@ def build(source, **how):
 
 def client(source, **how):
     transport = httpx.ASGITransport(build(source, **how), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://kvgate")
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
 
 
 @pytest.fixture
@@ -181,6 +181,31 @@ async def test_an_endpoint_is_drained_and_undrained(source, open_admin, path_id)
     answer = await open_admin.post(f"/kvgate/endpoints/{path_id}/undrain")
     assert (answer.status_code, answer.json()["state"]) == (200, "up")
     assert not source.drained
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "gateway.example"},
+        {"host": "10.0.0.1:8080"},
+        {"x-forwarded-for": "127.0.0.1"},
+        {"origin": "http://page.example"},
+    ],
+)
+async def test_without_a_key_only_this_machine_changes_anything(source, open_admin, action, headers):
+    answer = await open_admin.post(f"/kvgate/endpoints/{ID}/{action}", headers=headers)
+    assert_error(answer, 403, "admin_key_required")
+    assert "auth.admin_key" in answer.json()["error"]["message"]
+    assert not source.drained
+    for path in ("/metrics", "/kvgate/state"):
+        assert (await open_admin.get(path, headers=headers)).status_code == 200
+    assert (await open_admin.post("/kvgate/explain", json={"model": "m"}, headers=headers)).status_code == 200
+
+
+async def test_a_key_changes_things_from_anywhere(source, locked_admin):
+    headers = {"authorization": "Bearer sésame".encode(), "host": "gateway.example", "x-forwarded-for": "10.0.0.9"}
+    assert (await locked_admin.post(f"/kvgate/endpoints/{ID}/drain", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])

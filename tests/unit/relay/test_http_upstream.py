@@ -473,15 +473,17 @@ class TestDeliver:
             assert await fetch(client, server.url) == b"ok"
         assert server.connections == 2
 
-    async def test_nothing_that_came_with_what_the_sink_refused_is_handed_over(self, server: Server) -> None:
-        async def in_one_segment(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def test_nothing_that_came_after_what_the_sink_refused_is_handed_over(self, server: Server) -> None:
+        async def in_two_segments(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.head(reader)
             writer.write(CHUNKED)
             await asyncio.sleep(0.05)  # so that the sink is there when the rest comes
-            writer.write(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+            writer.write(b"1\r\na\r\n1\r\nb\r\n")
+            await asyncio.sleep(0.05)
+            writer.write(b"1\r\nc\r\n0\r\n\r\n")
             await reader.read()
 
-        server.scripts = [in_one_segment]
+        server.scripts = [in_two_segments]
         taken: list[bytes] = []
 
         def take(piece: bytes) -> bool:
@@ -493,7 +495,7 @@ class TestDeliver:
             with pytest.raises(LookupError):
                 await answer.deliver(take, _never)
             answer.close()
-        assert taken == [b"a"]
+        assert taken == [b"ab"]
 
     async def test_a_torn_body_is_told(self, server: Server) -> None:
         async def tears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

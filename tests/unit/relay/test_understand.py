@@ -7,11 +7,19 @@ from gateway.relay.exchange import RefusedError
 from gateway.relay.understand import Work, foreground, parsed, ttft_target
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import Api
+from gateway.tokens.pool import CountingPool
+from gateway.wire.request import INLINE_BYTES, Api, parse
 
 
 def scope(*headers):
     return {"headers": list(headers)}
+
+
+@pytest.fixture
+async def pool():
+    pool = CountingPool(threads=1, processes=0, process_bytes=1 << 20, max_pending_bytes=64 << 20)
+    yield pool
+    await pool.close()
 
 
 def refusal(function, *arguments):
@@ -48,7 +56,7 @@ def test_what_is_no_time_is_refused_with_the_headers_name(value):
 
 def work(body, client, target=None):
     count = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
-    return Work(parsed(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target, 7)
+    return Work(parse(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target, 7)
 
 
 def test_the_core_is_told_all_it_decides_by():
@@ -72,14 +80,23 @@ def test_nobody_is_more_urgent_than_its_key_allows(asked, allowed, band):
 
 
 def test_what_the_ledger_would_not_see_is_refused():
-    assert refusal(foreground, parsed(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
-    foreground(parsed(Api.RESPONSES, b'{"background":false}'))
-    foreground(parsed(Api.CHAT, b'{"background":true}'))
+    assert refusal(foreground, parse(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
+    foreground(parse(Api.RESPONSES, b'{"background":false}'))
+    foreground(parse(Api.CHAT, b'{"background":true}'))
 
 
-def test_a_body_that_is_none_is_refused():
-    assert refusal(parsed, Api.CHAT, b"[]").outcome is Outcome.INVALID_REQUEST
-    assert refusal(parsed, Api.CHAT, b'{"chat_template":"x"}').outcome is Outcome.FORBIDDEN_FIELD
+@pytest.mark.parametrize("blanks", [0, INLINE_BYTES])
+async def test_a_body_that_is_none_is_refused(pool, blanks):
+    for written, outcome in ((b"[]", Outcome.INVALID_REQUEST), (b'{"chat_template":"x"}', Outcome.FORBIDDEN_FIELD)):
+        with pytest.raises(RefusedError) as refused:
+            await parsed(pool, "alice", Api.CHAT, written + b" " * blanks)
+        assert refused.value.outcome is outcome
+
+
+async def test_a_large_body_is_read_off_the_loop_and_kept_as_it_is(pool):
+    body = b'{"model":"m"}' + b" " * INLINE_BYTES
+    request = await parsed(pool, "alice", Api.CHAT, body)
+    assert (request.model, request.body is body) == ("m", True)
 
 
 @pytest.mark.parametrize(

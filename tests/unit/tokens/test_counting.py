@@ -254,7 +254,14 @@ def test_media_may_be_large(api: Api, part: dict[str, Any]) -> None:
 
 def test_what_is_truncated_may_be_large() -> None:
     text = {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}
-    assert engine_work(Api.COMPLETIONS, json.dumps(text).encode(), 100).prompts
+    assert engine_work(Api.COMPLETIONS, json.dumps(text).encode(), 100).prompts == (100,)
+    several = {"prompt": ["x" * 100_000, "the fox"], "truncate_prompt_tokens": -1}
+    long, short = engine_work(Api.COMPLETIONS, json.dumps(several).encode(), 100).prompts
+    assert (long, isinstance(short, EngineCall)) == (100, True)
+    chat = {"messages": [{"role": "user", "content": "x" * 100_000}], "truncate_prompt_tokens": 5}
+    assert engine_work(Api.CHAT, json.dumps(chat).encode(), 100).prompts == (100,)
+    with pytest.raises(PromptTooLongError):  # it has no such field
+        engine_work(Api.MESSAGES, json.dumps(chat).encode(), 100)
 
 
 @pytest.mark.parametrize(
@@ -273,3 +280,23 @@ def test_the_engine_is_asked_without_tools_that_it_leaves_out(api: Api, fields: 
     assert "tools" in asked(False, tool_choice=choice)
     assert "tools" in asked(True)
     assert "tools" not in asked(True, tool_choice=choice)
+
+
+@pytest.mark.parametrize("filling", [b"1,", b"[],", b'{"a":1},', b'"",'])
+def test_millions_of_values_are_not_read(source: TokenizerSource, filling: bytes) -> None:
+    body = b'{"messages":[%b1]}' % (filling * (7_000_000 // filling.count(b",")))
+    for work in (
+        lambda: count_body(source, Api.CHAT, body, 1000),
+        lambda: engine_work(Api.CHAT, body, 1000),
+        lambda: estimate_body(source, Api.CHAT, body),
+    ):
+        with pytest.raises(InvalidRequestError):
+            work()
+
+
+def test_of_a_very_long_text_only_the_beginning_is_encoded_for_an_estimate(source: TokenizerSource) -> None:
+    few, many = (
+        estimate_body(source, Api.RESPONSES, json.dumps({"input": "the fox " * times}).encode()).prompts[0]
+        for times in (1_000, 400_000)
+    )
+    assert many == pytest.approx(400 * few, rel=0.01)

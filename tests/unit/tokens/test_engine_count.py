@@ -1,9 +1,11 @@
+import errno
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
 
+from gateway.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counting import EngineCall, EngineWork
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
@@ -144,3 +146,23 @@ async def test_a_thousand_prompts_are_not_asked_all_at_once() -> None:
     counts = await counted(answer, work(*[ask("a b")] * 200))
     assert counts == (2,) * 200
     assert 1 < most <= 8
+
+
+async def test_a_lack_of_descriptors_is_no_engines_failure() -> None:
+    def lack(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("failed", request=request) from OSError(errno.EMFILE, "Too many open files")
+
+    with pytest.raises(OutOfDescriptorsError):
+        await counted(lack, work(ask("a b")))
+
+
+async def test_of_a_long_answer_only_the_count_at_its_beginning_is_read() -> None:
+    def endless(_: httpx.Request) -> httpx.Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b'{"count":7,"max_model_len":10,"tokens":['
+            while True:
+                yield b"1," * 10_000
+
+        return httpx.Response(200, content=pieces())
+
+    assert await counted(endless, work(ask("a b"))) == (7,)

@@ -58,3 +58,18 @@ async def test_one_that_failed_says_why_and_is_tried_again(pool: CountingPool, m
     assert await tokenizers.load(SOURCE) == tokenizers.unavailable(SOURCE) == "not there yet"
     monkeypatch.setattr(loading, "load", lambda _: None)
     assert await tokenizers.load(SOURCE) == tokenizers.unavailable(SOURCE) == ""
+
+
+async def test_one_that_failed_for_a_reason_that_passes_is_raised_for_who_tries_again(
+    pool: CountingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: TokenizerSource) -> None:
+        raise TokenizerUnavailableError("Too many open files", passes=True)
+
+    monkeypatch.setattr(loading, "load", fail)
+    tokenizers = Tokenizers(pool)
+    with pytest.raises(TokenizerUnavailableError):
+        await tokenizers.load(SOURCE)
+    assert tokenizers.unavailable(SOURCE) == "Too many open files"
+    monkeypatch.setattr(loading, "load", lambda _: None)
+    assert await tokenizers.load(SOURCE) == tokenizers.unavailable(SOURCE) == ""

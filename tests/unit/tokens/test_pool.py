@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -226,3 +227,17 @@ async def test_the_loop_goes_on_while_a_very_large_prompt_is_counted(tokenizer_f
     print(f"{len(large):,} bytes, {len(lags)} small counts beside: lag p99 {usual:.2f} ms, worst {worst:.1f} ms")
     assert len(lags) > 50
     assert usual < 50
+
+
+async def test_a_process_that_could_not_start_fails_one_job_and_no_other(
+    pool: CountingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_descriptors(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as lack:
+        lack.setattr("gateway.tokens.pool.ProcessPoolExecutor", out_of_descriptors)
+        for _ in range(3):
+            with pytest.raises(OSError, match="Too many open files"):
+                await pool.run("flow", LARGE, len, "abc")
+    assert await pool.run("flow", LARGE, len, "abc") == 3

@@ -152,6 +152,28 @@ def test_truncation_takes_any_length(plain: Renderer) -> None:
     )
 
 
+@pytest.mark.parametrize("truncate", [20, -1, 100])
+@pytest.mark.parametrize("text", ["the fox " * 1_000_000, " " * 100_000 + "the fox " * 1_000_000, "x" * 3_000])
+def test_truncation_encodes_no_more_than_it_keeps(plain: Renderer, monkeypatch, text: str, truncate: int) -> None:
+    encoded: list[int] = []
+    original = plain._encode
+
+    def encode(part: str, *how: bool) -> int:
+        encoded.append(len(part))
+        return original(part, *how)
+
+    monkeypatch.setattr(plain, "_encode", encode)
+    assert count_texts(plain, texts(text, truncate=truncate), 100) == (100 if truncate < 0 else truncate,)
+    assert sum(encoded) <= 2 * 8 * 101
+
+
+def test_a_long_text_of_few_tokens_is_for_the_engine(plain: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "max_chars_per_token", 2_000)
+    for truncate in (None, 90):
+        with pytest.raises(NeedsEngineError):
+            count_texts(plain, texts("x" * 5_000, truncate=truncate), 100)
+
+
 def test_half_a_surrogate_pair_is_no_prompt(plain: Renderer) -> None:
     with pytest.raises(InvalidRequestError):
         count_texts(plain, texts("\ud83d"), FAR)

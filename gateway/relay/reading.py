@@ -1,0 +1,40 @@
+"""Reading a body without holding up the event loop, and every stream with it."""
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from gateway.admission.outcomes import Outcome
+from gateway.relay.exchange import RefusedError
+from gateway.tokens.count import CountingOverloadedError
+from gateway.tokens.pool import CountingPool, WorkerDiedError
+from gateway.wire.request import INLINE_BYTES, ForbiddenFieldError, InvalidRequestError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def read(
+    pool: CountingPool,
+    flow: str,
+    work: Callable[Concatenate[bytes, P], R],
+    body: bytes,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """What `work`, a function of a module, makes of a body: at once where it is small, else in the counting pool.
+
+    Raises:
+        RefusedError: the body is not what it should be, or too much waits to be read.
+    """
+    try:
+        if len(body) <= INLINE_BYTES:
+            return work(body, *args, **kwargs)
+        return await pool.run(flow, len(body), work, body, *args, **kwargs)
+    except InvalidRequestError as error:
+        outcome = Outcome.FORBIDDEN_FIELD if isinstance(error, ForbiddenFieldError) else Outcome.INVALID_REQUEST
+        raise RefusedError(outcome, error.message, error.param) from None
+    except CountingOverloadedError:
+        message = "Too many prompts wait to be counted. Please retry."
+        raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
+    except WorkerDiedError as error:
+        raise RefusedError(Outcome.INTERNAL_ERROR, f"The request could not be read: {error}.") from None

@@ -1,0 +1,165 @@
+"""The kvgate under attack, as an attacker and a measuring observer see it."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+_TIMEOUT = 20.0
+_AT_REST = 0.02
+_QUIET = 3
+"""Seconds, each without a longer stretch than that."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back on a connection: everything until the other side closed it, or until its first answer ended."""
+
+    raw: bytes
+
+    @property
+    def status(self) -> int:
+        """Of the first answer; 0 where there was none."""
+        words = self.raw[:64].split(b" ")
+        return int(words[1]) if len(words) > 1 else 0
+
+    @property
+    def body(self) -> bytes:
+        """Of the first answer, with its framing."""
+        return self.raw.partition(b"\r\n\r\n")[2]
+
+
+class Target:
+    """A kvgate process. `port` is where its clients come in, `hostile` the engine that says what a test wants."""
+
+    def __init__(self, process: subprocess.Popen[str], hostile: Any) -> None:
+        self.process = process
+        self.hostile = hostile
+        self.port = int(self._line())
+
+    def stretch(self) -> float:
+        """The longest stretch of its loop since the last question, in seconds of the loop thread's CPU time."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def send(self, *pieces: bytes, timeout: float = _TIMEOUT) -> Answer:
+        """Send raw bytes on a connection of their own; return what comes back until it closes or its answer ended."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout) as connection:
+            try:
+                for piece in pieces:
+                    connection.sendall(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it had enough; its answer may be there all the same
+            received = bytearray()
+            size = None
+            try:
+                while data := connection.recv(1 << 20):
+                    received += data
+                    size = size or _size(received)
+                    if (size is not None and len(received) >= size) or received.endswith(b"\r\n0\r\n\r\n"):
+                        break
+            except ConnectionResetError:
+                pass
+        return Answer(bytes(received))
+
+    def post(self, path: str, body: bytes, *headers: str, content_type: str = "application/json") -> Answer:
+        """Send a request."""
+        return self.send(request("POST", path, body, *headers, content_type=content_type), body)
+
+    def get(self, path: str, *headers: str) -> Answer:
+        """Send a request without a body."""
+        return self.send(request("GET", path, b"", *headers))
+
+    def wait_ready(self, modes: set[str]) -> None:
+        """Until its models are counted so, by kvgate itself once the tokenizer is loaded, or by the engine."""
+        deadline = time.monotonic() + _TIMEOUT
+        while time.monotonic() < deadline:
+            state = json.loads(self.get("/kvgate/state").body)
+            if {model["mode"] for model in state["counting"]} == modes:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"not ready: {state['counting']}")
+
+    def wait_settled(self) -> None:
+        """Until its loop has done for a while what it does when nobody comes, and no more of what follows a start."""
+        deadline = time.monotonic() + _TIMEOUT
+        quiet = 0
+        while quiet < _QUIET:
+            assert time.monotonic() < deadline, "its loop does not come to rest"
+            time.sleep(1)
+            quiet = quiet + 1 if self.stretch() < _AT_REST else 0
+
+    def metrics(self) -> list[str]:
+        """Lines of `/metrics`."""
+        return self.get("/metrics").body.decode().splitlines()
+
+    def forget_peaks(self) -> int:
+        """Begin a new measurement of memory; returns bytes in use now, over the process and its children."""
+        for pid in self._pids():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        return self._memory("VmRSS")
+
+    def peak(self) -> int:
+        """The most bytes in use since `forget_peaks`: of each process its own most."""
+        return self._memory("VmHWM")
+
+    def _memory(self, field: str) -> int:
+        total = 0
+        for pid in self._pids():
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(field + ":"):
+                    total += int(line.split()[1]) * 1024
+        return total
+
+    def _pids(self) -> list[int]:
+        pid = self.process.pid
+        tasks = Path(f"/proc/{pid}/task")
+        children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+        return [pid, *children]
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "kvgate ended"
+        return line
+
+
+def launch(settings: dict[str, Any], log: Path, descriptors: int | None = None) -> subprocess.Popen[str]:
+    """Start a kvgate with these settings, and with at most so many file descriptors."""
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.security.watched", *([] if descriptors is None else [str(descriptors)])],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(settings) + "\n")
+    process.stdin.flush()
+    return process
+
+
+def request(method: str, path: str, body: bytes, *headers: str, content_type: str = "application/json") -> bytes:
+    """The head of a request."""
+    lines = [f"{method} {path} HTTP/1.1", "host: kvgate", "connection: close", *headers]
+    if body or method == "POST":
+        lines += [f"content-type: {content_type}", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _size(received: bytearray) -> int | None:
+    """Bytes of an answer whose head has arrived and tells them."""
+    head = received.find(b"\r\n\r\n")
+    for line in received[:head].lower().split(b"\r\n") if head >= 0 else ():
+        if line.startswith(b"content-length:"):
+            return head + 4 + int(line.split(b":")[1])
+    return None

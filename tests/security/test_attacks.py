@@ -1,0 +1,246 @@
+"""What one hostile client or engine may cost: a row for each attack, with the figures it must keep."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.security.hostile import Script, answer, stream_head
+from tests.security.target import Answer, Target
+
+pytestmark = pytest.mark.slow
+
+MB = 1 << 20
+MOST = 32 * MB
+"""`server.max_body_bytes`: what a client can send."""
+LONGEST = 0.050
+"""Seconds of the loop thread's CPU time, at a stretch."""
+
+DRAIN = "/kvgate/endpoints/127.0.0.1:1/drain"
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One hostile request and its answer."""
+
+    name: str
+    send: Callable[[Target], Answer]
+    statuses: tuple[int, ...]
+    """Any of these; 0 is a connection that was closed without an answer."""
+    memory: int = 64 * MB
+    """The most it may add to what is in use, over all processes of kvgate."""
+    script: tuple[str, Script] | None = None
+    """What the hostile engine answers, and where."""
+
+
+def filled(before: bytes, filling: bytes, after: bytes, size: int = MOST) -> bytes:
+    """A body of nearly that size."""
+    return before + filling * ((size - len(before) - len(after)) // len(filling)) + after
+
+
+def body(path: str, before: bytes, filling: bytes, after: bytes, size: int = MOST) -> Callable[[Target], Answer]:
+    """Send one that is full of something."""
+    return lambda target: target.post(path, filled(before, filling, after, size))
+
+
+def form(
+    head: bytes, filling: bytes, end: bytes = b"", *, boundary: str = "b", size: int = MOST
+) -> Callable[[Target], Answer]:
+    """Send a form for transcription."""
+    kind = f"multipart/form-data; boundary={boundary}"
+    return lambda target: target.post("/v1/audio/transcriptions", filled(head, filling, end, size), content_type=kind)
+
+
+def field(name: str, filling: bytes, before: bytes = b"", after: bytes = b"") -> Attack:
+    """A scalar that is none."""
+    start, end = b'{"model":"fake","%b":%b' % (name.encode(), before), after + b',"messages":[]}'
+    return Attack(f"{name} full of {filling[:8]!r}", body(CHAT, start, filling, end), (400,), memory=200 * MB)
+
+
+MODEL_PART = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nfake\r\n'
+FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+
+CUT = b'{"model":"fake","truncate_prompt_tokens":5,"max_tokens":1,'
+
+CLIENTS = [
+    Attack("a form of nothing but names", form(b"", b"name=model\r\n"), (400, 404), memory=192 * MB),
+    Attack("a form of nothing but lines", form(b'--b\r\nname="model"\r\n', b"a:b\r\n"), (400, 404), memory=192 * MB),
+    Attack("a form of nothing but parts", form(b"", b"--b\r\n\r\n\r\n"), (400,), memory=192 * MB),
+    Attack(
+        "a form whose file is like its boundary",
+        form(FILE_PART, b"\r\n-" + b"-" * 60, boundary="-" * 69 + "b"),
+        (400,),
+        memory=192 * MB,
+    ),
+    Attack(
+        "a form whose model comes last", form(FILE_PART, b"\x00", b"\r\n" + MODEL_PART + b"--b--\r\n"), (404,), 192 * MB
+    ),
+    *(
+        field(name, b"[],", b"[", b"1]")
+        for name in ("model", "n", "stream", "stream_options", "max_tokens", "max_completion_tokens", "priority")
+    ),
+    field("stream_options", b'{"a":', b"", b"1"),
+    field("n", b"9"),
+    field("max_tokens", b"9", b'"', b'"'),
+    field("model", b"m", b'"', b'"'),
+    field("model", b"\\u00e9", b'"', b'"'),
+    Attack("top-level fields without end", lambda t: t.post(CHAT, many_fields()), (400, 404), 256 * MB),
+    Attack("one field again and again", body(CHAT, b"{", b'"n":1,', b'"n":1}'), (400, 404), 256 * MB),
+    Attack("arrays in arrays", body(CHAT, b'{"messages":', b"[", b"}"), (400,), 128 * MB),
+    Attack("a prompt of digits", body(COMPLETIONS, b'{"model":"fake","prompt":[', b"1,", b"1]}"), (400,), 1024 * MB),
+    Attack("a prompt of text", body(COMPLETIONS, b'{"model":"fake","prompt":"', b"ab ", b'"}'), (400,), 512 * MB),
+    Attack(
+        "a prompt that is cut short",
+        body(COMPLETIONS, CUT + b'"prompt":"', b"the fox ", b'"}', 12 * MB),
+        (200,),
+        192 * MB,
+    ),
+    Attack(
+        "a prompt of wide characters",
+        body(COMPLETIONS, b'{"model":"fake","max_tokens":1,"prompt":"\xf0\x9f\x9a\x80', b"the fox ", b'"}'),
+        (400,),
+        640 * MB,
+    ),
+    Attack(
+        "many prompts",
+        body(COMPLETIONS, CUT + b'"prompt":["a"', b',"%b"' % (b"the fox " * 400), b"]}", 8 * MB),
+        (200,),
+        192 * MB,
+    ),
+    Attack(
+        "options and a large prompt",
+        body(CHAT, b'{"model":"fake","stream":true,"stream_options":{},"messages":[],"x":"', b"ab", b'"}'),
+        (200, 400),
+        320 * MB,
+    ),
+    Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
+    Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
+    Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),
+    Attack("a model to relay to", body(TOKENIZE, b'{"model":"', b"m", b'"}'), (400, 404), 256 * MB),
+    Attack("explain", body("/kvgate/explain", b'{"model":"fake","prompt":[', b"[],", b"1]}"), (400,), 1024 * MB),
+    Attack("a path of slashes", lambda t: t.get("/v1/responses" + "/" * 60_000), (404,)),
+    Attack("a model's name in a path", lambda t: t.get("/v1/models/" + "m" * 60_000), (404,)),
+    Attack("a query of ampersands", lambda t: t.get("/readyz?" + "&a" * 30_000), (414,)),
+    Attack("a query that is no boolean", lambda t: t.get("/readyz?strict=" + "9" * 60_000), (414,)),
+    Attack("a time of digits", lambda t: t.post(CHAT, b"{}", "x-kvgate-ttft-ms: " + "1" * 60_000), (400,)),
+    Attack("a cookie", lambda t: t.post(CHAT, b"{}", "cookie: " + "a=b;" * 15_000), (400,)),
+    Attack("connection options", lambda t: t.post(TOKENIZE, b"{}", "connection: " + "a," * 30_000), (400,)),
+    Attack("a request id", lambda t: t.post(CHAT, b"{}", "x-request-id: " + "a" * 60_000), (400,)),
+    Attack("a bearer token", lambda t: t.post(CHAT, b"{}", "authorization: Bearer " + "a" * 60_000), (400,)),
+    Attack("headers", lambda t: t.send(b"GET /livez HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 60_000 + b"\r\n"), (431,)),
+]
+
+
+def many_fields() -> bytes:
+    return b"{" + b",".join(b'"%d":1' % number for number in range(MOST // 12)) + b"}"
+
+
+def flood(head: bytes, piece: bytes, size: int) -> Script:
+    """An answer of that size, in pieces."""
+
+    def pieces() -> Iterator[bytes]:
+        yield head
+        large = piece * max(1, 65_536 // len(piece))
+        for _ in range(size // len(large)):
+            yield large
+
+    return pieces
+
+
+def asks(target: Target, *, stream: bool = False) -> Answer:
+    words = b'{"model":"hostile","max_tokens":5,"messages":[],"stream":%b}' % (b"true" if stream else b"false")
+    return target.post(CHAT, words)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def streams(target: Target) -> Answer:
+    return asks(target, stream=True)
+
+
+def probed(target: Target) -> Answer:
+    """Wait until kvgate has asked the hostile engine how it is; for its models it does so every 30 seconds."""
+    target.hostile.wait_asked()
+    return target.get("/livez")
+
+
+def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses: int, send=asks) -> Attack:  # type: ignore[no-untyped-def]
+    """What an engine answers on a path: a head, and so much of one thing."""
+    return Attack(name, send, statuses, 96 * MB, (path, flood(head, piece, size)))
+
+
+def metrics(name: str, head: bytes, piece: bytes) -> Attack:
+    """A page of metrics that is nearly too large to be read."""
+    return engine(f"metrics of {name}", "/metrics", stream_head("text/plain") + head, piece, 7 * MB, 200, send=probed)
+
+
+GAUGE = b"vllm:num_requests_running"
+ENGINES = [
+    engine("an error", CHAT, answer(b'{"error":{"message":"', status="400 Bad", length=300 * MB), b"a", 300 * MB, 400),
+    engine("a failure", CHAT, answer(b'{"error":{"message":"', status="500 Bad", length=300 * MB), b"a", 300 * MB, 502),
+    engine("an answer of choices", CHAT, answer(b'{"choices":[', length=100 * MB), b"{},", 101 * MB, 200),
+    engine("a small answer of choices", CHAT, answer(b'{"choices":[', length=4_000_000), b"{},", 8 * MB, 200),
+    engine("an answer of reasons", CHAT, answer(b'{"choices":[', length=4_000_000), b'"finish_reason":1,', 8 * MB, 200),
+    engine("an answer without end", CHAT, stream_head("application/json"), b"{},", 300 * MB, 200),
+    engine(
+        "an event of choices",
+        CHAT,
+        stream_head() + b'data: {"usage":{},"choices":[',
+        b"{},",
+        30 * MB,
+        200,
+        502,
+        send=streams,
+    ),
+    engine("events full of marks", CHAT, stream_head(), b'data: {"usage":{}}\n\n', 20 * MB, 200, 502, send=streams),
+    engine("events of nothing", CHAT, stream_head(), b"data: \n\n", 20 * MB, 200, 502, send=streams),
+    engine("comments for ever", CHAT, stream_head(), b":\n\n", 50 * MB, 200, 502, send=streams),
+    engine("an event without end", CHAT, stream_head() + b"data: ", b"a", 50 * MB, 200, 502, send=streams),
+    engine("a chunk for each byte", CHAT, CHUNKED, b"1\r\na\r\n", 6 * MB, 200, 502, send=streams),
+    engine("an event for each chunk", CHAT, CHUNKED, b"2\r\n\n\n\r\n", 6 * MB, 200, 502, send=streams),
+    engine("a count of ids", TOKENIZE, answer(b'{"tokens":[', length=100 * MB), b"[],", 101 * MB, 503),
+    engine(
+        "a count and then no end", TOKENIZE, answer(b'{"count":3,"tokens":[', length=100 * MB), b"1,", 101 * MB, 404
+    ),
+    engine(
+        "a refusal to count", TOKENIZE, answer(b'{"error":', status="400 Bad", length=100 * MB), b"[", 101 * MB, 400
+    ),
+    metrics("one sample", b"", GAUGE + b" 1\n"),
+    metrics("one line", GAUGE + b"{", b'a="",'),
+    metrics("one label", GAUGE + b'{a="', b"\\a"),
+    metrics("blanks", GAUGE, b" "),
+    metrics("empty lines", b"", b"\n"),
+    engine("metrics without end", "/metrics", stream_head("text/plain"), GAUGE + b" 1\n", 100 * MB, 200, send=probed),
+    engine(
+        "models without end",
+        "/v1/models",
+        answer(b'{"data":[', length=100 * MB),
+        b'{"id":""},',
+        101 * MB,
+        200,
+        send=probed,
+    ),
+]
+
+
+@pytest.mark.parametrize("attack", CLIENTS + ENGINES, ids=lambda attack: attack.name)
+def test_an_attack_costs_no_more_than_its_figures(target: Target, attack: Attack) -> None:
+    if attack.script is not None:
+        path, script = attack.script
+        target.hostile.use(path, script)
+    before = target.forget_peaks()
+    target.stretch()
+    try:
+        got = attack.send(target)
+    finally:
+        target.hostile.use(None, None)
+    stretch, grown = target.stretch(), target.peak() - before
+    print(f"{attack.name}: {got.status}, {stretch * 1000:.1f} ms, {grown / MB:.0f} MB")
+    assert target.get("/livez").status == 200
+    assert got.status in attack.statuses, got.raw[:300]
+    if attack.script is None:
+        assert len(got.body) < 1000 or got.status == 200, "an error must not repeat what the client wrote"
+    assert stretch < LONGEST
+    assert grown < attack.memory

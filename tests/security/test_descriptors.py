@@ -1,0 +1,118 @@
+"""What it costs others that somebody holds more connections than there are descriptors: nothing."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.tokenizer import make_tokenizer
+from tests.integration.relaying import fake_processes
+from tests.security.target import Target, launch
+
+pytestmark = pytest.mark.slow
+
+CHAT = b'{"model":"fake","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}'
+ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT) + CHAT
+LIMIT = 256
+"""Of descriptors, soft and hard."""
+
+
+@contextlib.contextmanager
+def served(tmp_path: Path, **server: Any) -> Iterator[Target]:
+    folder = make_tokenizer(tmp_path)
+    with fake_processes(1, "--tokenizer", str(folder)) as [(url, _)]:
+        settings = {
+            "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, **server},
+            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
+            "health": {"interval": 0.2},
+            "counting": {"processes": 1},
+            "log": {"format": "json"},
+        }
+        process = launch(settings, tmp_path / "log", descriptors=LIMIT)
+        target = Target(process, None)
+        try:
+            yield target
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def idle(target: Target, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections on which nothing is sent."""
+    with contextlib.ExitStack() as held:
+        yield [held.enter_context(socket.create_connection(("127.0.0.1", target.port), 10)) for _ in range(count)]
+
+
+def changes(log: Path) -> list[dict[str, Any]]:
+    """What was said of the endpoint's state."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == "endpoint changed"]
+
+
+def wait_logged(log: Path, event: str, times: int) -> None:
+    """Until it was said so often."""
+    deadline = time.monotonic() + 20
+    while log.read_text().count(event) < times:
+        assert time.monotonic() < deadline, f"{event!r} was not said {times} times"
+        time.sleep(0.05)
+
+
+def wait_scraped(connection: socket.socket, times: int) -> None:
+    """Until the endpoint was scraped so often, as the state tells on a connection that is there already."""
+    deadline, age = time.monotonic() + 20, 0.0
+    while times:
+        assert time.monotonic() < deadline
+        connection.sendall(b"GET /kvgate/state HTTP/1.1\r\nhost: a\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        before, age = age, json.loads(answer.read())["endpoints"][0]["scrape_age_seconds"]
+        times -= age < before
+        time.sleep(0.05)
+
+
+def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(tmp_path: Path) -> None:
+    with served(tmp_path) as target:
+        target.wait_ready({"local"})
+        before = changes(tmp_path / "log")
+        with idle(target, 300) as held:
+            last = held[-1].recv(4096)
+            assert last.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1\r\n" in last
+            wait_scraped(held[1], 5)
+            held[0].sendall(ASKED)
+            assert held[0].recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert changes(tmp_path / "log") == before
+        refused = [line for line in target.metrics() if line.startswith("kvgate_refused_connections_total ")]
+        assert float(refused[0].split()[1]) > 200
+
+
+def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over(tmp_path: Path) -> None:
+    with served(tmp_path, max_connections=10_000) as target:
+        with idle(target, LIMIT):  # from before the tokenizer is loaded
+            wait_logged(tmp_path / "log", "endpoint not probed", 3)
+        target.wait_ready({"local"})
+        before = changes(tmp_path / "log")
+        lacks = (tmp_path / "log").read_text().count("endpoint not probed")
+        with idle(target, LIMIT + 100) as held:
+            wait_logged(tmp_path / "log", "endpoint not probed", lacks + 5)
+            with contextlib.suppress(OSError):
+                held[0].sendall(
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT)
+                )
+                held[0].sendall(CHAT)
+                assert held[0].recv(4096).split(b" ")[1] in {b"200", b"503"}
+        assert changes(tmp_path / "log") == before, "an endpoint was taken out for what is no fault of its own"
+        assert target.post("/v1/chat/completions", CHAT).status == 200
+
+
+@pytest.fixture(autouse=True)
+def _shows_its_log(tmp_path: Path) -> Iterator[None]:
+    yield
+    print((tmp_path / "log").read_text()[-8_000:])
