@@ -9,8 +9,8 @@ a traceback of the process that waited. The cause is the first real error, many 
    from an unknown error, the effect is the cause told, and that error the evidence shown.
 4. The last words that every failed run has (`Weight.TAIL`).
 
-Of an engine that served only what `serving.of_the_end` leaves is looked at. A log in which no line is vLLM's is a
-client's: what it says of connections is about the way to its server.
+Of an engine that served only what `serving.of_the_end` leaves is looked at. A log in which no line is vLLM's or
+kvgate's is a client's: what it says of connections is about the way to its server.
 """
 
 import contextlib
@@ -47,6 +47,8 @@ _DEEPEST = 400
 """Lines of a stack that are kept."""
 _SOURCE = re.compile(r"^ {4}")
 _START = re.compile(r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v")
+_KVGATE = re.compile(r'^\d\d:\d\d:\d\d  |"event":"[^"]*","level":"\w+","timestamp":"[^"]*"\}$')
+"""A line of kvgate's own, on a terminal or as JSON."""
 _NAMED = re.compile(r"\(\?P([<=])")
 
 
@@ -147,13 +149,15 @@ def read_log(log: Iterable[str]) -> list[Diagnosis]:
     return told
 
 
-def _is_of_vllm(line: LogLine) -> bool:
-    return line.level is not None or "pid=" in line.process or bool(_START.search(line.text))
+def _is_of_a_server(line: LogLine) -> bool:
+    return (
+        line.level is not None or "pid=" in line.process or bool(_START.search(line.text) or _KVGATE.search(line.text))
+    )
 
 
 def _of_a_client(lines: Sequence[LogLine]) -> Diagnosis | None:
     """Why a client did not get through, with the server's address where its log has it."""
-    if any(map(_is_of_vllm, lines)):
+    if any(map(_is_of_a_server, lines)):
         return None
     found = [one.diagnosis for one in _failures(lines, "", _OF_A_CLIENT)]
     told = next((one for sign in client.SIGNS for one in found if one.sign == sign.name), None)
