@@ -99,7 +99,7 @@ _DONE = b"[DONE]"
 _LONGEST_MESSAGE = 4096
 _MOST_OF_CHOICES = 64 * 2**10
 """Bytes of an event's choices in which sequences are told apart."""
-_MOST_READ = 4096
+_MOST_READ = 2048
 """Events with a mark that are read of one piece; engines write one, or a few."""
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,12 @@ class Target:
         """Until its models are counted so, by kvgate itself once the tokenizer is loaded, or by the engine."""
         deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
-            state = json.loads(self.get("/kvgate/state").body)
-            if {model["mode"] for model in state["counting"]} == modes:
+            answer = self.get("/kvgate/state")
+            counting = json.loads(answer.body)["counting"] if answer.status == HTTPStatus.OK else []
+            if {model["mode"] for model in counting} == modes:
                 return
             time.sleep(0.1)
-        raise AssertionError(f"not ready: {state['counting']}")
+        raise AssertionError(f"not ready: {answer.raw!r}")
 
     def wait_settled(self) -> None:
         """Until its loop has done for a while what it does when nobody comes, and no more of what follows a start."""

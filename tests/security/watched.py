@@ -13,10 +13,10 @@ import time
 
 import uvloop
 
+from gateway import process
 from gateway.app import Application
 from gateway.config import Settings
 from gateway.ops.logs import configure
-from gateway.process import run
 
 TICK = 0.002
 """Seconds between two looks: so much may have been other work, of no request in particular."""
@@ -57,10 +57,14 @@ async def _tell(stretch: Stretch) -> None:
     print(longest, flush=True)
 
 
-def _started(application: Application) -> None:
-    loop = asyncio.get_running_loop()
-    threading.Thread(target=_answer, args=(loop, Stretch(loop)), daemon=True).start()
-    print(application.port, flush=True)
+class _Watched(Application):
+    """A gateway that says its port and answers for its loop as soon as it listens."""
+
+    async def start(self, settle: float = 0.0) -> None:
+        await super().start(settle)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_answer, args=(loop, Stretch(loop)), daemon=True).start()
+        print(self.port, flush=True)
 
 
 def main() -> None:
@@ -69,7 +73,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     settings = Settings.model_validate(json.loads(sys.stdin.readline()))
     configure(settings.log)
-    uvloop.run(run(settings, _started))
+    process.Application = _Watched  # type: ignore[misc]  # all the rest is as a user's
+    uvloop.run(process.run(settings))
 
 
 if __name__ == "__main__":
