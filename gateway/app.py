@@ -90,7 +90,7 @@ class Application:
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
         self._metrics = Metrics(gateway.__version__)
-        self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate)
+        self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate, self._flights.expire)
         counting = settings.counting
         self._counting = CountingPool(
             threads=counting.threads,

@@ -209,8 +209,8 @@ class EngineSettings(_Section):
     max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
     hung_timeout: OptionalSeconds = Field(
         60.0,
-        description="How long it may be known to hang (`health.hung_after`) or not to answer before it is killed and "
-        "started again; `none` leaves it.",
+        description="How long it may be known to hang (`health.hung_after`, several requests) or to be down before it "
+        "is killed and started again; `none` leaves it.",
     )
     reload: Literal["auto", "surge", "in_place"] = Field(
         "auto",
@@ -374,15 +374,22 @@ class HealthSettings(_Section):
 
     interval: Seconds = Field(1.0, description="Between two scrapes of `/metrics`, and two probes of `/health`.")
     timeout: Seconds = Field(5.0, description="Longest answer to a probe.")
-    failures: int = Field(3, ge=1, description="Failed probes in a row that take a healthy endpoint out.")
-    hung_after: Seconds = Field(30.0, description="Least time without progress, with work in flight, that is a hang.")
+    failures: int = Field(
+        3, ge=1, description="Failed probes in a row that take a healthy endpoint out, unless tokens come meanwhile."
+    )
+    hung_after: Seconds = Field(
+        30.0,
+        description="Least time without a token, with several requests in flight, that is a hang; up to four times as "
+        "long while the engine is seen to work or only takes connections. One request that is silent alone ends after "
+        "that with 504, and its engine does not count as hung.",
+    )
 
 
 class UpstreamSettings(_Section):
     """The connections to endpoints that carry requests."""
 
     connect_timeout: Seconds = Field(5.0, description="Longest time to open a connection.")
-    first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first byte of an answer.")
+    first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
     relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and such), per model.")

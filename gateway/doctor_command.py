@@ -5,6 +5,7 @@ import json as json_format
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,10 +15,11 @@ from rich.console import Console
 from engine.cache import cache_folder
 from engine.diagnosis import at_work, machine
 from engine.diagnosis.log import read_log
-from engine.diagnosis.look import corroborated, look
+from engine.diagnosis.look import corroborated, look, on_its_way
 from engine.diagnosis.model import Examined
 from engine.diagnosis.model import examine as examine_model
 from engine.diagnosis.service import examine as examine_service
+from engine.diagnosis.service import proxied
 from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import markdown
 from gateway.config import usable_key
@@ -31,7 +33,7 @@ _LOG_BYTES = 64 * 2**20
 
 def doctor_command(  # noqa: PLR0917 - typer's arguments
     model: Annotated[str | None, typer.Argument(help="Model folder or hub id to examine.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Log of a vLLM or of `kvgate serve` to read; - for stdin.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Log of a vLLM, a `kvgate serve` or a client; - for stdin.")] = None,
     url: Annotated[str | None, typer.Option(help="A vLLM or kvgate that should run.")] = None,
     port: Annotated[int, typer.Option(help="Port that kvgate is to listen on.")] = 8080,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --url.")] = None,
@@ -55,7 +57,8 @@ def doctor_command(  # noqa: PLR0917 - typer's arguments
     if url is not None:
         # A model's name at a server is not a folder or a hub id: MODEL says which of its models to ask.
         api_key, admin_key = _key("--api-key", api_key), _key("--admin-key", admin_key)
-        parts[url] = examine_service(url, model=model, api_key=api_key, admin_key=admin_key)
+        examined = examine_service(url, model=model, api_key=api_key, admin_key=admin_key)
+        parts[url] = replace(examined, findings=(*proxied(url, os.environ), *examined.findings))
     if log is None and url is None:
         parts["this machine"] = _machine(port)
         if model is not None:
@@ -81,7 +84,8 @@ def _log(path: Path) -> Examined:
         lines = _tail(path)
     except OSError as error:
         _fail(f"{path} cannot be read: {error.strerror}")
-    findings = [*(corroborated(found) for found in read_log(lines)), *at_work.judge(at_work.from_log(lines))]
+    said = (on_its_way(corroborated(found), os.environ) for found in read_log(lines))
+    findings = [*said, *at_work.judge(at_work.from_log(lines))]
     return Examined((f"{len(lines):,} lines",), tuple(findings))
 
 

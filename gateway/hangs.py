@@ -10,8 +10,8 @@ from engine.events import BecameReady, Crashed, Stopped, SupervisorEvent
 from engine.program import Program
 
 _STUCK = frozenset({"hung", "down"})
-_ON_TRIAL = "trial"
-"""It hung, and has one request to show that it does not: no reason to begin to count, or to stop."""
+_UNDECIDED = frozenset({"trial", "suspect", "blocked"})
+"""It may hang, or show in a moment that it does not: no reason to begin to count, or to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Hangs:
         key = (gateway.name, address)
         if state in _STUCK:
             self._stuck.setdefault(key, _Stuck(now, reason))
-        elif state != _ON_TRIAL:
+        elif state not in _UNDECIDED:
             self._stuck.pop(key, None)
 
     def overdue(self, now: float) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -16,11 +16,11 @@ from gateway.admission.events import (
     EndpointUp,
     Event,
     Observed,
+    RequestId,
     ShutdownStarted,
 )
 from gateway.config import ModelSettings
 from gateway.driver import Driver
-from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.tokens.counter import ModelCounter
@@ -112,6 +112,7 @@ class Directory:
         make_pool: builds a pool of that name for an endpoint whose model was not known before.
         verify: has an endpoint that came up compared with our counting.
         evacuate: takes unanswered requests off an endpoint that went down or hangs.
+        expire: ends requests that were silent for too long.
     """
 
     def __init__(
@@ -119,13 +120,15 @@ class Directory:
         make_pool: Callable[[Endpoint, Identity, str], Pool],
         verify: Callable[[Endpoint], None],
         evacuate: Callable[[EndpointId], None],
+        expire: Callable[[Collection[RequestId]], None],
     ) -> None:
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self.pools: dict[str, Pool] = {}
         self.ever_healthy = False
         self._make_pool = make_pool
         self._verify = verify
-        self._evacuate = evacuate
+        self.evacuate = evacuate
+        self.expire = expire
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
         self._drivers: WeakSet[Driver] = WeakSet()
@@ -220,8 +223,6 @@ class Directory:
         endpoint.healthy = False
         if endpoint.pool is not None:
             endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
-        if endpoint.monitor.status.state in {State.DOWN, State.HUNG}:
-            self._evacuate(endpoint_id)
 
     def observed(self, sample: Observed) -> None:
         """A scrape of an endpoint's metrics."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 import httpx
 import structlog
 
+from gateway.activity import Activity
 from gateway.admission.events import EndpointId
 from gateway.config import Settings
 from gateway.endpoints.monitor import EndpointMonitor
@@ -74,6 +75,7 @@ class Watched:
             client=client,
             listener=self._directory,
             clock=self._clock,
+            look=Activity(identifier, self._clock).look,
         )
         monitor.launched = identifier in self._launched
         endpoint = Endpoint(identifier, access.base_url, access.api_key, access.model, monitor)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ def provenance(**extra: str) -> dict[str, object]:
     """Hardware, versions, commit and command line, with whatever the caller adds."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "-m", f"loadtests.{Path(sys.argv[0]).stem}", *sys.argv[1:]],
+        "command": ["python", "-m", f"loadtests.{Path(sys.argv[0]).stem}", *map(without_user, sys.argv[1:])],
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -23,6 +24,11 @@ def provenance(**extra: str) -> dict[str, object]:
         "packages": {name: _version(name) for name in ("kvgate", "uvicorn", "uvloop", "httptools", "aiohttp")},
         **extra,
     }
+
+
+def without_user(url: str) -> str:
+    """A URL, or an argument that has one, without the name and the password before its host."""
+    return re.sub(r"://[^/?#]*@", "://", url)
 
 
 def _cpu() -> str:

@@ -1,16 +1,31 @@
 """What a measurement leaves behind: every run, and the medians of its rounds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from loadtests.client import Record
 from loadtests.figures import medians
+from loadtests.provenance import without_user
 from loadtests.scenario import Scenario
 from loadtests.summary import Judged, distribution
 from loadtests.verdict import Finding, judge, passed
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where load goes, and the pages that tell what it does there."""
+
+    name: str
+    url: str
+    model: str
+    metrics: tuple[str, ...] = ()
+
+    def public(self) -> "Target":
+        """The same without what gives access to it."""
+        return replace(self, url=without_user(self.url), metrics=tuple(map(without_user, self.metrics)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,7 @@ class Document:
     scenario: Scenario
     capacity: float
     """Requests per second at a load of 1."""
+    targets: Sequence[Target]
     runs: list[Measured] = field(default_factory=list)
 
     @property
@@ -56,15 +72,10 @@ class Document:
         """In the order they were run."""
         return list(dict.fromkeys(run.load for run in self.runs))
 
-    @property
-    def targets(self) -> list[str]:
-        """By name."""
-        return list(dict.fromkeys(run.target for run in self.runs))
-
     def medians(self, load: float) -> dict[str, dict[str, float]]:
         """Of the rounds at one load, by target."""
         chosen = {
-            target: [r.figures for r in self.runs if (r.target, r.load, r.only) == (target, load, None)]
+            target.name: [r.figures for r in self.runs if (r.target, r.load, r.only) == (target.name, load, None)]
             for target in self.targets
         }
         return {target: medians(rounds) for target, rounds in chosen.items() if rounds}
@@ -90,7 +101,7 @@ class Document:
     def write(self, path: Path) -> None:
         """Write everything as JSON; what is no number, or never happened, is null."""
         loads = {f"{load:g}": self.medians(load) for load in self.loads}
-        fields = {name: getattr(self, name) for name in ("name", "provenance", "scenario", "capacity")}
+        fields = {name: getattr(self, name) for name in ("name", "provenance", "scenario", "capacity", "targets")}
         document = {**fields, "medians": loads, "verdicts": self.verdicts, "runs": self.runs}
         path.write_bytes(msgspec.json.encode(document) + b"\n")
 

@@ -31,7 +31,7 @@ from loadtests.arrivals import mean_output, segments
 from loadtests.figures import print_table, readable
 from loadtests.page import render
 from loadtests.provenance import provenance
-from loadtests.results import Document, Measured, distributions, rows_of
+from loadtests.results import Document, Measured, Target, distributions, rows_of
 from loadtests.scenario import Phase, RequestChange, Scenario, ScenarioError, load, names
 from loadtests.series import Sampler, idle
 from loadtests.summary import Judged, beside, client_figures, figures, flow_figures, recovery, series_figures
@@ -51,16 +51,6 @@ BUSY_CLIENT = 0.8
 LATE_CLIENT = 0.05
 """Seconds by which requests may be sent late before the figures are in doubt."""
 EVERY_FLOW = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where load goes, and the pages that tell what it does there."""
-
-    name: str
-    url: str
-    model: str
-    metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +297,7 @@ async def main(arguments: Sequence[str]) -> bool:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         bench = await stack.enter_async_context(Bench(session, given.workers, options))
-        targets = []
+        targets: list[Target] = []
         for name, url in given.target:
             pages = [page for target, page in given.metrics if target == name]
             targets.append(await bench.discover(name, url.rstrip("/"), pages, given.model))
@@ -315,7 +305,9 @@ async def main(arguments: Sequence[str]) -> bool:
         if not capacity and scenario.concurrency is None:
             capacity = await bench.calibrate(targets[0], scenario, given.calibrate)
             print(f"capacity of {targets[0].name}: {readable(capacity)} requests per second", flush=True)
-        document = Document(Path(given.scenario).stem, provenance(), scenario, capacity)
+        document = Document(
+            Path(given.scenario).stem, provenance(), scenario, capacity, [target.public() for target in targets]
+        )
         await measure(bench, targets, document, options)
     if given.out is not None:
         document.write(given.out)

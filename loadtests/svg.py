@@ -2,72 +2,114 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from loadtests.figures import readable
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 44
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Told apart by colour-blind readers too."""
+WIDTH, HEIGHT = 440, 270
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 20, 40
 TICKS = 5
 """About so many on an axis."""
-LEGEND_STEP = 84
-"""Beside the title, from the right, where no line is."""
+ROW, BAR = 38, 16
+"""The height of a bar with its name above it, and its own."""
+FAINT = 0.5
+"""A part of a bar that is fainter than this has an outline, so that an empty one is seen too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A value on the axis to the right that lines are read against."""
+
+    at: float
+    label: str
 
 
 def line_chart(
-    title: str, lines: Mapping[str, Points], x_label: str, y_label: str, *, log_x: bool = False, marks: bool = False
+    title: str,
+    lines: Mapping[str, Points],
+    colours: Mapping[str, str],
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    marks: bool = False,
+    limit: Limit | None = None,
 ) -> str:
     """Lines over a common axis; a point that is not finite, or not positive on a logarithmic axis, is left out.
 
     Args:
         title: above the chart.
-        lines: points by the name in the legend.
+        lines: points by the name in the legend; a line without any is not in the legend either.
+        colours: of the lines, by name.
         x_label: what is drawn to the right, with its unit.
         y_label: what is drawn upwards, from 0 on.
         log_x: a logarithmic axis to the right.
         marks: a dot at each point.
+        limit: drawn as a line upwards.
+
+    Returns:
+        The chart, or nothing where there is nothing to see: no point, or all of them at 0.
     """
     kept = {name: [p for p in points if _drawable(p, log_x=log_x)] for name, points in lines.items()}
+    kept = {name: points for name, points in kept.items() if points}
     points = [point for line in kept.values() for point in line]
-    if not points:
-        return _frame(title, [_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", "middle")])
-    xs = _Axis([x for x, _ in points], LEFT, WIDTH - RIGHT, log=log_x)
+    if not any(y for _, y in points):
+        return ""
+    xs = _Axis([*(x for x, _ in points), *([limit.at] if limit else [])], LEFT, WIDTH - RIGHT, log=log_x)
     ys = _Axis([0.0, *(y for _, y in points)], HEIGHT - BOTTOM, TOP)
     parts = [*_grid(xs, ys, x_label, y_label)]
-    for number, (name, line) in enumerate(kept.items()):
-        colour = COLOURS[number % len(COLOURS)]
+    for name, line in kept.items():
+        colour = colours[name]
         path = " ".join(f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        if marks:
+        if marks or len(line) == 1:
             parts += [f'<circle cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="3" fill="{colour}"/>' for x, y in line]
-        parts += _legend(number, name, colour)
-    return _frame(title, parts)
+    if limit is not None:
+        parts += _limit(xs.at(limit.at), limit.label)
+    return _figure(title, (swatch(name, colours[name]) for name in kept), parts, HEIGHT)
 
 
-def bar_chart(title: str, bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> str:
-    """A bar for each row, of parts that add up; each part has its colour."""
-    most = max((sum(parts.values()) for parts in bars.values()), default=0.0) or 1.0
-    left, step = 150, (HEIGHT - TOP - BOTTOM) / max(1, len(bars))
-    scale = (WIDTH - left - RIGHT) / most
+def bar_chart(
+    title: str, bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], strengths: Mapping[str, float]
+) -> str:
+    """A bar for each row, of parts that add up: a row has its colour, and a part how strong it is in it, 0 to 1."""
+    most = max((sum(parts.values()) for parts in bars.values()), default=0.0)
+    if not most:
+        return ""
+    scale = (WIDTH - 2 * RIGHT) / most
     drawn: list[str] = []
     for row, (name, parts) in enumerate(bars.items()):
-        y, x = TOP + row * step + step * 0.15, float(left)
-        drawn.append(_text(left - 6, y + step * 0.35 + 4, name, "end"))
+        y, x = row * ROW + 4, float(RIGHT)
+        drawn.append(_text(RIGHT, y + 10, name, "start"))
         for part, value in parts.items():
             width = value * scale
             tip = f"<title>{escape(part)}: {readable(value)}</title>"
-            box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{step * 0.7:.1f}"'
-            drawn.append(f'<rect {box} fill="{colours[part]}">{tip}</rect>')
+            box = f'x="{x:.1f}" y="{y + 15}" width="{width:.1f}" height="{BAR:.1f}"'
+            drawn.append(f"<rect {box} {_shade(colours[name], strengths[part])}>{tip}</rect>")
             x += width
-    for number, (part, colour) in enumerate(colours.items()):
-        x = left + number * 95
-        drawn.append(f'<rect x="{x}" y="{HEIGHT - 24}" width="10" height="10" fill="{colour}"/>')
-        drawn.append(_text(x + 14, HEIGHT - 15, part, "start"))
-    return _frame(title, drawn)
+    return _figure(title, map(_shade_swatch, strengths, strengths.values()), drawn, len(bars) * ROW + 4)
+
+
+def swatch(name: str, colour: str) -> str:
+    """A name beside its colour, as HTML."""
+    return _named(name, f'fill="{colour}"')
+
+
+def _shade_swatch(name: str, strength: float) -> str:
+    return _named(name, _shade("currentColor", strength))
+
+
+def _named(name: str, look: str) -> str:
+    box = f'<svg class="swatch" viewBox="0 0 12 12"><rect x="1" y="1" width="10" height="10" {look}/></svg>'
+    return f'<span class="subject">{box}{escape(name)}</span>'
+
+
+def _shade(colour: str, strength: float) -> str:
+    outline = f' stroke="{colour}" stroke-dasharray="3 2"' if strength < FAINT else ""
+    return f'fill="{colour}" fill-opacity="{strength:g}"{outline}'
 
 
 class _Axis:
@@ -111,22 +153,23 @@ def _grid(xs: _Axis, ys: _Axis, x_label: str, y_label: str) -> Iterable[str]:
         y = ys.at(tick)
         yield f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>'
         yield _text(LEFT - 6, y + 4, f"{tick:g}", "end")
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_label, "middle")
+    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "middle")
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'transform="rotate(-90 14 {middle})"'
     yield f'<text x="14" y="{middle}" text-anchor="middle" {turned}>{escape(y_label)}</text>'
 
 
-def _legend(number: int, name: str, colour: str) -> Iterable[str]:
-    x = WIDTH - RIGHT - number * LEGEND_STEP
-    yield f'<text x="{x}" y="18" text-anchor="end" style="fill:{colour};font-weight:600">{escape(name)}</text>'
+def _limit(x: float, label: str) -> Iterable[str]:
+    yield f'<line class="limit" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>'
+    yield _text(x, TOP - 6, label, "end" if x > WIDTH - 4 * RIGHT else "middle")
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _frame(title: str, parts: Iterable[str]) -> str:
-    head = f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>'
+def _figure(title: str, legend: Iterable[str], parts: Iterable[str], height: int) -> str:
+    """The legend is text outside of the drawing: it wraps, however long the names are."""
     label = f'role="img" aria-label="{escape(title)}"'
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{head}{"".join(parts)}</svg>'
+    drawn = f'<svg viewBox="0 0 {WIDTH} {height}" {label}>{"".join(parts)}</svg>'
+    return f"<figure><figcaption><b>{escape(title)}</b> {' '.join(legend)}</figcaption>{drawn}</figure>"

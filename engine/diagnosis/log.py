@@ -9,7 +9,8 @@ a traceback of the process that waited. The cause is the first real error, many 
    from an unknown error, the effect is the cause told, and that error the evidence shown.
 4. The last words that every failed run has (`Weight.TAIL`).
 
-Of an engine that served only what `serving.of_the_end` leaves is looked at.
+Of an engine that served only what `serving.of_the_end` leaves is looked at. A log in which no line is vLLM's or
+kvgate's is a client's: what it says of connections is about the way to its server.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ import json
 import re
 import signal
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Reversible, Sequence
+from collections.abc import Iterable, Reversible, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.diagnosis import serving
+from engine.diagnosis import client, serving
 from engine.diagnosis.death import SIGNALS
-from engine.diagnosis.sign import Diagnosis, Sign, Weight
+from engine.diagnosis.sign import Diagnosis, Kind, Sign, Weight
 from engine.diagnosis.table import SIGNS
 from engine.loglines import LogLine, parse
 
@@ -46,12 +47,32 @@ _DEEPEST = 400
 """Lines of a stack that are kept."""
 _SOURCE = re.compile(r"^ {4}")
 _START = re.compile(r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v")
-_NAMED = re.compile(r"\(\?P<\w+>")
-_ANY_SIGN = re.compile("|".join(f"(?:{_NAMED.sub('(?:', sign.pattern)})" for sign in SIGNS))
-"""Whether it is worth asking each sign."""
-_HEAVY = tuple(sign for sign in SIGNS if sign.weight is not Weight.HINT)
-_AT_WORK = tuple(sign for sign in _HEAVY if sign.kind in serving.KINDS)
-_HINTS = tuple(sign for sign in SIGNS if sign.weight is Weight.HINT)
+_KVGATE = re.compile(r'^\d\d:\d\d:\d\d  |"event":"[^"]*","level":"\w+","timestamp":"[^"]*"\}$')
+"""A line of kvgate's own, on a terminal or as JSON."""
+_NAMED = re.compile(r"\(\?P([<=])")
+
+
+class _Signs:
+    """Some of the signs, with one pattern that says of a line whether it is worth asking each of them."""
+
+    def __init__(self, signs: Iterable[Sign]) -> None:
+        self._each = tuple(signs)
+        self._any = re.compile(
+            "|".join(_NAMED.sub(rf"(?P\1of_{number}_", f"(?:{sign.pattern})") for number, sign in enumerate(self._each))
+        )
+
+    def first(self, text: str, frames: Iterable[str]) -> tuple[Sign, Diagnosis] | None:
+        """The first sign that a line shows, with the stack above it."""
+        if not self._any.search(text):
+            return None
+        stack = "\n".join(frames)
+        return next(((sign, read) for sign in self._each if (read := sign.read(text, stack)) is not None), None)
+
+
+_HEAVY = _Signs(sign for sign in SIGNS if sign.weight is not Weight.HINT and sign.kind is not Kind.CLIENT)
+_AT_WORK = _Signs(sign for sign in SIGNS if sign.weight is not Weight.HINT and sign.kind in serving.KINDS)
+_OF_A_CLIENT = _Signs(client.SIGNS)
+_HINTS = _Signs(sign for sign in SIGNS if sign.weight is Weight.HINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +115,11 @@ def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosi
         served: Whether it was ready before.
     """
     lines = [parse(line) for line in log]
+    signs = _AT_WORK if served else _HEAVY
     said = f"It ended with exit code {code}"
     if served:
         lines = serving.of_the_end(lines)
-    if found := _worst(lines, f"{said}: ", killed=-code == signal.SIGKILL, served=served):
+    if found := _worst(lines, f"{said}: ", signs, killed=-code == signal.SIGKILL):
         return found
     if code < 0:
         number = signal.Signals(-code)
@@ -107,7 +129,7 @@ def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosi
 
 
 def read_log(log: Iterable[str]) -> list[Diagnosis]:
-    """Say all that a log file tells: what ended the last run of each engine in it, if anything did, and hints.
+    """Say all that a log file tells: what ended the last run of each program in it, if anything did, and hints.
 
     Lines may begin with `NAME | `, as kvgate and `docker compose` write them, and with a time, or be kvgate's JSON.
     """
@@ -120,15 +142,30 @@ def read_log(log: Iterable[str]) -> list[Diagnosis]:
     told: list[Diagnosis] = []
     for engine, lines in by_engine.items():
         served = serving.was_ready(lines)
-        of_it = serving.of_the_end(lines) if served else lines
-        failure = _worst(of_it, "The first error of the log: ", killed=False, served=served)
+        of_it, signs = (serving.of_the_end(lines), _AT_WORK) if served else (lines, _HEAVY)
+        failure = _of_a_client(lines) or _worst(of_it, "The first error of the log: ", signs, killed=False)
         hints = [hint for hint in _hints(lines) if failure is None or hint.sign != failure.sign]
         told += [_of(engine, found) for found in ([failure] if failure else []) + hints]
     return told
 
 
-def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool, served: bool) -> Diagnosis | None:
-    found = list(_failures(lines, unknown, _AT_WORK if served else _HEAVY))
+def _is_of_a_server(line: LogLine) -> bool:
+    return (
+        line.level is not None or "pid=" in line.process or bool(_START.search(line.text) or _KVGATE.search(line.text))
+    )
+
+
+def _of_a_client(lines: Sequence[LogLine]) -> Diagnosis | None:
+    """Why a client did not get through, with the server's address where its log has it."""
+    if any(map(_is_of_a_server, lines)):
+        return None
+    found = [one.diagnosis for one in _failures(lines, "", _OF_A_CLIENT)]
+    told = next((one for sign in client.SIGNS for one in found if one.sign == sign.name), None)
+    return replace(told, facts=client.address(line.text for line in lines)) if told else None
+
+
+def _worst(lines: Sequence[LogLine], unknown: str, signs: _Signs, *, killed: bool) -> Diagnosis | None:
+    found = list(_failures(lines, unknown, signs))
     causes = [one for one in found if one.weight is Weight.CAUSE]
     if causes:
         return causes[0].diagnosis
@@ -140,7 +177,7 @@ def _worst(lines: Sequence[LogLine], unknown: str, *, killed: bool, served: bool
     return next((one.diagnosis for one in found), None)
 
 
-def _failures(lines: Sequence[LogLine], unknown: str, signs: Sequence[Sign]) -> Iterable[_Found]:
+def _failures(lines: Sequence[LogLine], unknown: str, signs: _Signs) -> Iterable[_Found]:
     """All signs of a failure, in the order of the log; an error nobody knows is an effect, of what is not known."""
     chains: dict[str, _Chain] = defaultdict(_Chain)
     for position, line in enumerate(lines):
@@ -155,7 +192,7 @@ def _failures(lines: Sequence[LogLine], unknown: str, signs: Sequence[Sign]) -> 
             text = _asserted(chain.frames)
         is_error = bool(_ERROR.search(text))
         chain = chains[line.process] = chain.next(text, is_error=is_error)
-        if (found := _first(signs, text, chain.frames)) is not None:
+        if (found := signs.first(text, chain.frames)) is not None:
             sign, diagnosis = found
             at = position
             if sign.weight is Weight.EFFECT and chain.first_error is not None:
@@ -163,7 +200,7 @@ def _failures(lines: Sequence[LogLine], unknown: str, signs: Sequence[Sign]) -> 
                 diagnosis = replace(diagnosis, evidence=evidence)
                 at -= 1  # before that error itself
             yield _Found(sign.weight, at, diagnosis)
-        elif is_error and not _GENERIC.search(text) and _first(_HINTS, text, chain.frames) is None:
+        elif is_error and not _GENERIC.search(text) and _HINTS.first(text, chain.frames) is None:
             yield _Found(Weight.EFFECT, position, Diagnosis(f"{unknown}{text}", evidence=text))
         if is_error:
             chain.error(position, text)
@@ -176,18 +213,11 @@ def _asserted(frames: Reversible[str]) -> str:
     )
 
 
-def _first(signs: Sequence[Sign], text: str, frames: Collection[str]) -> tuple[Sign, Diagnosis] | None:
-    if not _ANY_SIGN.search(text):
-        return None
-    stack = "\n".join(frames)
-    return next(((sign, read) for sign in signs if (read := sign.read(text, stack)) is not None), None)
-
-
 def _hints(lines: Sequence[LogLine]) -> Iterable[Diagnosis]:
     """Each hint once, with its first line."""
     seen: set[str] = set()
     for line in lines:
-        if (found := _first(_HINTS, _plain(line.text), ())) is not None and found[0].name not in seen:
+        if (found := _HINTS.first(_plain(line.text), ())) is not None and found[0].name not in seen:
             seen.add(found[0].name)
             yield found[1]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from engine.diagnosis import way
 from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine, who_holds
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.gpu import Gpu, gpus, holders
@@ -26,6 +27,8 @@ _KILLED = re.compile(
 _LATELY = 60.0
 """Seconds for which a kill may be why a program of ours has just ended."""
 _KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
+_ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
+_PORT = re.compile(rb"\0--port[\0=](\d+)")
 _KERNEL_LOG = 2**20
 """Bytes of it that are read at most."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP}
@@ -65,6 +68,23 @@ def corroborated(found: Diagnosis) -> Diagnosis:
     elif found.kind is Kind.DEATH:
         kills, line = killed_for_memory(max(0.0, time.monotonic() - _LATELY))
         more = line or (f"{kills} processes were killed here for memory so far" if kills else "")
+    return _beside(found, more)
+
+
+def on_its_way(found: Diagnosis, environ: Mapping[str, str]) -> Diagnosis:
+    """The diagnosis of a client, with what this machine shows of the way to its server; any other as it is.
+
+    Args:
+        found: What the client's log says.
+        environ: Of the client: its proxies.
+    """
+    if found.kind is not Kind.CLIENT:
+        return found
+    there = way_to(found.facts.get("host", ""), int(found.facts.get("port") or 0) or None, environ)
+    return _beside(replace(found, remedy=way.remedy(there) or found.remedy), way.seen(there))
+
+
+def _beside(found: Diagnosis, more: str) -> Diagnosis:
     return replace(found, evidence=f"{found.evidence} [{more}]".strip()) if more else found
 
 
@@ -161,6 +181,38 @@ def listener(port: int) -> Listener | None:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 return Listener(port, pid, process_name(pid), bool(_KVGATE.search(command)))
     return Listener(port)
+
+
+def way_to(host: str, port: int | None, environ: Mapping[str, str]) -> way.Way:
+    """What lies between a client of this machine and its server, as far as this machine shows it.
+
+    Args:
+        host: Of the server; empty where it is not known: then this machine is looked at.
+        port: Of the server, where it is known.
+        environ: Of the client.
+    """
+    ports = way.ports(host, port)
+    listeners = tuple(found for each in ports if (found := listener(each)) is not None)
+    open_ports = {found.port for found in listeners}
+    return way.Way(
+        host,
+        port,
+        ports,
+        listeners,
+        tuple((each, engine) for each in ports if each not in open_ports for engine in starting(each)),
+        way.proxy_between(host or "localhost", environ),
+    )
+
+
+def starting(port: int) -> Iterator[str]:
+    """Engines of this machine that are to listen on this port."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                said = _PORT.search(command)
+                if _ENGINE.search(command) and (int(said[1]) if said else way.VLLM_PORT) == port:
+                    yield f"process {entry.name} ({process_name(int(entry.name))})"
 
 
 def _size(folder: Path) -> int | None:

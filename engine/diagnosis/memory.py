@@ -6,11 +6,15 @@ Texts: vLLM 0.32 (`v1/core/kv_cache_utils.py`, `v1/worker/utils.py`, `v1/worker/
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 from engine.diagnosis.sign import Facts, Kind, Sign, Weight
+from engine.plan.budget import UTILIZATION
 
 _sign = partial(Sign, kind=Kind.MEMORY)
+_OTHERS = 0.02
+"""Share of a GPU that others hold, from which on it is worth telling."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _MORE_KV = (
@@ -25,6 +29,7 @@ _OUT_OF_MEMORY = (
     rf"(?: Tried to allocate (?P<tried>{_SIZE}))?"
     rf"(?:\.? GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>{_SIZE}) of which (?P<free>{_SIZE}) is free)?"
     rf"(?: \(GPU (?P<old_gpu>\d+); (?P<old_total>{_SIZE}) total capacity;.*? (?P<old_free>{_SIZE}) free)?"
+    rf"(?:.*?this process has (?P<own>{_SIZE}) memory in use)?"
     rf"(?:.*? (?P<reserved>{_SIZE}) is reserved by PyTorch but unallocated)?"
 )
 
@@ -60,7 +65,45 @@ def _sizes(facts: Facts) -> Facts:
     crumbs = ""
     if tried and reserved and _bytes(reserved) >= _bytes(tried):
         crumbs = f" {reserved} lie reserved in crumbs: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-    return {"gpu": gpu, "total": total, "free": free, "sizes": clause, "crumbs": crumbs}
+    figures = " ".join(_figures(tried, gpu, total, free, facts["own"]))
+    return {
+        "gpu": gpu,
+        "total": total,
+        "free": free,
+        "sizes": clause,
+        "figures": f" {figures}" if figures else "",
+        "crumbs": crumbs,
+    }
+
+
+def _figures(tried: str, gpu: str, total: str, free: str, own: str) -> Iterator[str]:
+    """What is missing, and who has the rest of the GPU; sizes as the allocator says them, empty where it does not."""
+    if not free:
+        return
+    if tried and (short := _bytes(tried) - _bytes(free)) > 0:
+        yield f"At least {_said(short)} more must be free on GPU {gpu}."
+    if own:
+        others = _bytes(total) - _bytes(free) - _bytes(own)
+        if others >= _OTHERS * _bytes(total):
+            fitting = math.floor((1 - others / _bytes(total)) * 100) / 100
+            yield (
+                f"Others hold {_said(others)} of its {total}, this process {own}: without them ending, "
+                f"--gpu-memory-utilization may be {fitting:.2f} at most."
+            )
+        else:
+            yield f"This process holds {own} of its {total}, nobody else does."
+
+
+def _less(facts: Facts) -> Facts:
+    """The same, with by how much the share of the GPU must fall that the engine fills with KV cache."""
+    said = dict(_sizes(facts))
+    if said["free"] and facts["tried"] and (short := _bytes(facts["tried"]) - _bytes(said["free"])) > 0:
+        points = math.ceil(short / _bytes(said["total"]) * 100) / 100
+        said["figures"] += (
+            f" That is {points:.2f} of --gpu-memory-utilization, {UTILIZATION - points:.2f} where it was the default "
+            f"of {UTILIZATION}."
+        )
+    return said
 
 
 def _loading(facts: Facts) -> Facts:
@@ -70,6 +113,11 @@ def _loading(facts: Facts) -> Facts:
 def _bytes(size: str) -> float:
     number, unit = size.split()
     return float(number) * _UNITS[unit]
+
+
+def _said(size: float) -> str:
+    gib, mib = size / 2**30, size / 2**20
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{max(mib, 0.01):.2f} MiB"
 
 
 _oom = partial(_sign, pattern=_OUT_OF_MEMORY, derive=_sizes)
@@ -142,7 +190,7 @@ SIGNS = (
         pattern=rf"Failed to load model - not enough GPU memory(?:.*?{_OUT_OF_MEMORY})?",
         cause="The GPU cannot hold the weights{sizes}.",
         remedy="Use a quantized or a smaller model, more GPUs (--tensor-parallel-size), or stop what else runs on the "
-        "GPU.{crumbs}",
+        "GPU.{figures}{crumbs}",
         derive=_loading,
     ),
     _oom(
@@ -150,40 +198,44 @@ SIGNS = (
         within=r"in (?:load_model|load_weights|initialize_model|process_weights_after_loading)\b",
         cause="The GPU cannot hold the weights{sizes}.",
         remedy="Use a quantized or a smaller model, more GPUs (--tensor-parallel-size), or stop what else runs on the "
-        "GPU.{crumbs}",
+        "GPU.{figures}{crumbs}",
         derive=_loading,
     ),
     _oom(
         name="out of memory profiling",
         within=r"in (?:profile_run|determine_available_memory|determine_num_available_blocks)\b",
         cause="The GPU holds the weights, but not the work space of a full batch{sizes}.",
-        remedy="Lower --max-num-batched-tokens or --max-num-seqs, or use more GPUs (--tensor-parallel-size).{crumbs}",
+        remedy="Lower --max-num-batched-tokens or --max-num-seqs, or use more GPUs (--tensor-parallel-size)."
+        "{figures}{crumbs}",
     ),
     _oom(
         name="out of memory capturing graphs",
         within=r"in (?:capture_model|_capture_cudagraphs|capture)\b",
         cause="The KV cache left no room for CUDA graphs{sizes}.",
-        remedy="Lower --gpu-memory-utilization or --max-num-seqs, or give --enforce-eager.{crumbs}",
+        remedy="Lower --gpu-memory-utilization or --max-num-seqs, or give --enforce-eager.{figures}{crumbs}",
+        derive=_less,
     ),
     _oom(
         name="out of memory allocating the KV cache",
         within=r"in (?:initialize_kv_cache|_allocate_kv_cache_tensors|initialize_from_config)\b",
         cause="The GPU had less memory left for the KV cache than was measured a moment before{sizes}.",
-        remedy="Stop what else runs on the GPU, or lower --gpu-memory-utilization.{crumbs}",
+        remedy="Stop what else runs on the GPU, or lower --gpu-memory-utilization.{figures}{crumbs}",
+        derive=_less,
     ),
     _oom(
         name="out of memory at work",
         within=r"in (?:execute_model|step_with_batch_queue|sample_tokens)\b",
         cause="The GPU ran out of memory while serving{sizes}.",
-        remedy="Lower " + _LESS_AT_WORK + ": the card is too full for its peaks.{crumbs}",
+        remedy="Lower " + _LESS_AT_WORK + ": the card is too full for its peaks.{figures}{crumbs}",
         permanent=False,
+        derive=_less,
     ),
     _oom(
         name="GPU out of memory",
         cause="The GPU ran out of memory{sizes}.",
         remedy="Use a smaller or a quantized model, more GPUs (--tensor-parallel-size), or lower "
         + _LESS_AT_WORK
-        + ".{crumbs}",
+        + ".{figures}{crumbs}",
         weight=Weight.EFFECT,
         permanent=False,
     ),

@@ -28,7 +28,8 @@ SIGNS = (
     ),
     _sign(
         "more GPUs than there are",
-        r"World size \((?P<asked>\d+)\) is larger than the number of available GPUs \((?P<there>\d+)\)",
+        r"(?:World size \(|Tensor parallel size \(|tensor_parallel_size=)(?P<asked>\d+)\)?,? "
+        r"(?:is larger than the number of available GPUs \(|exceeds available GPUs \(|but only )(?P<there>\d+)",
         "{asked} GPUs were asked for, and the engine sees {there}.",
         "Give --tensor-parallel-size times --pipeline-parallel-size of at most {there}; if the machine has more GPUs, "
         "look at CUDA_VISIBLE_DEVICES.",

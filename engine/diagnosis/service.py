@@ -6,24 +6,23 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from engine.diagnosis import at_work, streaming
+from engine.diagnosis.look import starting
 from engine.diagnosis.model import Examined
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.diagnosis.streaming import Arrivals, Flow
+from engine.diagnosis.way import is_local, proxy_between
 from engine.plan.exposition import Samples
 
 PATIENCE = 30.0
 """Seconds of silence after which a stream is given up."""
 _LENGTHS = (64, 512)
 """Tokens asked for: more where the first answer was too fast to tell."""
-_ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
-_PORT = re.compile(rb"\0--port[\0=](\d+)")
-_VLLM_PORT = 8000
+_HTTP = 80
 _GATEWAY_ERRORS = {502, 503, 504}
 _ERROR = re.compile(rb'\{"error": ?\{.*')
 _EVENT = re.compile(rb"^data: (?!\[DONE\])", re.MULTILINE)
@@ -65,6 +64,19 @@ def examine(
             return _running(client, model, admin_key, seen, clock)
         except httpx.RequestError as error:
             return Examined(tuple(seen), (_silent(base, error),))
+
+
+def proxied(url: str, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Say that clients of this environment do not get to a server of this machine straight, where that is so."""
+    with contextlib.suppress(httpx.InvalidURL):
+        address = httpx.URL(url)
+        if is_local(address.host) and (proxy := proxy_between(address.host, environ, scheme=address.scheme)):
+            yield _finding(
+                f"A client of this environment asks the proxy {proxy} for {address.host}, which is itself there.",
+                f"Name {address.host} in NO_PROXY and no_proxy of the clients.",
+                "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY is set; doctor itself went straight",
+                "proxy between client and server",
+            )
 
 
 def _running(
@@ -199,7 +211,7 @@ def _tokens(said: bytes) -> int | None:
 
 def _silent(base: str, error: httpx.RequestError) -> Diagnosis:
     address = httpx.URL(base)
-    loading = list(_starting(address.port)) if address.host in {"127.0.0.1", "localhost", "::1"} else []
+    loading = list(starting(address.port or _HTTP)) if is_local(address.host) else []
     if loading:
         return _finding(
             "Nothing listens there yet, and an engine of this machine is still starting: the port opens when the model "
@@ -227,17 +239,6 @@ def _not_ready(base: str, health: httpx.Response) -> Diagnosis:
         health.text[:200],
         "model still loads",
     )
-
-
-def _starting(port: int | None) -> Iterator[str]:
-    """Engines of this machine that are to listen on this port, and do not yet."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                said = _PORT.search(command)
-                if _ENGINE.search(command) and (int(said[1]) if said else _VLLM_PORT) == port:
-                    yield f"process {entry.name} ({(entry / 'comm').read_text().strip()})"
 
 
 def _finding(cause: str, remedy: str, evidence: str, sign: str) -> Diagnosis:

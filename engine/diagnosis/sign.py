@@ -15,6 +15,8 @@ class Kind(Enum):
     TOKENIZER = "tokenizer"
     PARALLEL = "GPUs and communication"
     NETWORK = "network"
+    CLIENT = "clients"
+    """Of a client's log: it did not reach its server, or got no whole answer."""
     DEATH = "death"
     SERVICE = "service"
     """It runs, and not as it could."""

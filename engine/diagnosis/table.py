@@ -2,7 +2,18 @@
 
 import re
 
-from engine.diagnosis import arguments, death, memory, model_files, network, parallel, service_log, tokenizers
+from engine.diagnosis import (
+    answers,
+    arguments,
+    client,
+    death,
+    memory,
+    model_files,
+    network,
+    parallel,
+    service_log,
+    tokenizers,
+)
 from engine.diagnosis.sign import Kind, Sign
 
 SIGNS: tuple[Sign, ...] = (
@@ -10,8 +21,10 @@ SIGNS: tuple[Sign, ...] = (
     *memory.SIGNS,
     *model_files.SIGNS,
     *tokenizers.SIGNS,
+    *answers.SIGNS,
     *parallel.SIGNS,
     *network.SIGNS,
+    *client.SIGNS,
     *death.SIGNS,
     *service_log.SIGNS,
 )
@@ -49,5 +62,5 @@ def _cell(text: str) -> str:
     )
 
 
-_CLAUSES = {"sizes", "crumbs", "other", "only_path", "old_own"}
+_CLAUSES = {"sizes", "figures", "crumbs", "other", "only_path", "old_own"}
 """Facts that are a clause of their own, or the same as the one before in an older text."""

@@ -1,9 +1,10 @@
 """What a monitor tells: changes to its listener, and its view of the endpoint to whoever asks."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.admission.events import Capacity, EndpointId, Observed
+from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.totals import Totals
@@ -18,6 +19,14 @@ class Listener(Protocol):
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
         """The endpoint takes no new requests. Begins with its state: "hung: no progress for 31 s ..."."""
+        ...
+
+    def evacuate(self, endpoint: EndpointId) -> None:
+        """What the endpoint has not answered goes elsewhere: it is down or hangs."""
+        ...
+
+    def expire(self, requests: Collection[RequestId]) -> None:
+        """These requests were silent for longer than they may be; they end, and go nowhere else."""
         ...
 
     def observed(self, sample: Observed) -> None:

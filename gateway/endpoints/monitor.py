@@ -1,7 +1,7 @@
 """Watches one endpoint: probes it, reads its metrics, hears what requests report, and says when it takes traffic."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 import httpx
@@ -29,7 +29,7 @@ from gateway.endpoints.identity import Identity, UnidentifiedError, identify
 from gateway.endpoints.listener import EndpointStatus, Listener
 from gateway.endpoints.mistakes import helps, mistaken
 from gateway.endpoints.probe import NoReply, Prober, Reply
-from gateway.endpoints.progress import Progress
+from gateway.endpoints.progress import Progress, Silence, Verdict
 from gateway.endpoints.totals import Totals
 
 IDENTITY_INTERVAL = 30.0
@@ -42,6 +42,9 @@ _FAILING = frozenset({State.STARTING, State.DOWN})
 
 HURRY_GAP = 0.05
 """Least seconds between two probes, however many requests fail."""
+
+Look = Callable[[], Awaitable[bool | None]]
+"""Says whether the processes behind an endpoint have computed of late; None where they cannot be seen."""
 
 _log = structlog.get_logger("kvgate.endpoints")
 
@@ -56,6 +59,7 @@ class EndpointMonitor:
         client: for its probes; the caller closes it.
         listener: is told.
         clock: monotonic seconds, the same one the admission core is given.
+        look: asked only while nothing moves.
 
     Attributes:
         launched: whether kvgate starts its engine: that nobody listens there before that is ready is no news.
@@ -70,6 +74,7 @@ class EndpointMonitor:
         client: httpx.AsyncClient,
         listener: Listener,
         clock: Callable[[], float],
+        look: Look,
     ) -> None:
         self.launched = False
         self._id = endpoint_id
@@ -80,6 +85,7 @@ class EndpointMonitor:
         self._clock = clock
         self._health = Health(clock(), health.failures)
         self._progress = Progress(health.hung_after)
+        self._look = look
         self._hurry = asyncio.Event()
         self.probed = asyncio.Event()
         """Set after the first probe, whatever it found."""
@@ -136,6 +142,7 @@ class EndpointMonitor:
 
     async def probe(self) -> None:
         """One round: health, metrics and, when due, identity; then what they come to."""
+        began = self._clock()
         health, metrics, asleep = await asyncio.gather(
             self._prober.get("/health"), self._prober.get("/metrics"), self._asleep()
         )
@@ -144,13 +151,17 @@ class EndpointMonitor:
         missed = _missed(health) or await self._identify()
         if missed is not None and isinstance(health, Reply) and not health.ok and not self._health.was_healthy:
             missed = await self._named(missed)
+        self._progress.probed(blocked=self._prober.unanswered_at >= began)
+        asked_at = self._clock()
+        doubtful = self._health.state is State.BLOCKED or self._progress.doubtful(asked_at)
+        busy = await self._look() if doubtful else None
         if missed is not None:
-            self._handle(missed)
+            self._handle(self._weighed(missed, busy=busy))
         else:
             gauge = self._metrics.awake if self._metrics is not None else None
             self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
-        if (stalled := self._progress.stalled(self._clock())) is not None:
-            self._handle(Stalled(stalled))
+        # As of the questions: how it is after a look that took its time nobody has asked.
+        self._judge(self._progress.stalled(asked_at, busy=busy))
         if self._health.serving:
             self._tell()
 
@@ -164,9 +175,11 @@ class EndpointMonitor:
 
     # What requests report.
 
-    def dispatched(self, request: RequestId, prompt_tokens: int, *, streams: bool = True) -> None:
-        """A request was sent to the endpoint."""
-        self._progress.dispatched(request, prompt_tokens, self._clock(), streams=streams)
+    def dispatched(
+        self, request: RequestId, prompt_tokens: int, *, streams: bool = True, brought: bool = False
+    ) -> None:
+        """A request was sent to the endpoint; see `Progress.dispatched`."""
+        self._progress.dispatched(request, prompt_tokens, self._clock(), streams=streams, brought=brought)
 
     def progressed(self, requests: Collection[RequestId]) -> None:
         """Tokens of these requests were seen since the last call."""
@@ -203,6 +216,25 @@ class EndpointMonitor:
         self._hurry.set()
 
     # How it is put together.
+
+    def _weighed(self, missed: Missed, *, busy: bool | None) -> Missed:
+        """A miss of an endpoint that has nothing of ours to answer: blocked for longer than it may be, it is down."""
+        blocked_for = self._clock() - self._health.since
+        over = blocked_for >= self._progress.patience(busy=busy)
+        if self._health.state is not State.BLOCKED or self._progress.in_flight or not over:
+            return missed
+        return Missed(f"it takes connections, and has answered nothing for {blocked_for:.0f} s more", certain=True)
+
+    def _judge(self, silence: Silence | None) -> None:
+        match silence:
+            case None:
+                self._listener.expire(self._progress.overdue(self._clock()))
+            case Silence(Verdict.HUNG, reason):
+                self._handle(Stalled(reason))
+            case Silence(verdict, reason, requests):
+                if verdict is Verdict.ALONE:
+                    self._handle(Stalled(reason, alone=True))
+                self._listener.expire(requests)
 
     async def _asleep(self) -> bool | None:
         return await self._prober.asleep() if self._can_sleep else None
@@ -276,7 +308,7 @@ class EndpointMonitor:
         )
 
     def _moved(self) -> None:
-        if self._health.state in (State.HUNG, State.TRIAL):
+        if self._health.doubted:
             self._handle(Progressed())
 
     def _handle(self, event: Event) -> None:
@@ -297,11 +329,16 @@ class EndpointMonitor:
         for effect in effects:
             match effect:
                 case Effect.TAKE_IN:
-                    self._progress.restart(self._clock())
+                    if state is State.TRIAL:
+                        self._progress.restart(self._clock())
+                    elif before is not State.BLOCKED:
+                        self._progress.forget(self._clock())
                     self._told = None
                     self._tell()
                 case Effect.TAKE_OUT:
                     self._listener.down(self._id, f"{state.value}: {reason}")
+                case Effect.EVACUATE:
+                    self._listener.evacuate(self._id)
 
     def _is_launching(self, event: Event) -> bool:
         """Whether its engine does not listen yet; who launched it tells what becomes of it."""
@@ -330,8 +367,8 @@ def _identity(models: Reply | NoReply, version: Reply | NoReply) -> Identity:
 
 def _missed(health: Reply | NoReply) -> Missed | None:
     match health:
-        case NoReply(reason=reason, unreachable=unreachable):
-            return Missed(reason, certain=unreachable)
+        case NoReply(reason=reason, unreachable=unreachable, accepted=accepted):
+            return Missed(reason, certain=unreachable, accepted=accepted)
         case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
             return Missed("GET /health answered 503: the engine is dead", certain=True)
         case Reply(ok=False, status=status):

@@ -17,6 +17,9 @@ MAX_ANSWER = 2**20
 _FRESH = {"connection": "close"}
 """Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
 
+_CONNECTED = frozenset({"connection.connect_tcp.complete", "http11.send_request_headers.started"})
+"""What httpcore says when there is a connection: a new one, or one that was there."""
+
 _PROTOCOL_ERRORS = {
     httpx.LocalProtocolError: "the request cannot be sent as HTTP",
     httpx.RemoteProtocolError: "the answer broke off, or is not HTTP",
@@ -45,6 +48,8 @@ class NoReply:
     reason: str
     unreachable: bool
     """No connection could be made, as opposed to one that broke or stayed silent."""
+    accepted: bool = False
+    """A connection was made, and stayed silent."""
 
 
 class Prober:
@@ -55,9 +60,13 @@ class Prober:
         base_url: of the endpoint.
         timeout: seconds for a whole answer.
         clock: monotonic seconds.
+
+    Attributes:
+        unanswered_at: when a question whose connection was taken last ended without an answer.
     """
 
     def __init__(self, client: httpx.AsyncClient, base_url: str, timeout: float, clock: Callable[[], float]) -> None:
+        self.unanswered_at = float("-inf")
         self._client = client
         self._base_url = base_url.rstrip("/")
         self._timeout = timeout
@@ -70,10 +79,16 @@ class Prober:
             OutOfDescriptorsError: it could not be asked, and nothing is known of it.
         """
         most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
+        steps: set[str] = set()
+
+        async def trace(step: str, _: object) -> None:
+            steps.add(step)
+
+        url, traced = self._base_url + path, {"trace": trace}
         try:
             async with (
                 asyncio.timeout(self._timeout),
-                self._client.stream("GET", self._base_url + path, headers=_FRESH, timeout=None) as response,
+                self._client.stream("GET", url, headers=_FRESH, timeout=None, extensions=traced) as response,
             ):
                 answered_at = self._clock()
                 body = bytearray()
@@ -83,7 +98,10 @@ class Prober:
                         return NoReply(f"GET {path}: more than {most >> 20} MiB of answer", unreachable=False)
                 return Reply(response.status_code, bytes(body), answered_at)
         except TimeoutError:
-            return NoReply(f"GET {path}: no answer within {self._timeout:g} s", unreachable=False)
+            reason = f"GET {path}: no answer within {self._timeout:g} s"
+            if accepted := not steps.isdisjoint(_CONNECTED):
+                self.unanswered_at = self._clock()
+            return NoReply(reason, unreachable=False, accepted=accepted)
         except httpx.ConnectError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error

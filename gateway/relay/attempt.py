@@ -39,7 +39,7 @@ MAX_PRELIMINARY = 64 * 2**10
 LARGE_PIECE = 64 * 2**10
 _UNREAD = BodyFacts(None, None, None)
 _LAST_EVENT_TIMEOUT = 5.0
-"""Seconds a client gets to take the error that ends its stream: nobody watches over it any more."""
+"""Seconds a client gets to take the error that ends its answer: nobody watches over it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,10 @@ class Again:
     Attributes:
         busy: the endpoint has no room or was not there, which is no failure of the request's own.
         reason: for the client, should this have been the last try.
-        overdue: the endpoint did not answer in time.
     """
 
     busy: bool
     reason: str
-    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,13 @@ class Attempt:
     async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
         """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
         streams = self._exchange.stream and outgoing.stream_interval == 1
-        flight = self._flights.open(outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams)
+        flight = self._flights.open(
+            outgoing.request,
+            self._endpoint,
+            outgoing.prompt_tokens,
+            streams=streams,
+            brought=self._exchange.evacuated,
+        )
         try:
             return await self._exchanged(flight, outgoing, headers)
         except asyncio.CancelledError:
@@ -172,7 +176,7 @@ class Attempt:
             return await self._failed_unseen(facts.failure)
         if self._exchange.opened:  # its client was promised a stream
             return Again(busy=False, reason="The endpoint did not stream its answer.")
-        flight.answering = True
+        self._flights.answers(flight)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
         await self._send(flight, answer, body, complete=complete)
@@ -206,7 +210,7 @@ class Attempt:
         held = await self._first_events(answer, reader)
         if reader.failure is not None:
             return await self._failed_unseen(reader.failure)
-        flight.answering = True
+        self._flights.answers(flight)
         self._remember(reader.response_id)
         exchange.first_event = exchange.clock()
         await self._start(answer)
@@ -221,6 +225,7 @@ class Attempt:
         exchange.usage = reader.usage
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
+        self._flights.progressed((request,))  # of the last tokens the next batch would tell nobody
         flight.delivering = True
         await exchange.send({"type": "http.response.body", "body": rest, "more_body": False})
         return Settled(Outcome.COMPLETED, Verdict.DONE)
@@ -289,11 +294,16 @@ class Attempt:
     async def _interrupted(self, flight: Flight) -> Settled | Again:
         if flight.delivering:  # it is the client that did not go on
             return Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
-        overdue = flight.interruption is Interruption.OVERDUE
-        message = "The endpoint did not go on in time." if overdue else "The endpoint went down."
-        if not self._exchange.committed:
-            return Again(busy=False, reason=message, overdue=overdue)
-        await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
+        exchange, message = self._exchange, "The endpoint did not go on in time."
+        if exchange.committed:
+            await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
+        elif flight.interruption is Interruption.EVACUATED:
+            exchange.evacuated = True
+            return Again(busy=False, reason="The endpoint went down, or hangs.")
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
+                    await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, message)
         return Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
 
     def _error_event(self, message: str, outcome: Outcome = Outcome.UPSTREAM_ERROR) -> bytes:

@@ -42,6 +42,7 @@ class Exchange:
         first_event: when the first event of a streamed answer was ready to leave.
         opened: whether a head with the status 200 left while the request waited: a refusal is told in the stream.
         committed: whether an answer has begun: from here on no other endpoint can be tried.
+        evacuated: whether it was taken off an endpoint unanswered.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Exchange:
     status: int | None = None
     opened: bool = False
     committed: bool = False
+    evacuated: bool = False
     ended: bool = field(default=False, repr=False)
 
     @classmethod

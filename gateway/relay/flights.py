@@ -20,9 +20,13 @@ class Interruption(Enum):
     """Why a flight's task was cancelled, when it was us who did it."""
 
     OVERDUE = auto()
-    """Nothing came for longer than the timeouts allow."""
+    """Nothing came for longer than its time allows. It is not sent elsewhere: it may be what its endpoint chokes on."""
     EVACUATED = auto()
-    """Its endpoint went down or hangs, and nothing of an answer had come."""
+    """Its endpoint went down, hangs, sleeps or stops, and nothing of an answer had come."""
+
+
+_KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT})
+"""States in which an endpoint takes no traffic, and may yet go on with what it has."""
 
 
 class Flight:
@@ -79,12 +83,17 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def open(self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool) -> Flight:
-        """The current task sends a request to an endpoint; `streams` says that its tokens will be seen one by one."""
+    def open(
+        self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool, brought: bool = False
+    ) -> Flight:
+        """The current task sends a request to an endpoint.
+
+        `streams` says that its tokens will be seen one by one, `brought` that it was taken off another endpoint.
+        """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
-        endpoint.monitor.dispatched(request, prompt_tokens, streams=streams)
+        endpoint.monitor.dispatched(request, prompt_tokens, streams=streams, brought=brought)
         return flight
 
     def close(self, flight: Flight) -> None:
@@ -92,6 +101,11 @@ class Flights:
         if self._flights.get(flight.request) is flight:
             del self._flights[flight.request]
         flight.endpoint.monitor.finished(flight.request)
+
+    def answers(self, flight: Flight) -> None:
+        """The first of an answer has come, or all of it."""
+        flight.answering = True
+        self.progressed((flight.request,))
 
     def progressed(self, requests: Collection[RequestId]) -> None:
         """These requests had tokens since the last batch."""
@@ -115,13 +129,22 @@ class Flights:
             if flight.endpoint.id == endpoint and not flight.answering and flight.task is not finder:
                 flight.interrupt(Interruption.EVACUATED)
 
+    def expire(self, requests: Collection[RequestId]) -> None:
+        """End requests that were silent for longer than their endpoint's work explains."""
+        for request in requests:
+            flight = self._flights.get(request)
+            if flight is not None and not flight.delivering:
+                flight.interrupt(Interruption.OVERDUE)
+
     def sweep(self) -> None:
         """Interrupt what is overdue, and hold no endpoint to account for a client that does not read."""
         now = self._clock()
         for flight in list(self._flights.values()):
             silence = now - flight.moved_at
-            if silence > self._patience(flight):
+            if silence > self._limit(flight):
                 flight.interrupt(Interruption.OVERDUE)
+            elif silence > ABANDONED_AFTER and _abandoned(flight):
+                flight.interrupt(Interruption.OVERDUE if flight.answering else Interruption.EVACUATED)
             elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
                 flight.watched = False
                 flight.endpoint.monitor.finished(flight.request)
@@ -129,17 +152,19 @@ class Flights:
                 flight.watched = True
                 flight.endpoint.monitor.dispatched(flight.request, 0, streams=flight.streams)
 
-    def _patience(self, flight: Flight) -> float:
+    def _limit(self, flight: Flight) -> float:
         """The longest silence it is allowed, seconds."""
         timeouts = self._timeouts()
-        limit = timeouts.idle_timeout if flight.answering and flight.streams else timeouts.first_byte_timeout
-        endpoint = flight.endpoint
-        if endpoint.healthy or flight.delivering or endpoint.monitor.status.state is State.DRAINING:
-            return limit
-        return min(limit, ABANDONED_AFTER)
+        return timeouts.idle_timeout if flight.answering and flight.streams else timeouts.first_byte_timeout
 
     async def watch(self) -> None:
         """Sweep for ever."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL)
             self.sweep()
+
+
+def _abandoned(flight: Flight) -> bool:
+    """Whether nothing more is to be expected of its endpoint."""
+    endpoint = flight.endpoint
+    return not endpoint.healthy and not flight.delivering and endpoint.monitor.status.state not in _KEEPS

@@ -22,6 +22,8 @@ _FIRST_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\
 _NEXT_CHUNK = re.compile(rb"\r\n" + _FIRST_CHUNK.pattern)
 """With the end of the chunk before it."""
 _MAX_CHUNK_LINE = 4096
+_AT_ONCE = 4096
+"""Chunks that are taken before others on the event loop have their turn: one of a byte takes 2 us."""
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 
 
@@ -40,6 +42,10 @@ class Body(Protocol):
     def ended(self) -> bool:
         """Whether its last byte was taken."""
 
+    @property
+    def more(self) -> bool:
+        """Whether it is to be asked again, although nothing more has arrived: it left off to let others have a turn."""
+
     def take(self, buffer: bytearray) -> bytes:
         """Take from the front of the buffer what belongs to the body; return what of it is content.
 
@@ -50,6 +56,8 @@ class Body(Protocol):
 
 class CountedBody:
     """A body of a length known before."""
+
+    more = False
 
     def __init__(self, length: int) -> None:
         self._left = length
@@ -79,13 +87,17 @@ class ChunkedBody:
         self._left = 0
         """Of the content of the chunk that is being read."""
         self._started = self._in_trailers = False
-        self.ended = False
+        self.ended = self.more = False
 
     def take(self, buffer: bytearray) -> bytes:
         """See `Body.take`."""
         pieces: list[bytearray] = []
         at = 0
+        self.more = False
         while not self._in_trailers:
+            if len(pieces) == _AT_ONCE:
+                self.more = True
+                break
             if self._left:
                 piece = buffer[at : at + self._left]
                 pieces.append(piece)

@@ -212,8 +212,6 @@ async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, 
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:
             plane.metrics.model(work.pool.name).turned_away(work.key, plane.clock())
-        if command.outcome is Outcome.UPSTREAM_ERROR and result.overdue:
-            command = Reject(command.request, Outcome.UPSTREAM_TIMEOUT, command.retry_after)
         raise _refusal(command, result.reason) from None
     finally:
         exchange.waited += plane.clock() - returned
@@ -227,7 +225,6 @@ _SENTENCES: dict[Outcome, str] = {
     Outcome.DRAINING: "This gateway is shutting down.",
     Outcome.CONTEXT_LENGTH_EXCEEDED: "No endpoint has a KV cache that the prompt fits.",
     Outcome.UPSTREAM_ERROR: "",
-    Outcome.UPSTREAM_TIMEOUT: "",
 }
 
 

@@ -85,6 +85,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # Reading.
 
+    def _take_up(self) -> None:
+        if not (self._refused or self.transport.is_closing()):
+            self._read_on()
+
     def _read_on(self) -> None:
         """Take of what has arrived as much as there is a place for."""
         try:
@@ -196,6 +200,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
         if not self._body.ended:
             cycle.message_event.set()
+            if self._body.more:
+                self.loop.call_soon(self._take_up)
             return False
         self._body = None
         self._end_body()

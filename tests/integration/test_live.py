@@ -51,7 +51,13 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
     first, second = await fakes(), await fakes()
     (tmp_path / "key").write_text("k")
     other = {
-        "server": {"max_body_bytes": 10_000, "max_header_bytes": 9_000, "body_timeout": 9, "shutdown_timeout": 9},
+        "server": {
+            "max_body_bytes": 10_000,
+            "max_header_bytes": 9_000,
+            "body_timeout": 9,
+            "shutdown_timeout": 9,
+            "body_min_rate": 1,
+        },
         "models": endpoints(second, max_num_seqs=50, kv_tokens=9_000, api_key_file=tmp_path / "key"),
         "admission": {
             "policy": "forecast",

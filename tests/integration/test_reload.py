@@ -245,7 +245,8 @@ async def test_killed_gateways_engines_that_hang_and_a_stop_during_a_reload(laun
 
     async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
         await client.post(f"{kvgate.kvgate.healthy()[0]}/pause")  # its core stands still, and /health answers
-        assert (await client.post(CHAT, json=body())).status_code == 200, "who was on it is answered by its successor"
+        answers = await asyncio.gather(*(client.post(CHAT, json=body()) for _ in range(2)))
+        assert [answer.status_code for answer in answers] == [200] * 2, "who was on it is answered by its successor"
     assert "It hung: no progress for " in kvgate.kvgate.log.read_text()
     (again,) = kvgate.engines()
     assert again != engine
@@ -269,6 +270,26 @@ async def test_killed_gateways_engines_that_hang_and_a_stop_during_a_reload(laun
     assert (code, "the reload was given up" in said) == (1, True)
     assert await asyncio.to_thread(kvgate.kvgate.process.wait, 30) == 0
     assert kvgate.engines() == kvgate.gateways() == []
+
+
+async def test_one_silent_request_does_not_cost_an_engine_its_life(launched):
+    """It ends alone, however long its engine may hang; a second one that is silent too brings a new engine."""
+    kvgate = launched(hung_timeout=1.0)
+    (engine,) = kvgate.engines()
+    (url,) = kvgate.kvgate.healthy()
+    async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
+        await client.post(f"{url}/pause")
+        answer = await client.post(CHAT, json=body())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        assert await asyncio.to_thread(eventually, lambda: state_of(kvgate) == "trial", 20), "after a rest of 5 s"
+        assert kvgate.engines() == [engine]
+        assert (await client.post(CHAT, json=body())).status_code == 200, "its successor answers"
+    assert kvgate.engines() != [engine]
+    assert kvgate.kvgate.log.read_text().count("engine fake: ended. It hung: no progress for ") == 1
+
+
+def state_of(kvgate):
+    return kvgate.kvgate.state()["endpoints"][0]["state"]
 
 
 def test_a_supervisor_killed_with_sigkill_leaves_nobody_and_a_free_port(launched):

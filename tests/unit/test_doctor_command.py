@@ -72,6 +72,25 @@ def test_what_the_machine_knows_stands_beside_the_log(log: Path, monkeypatch: py
     assert f"seen  {OOM.strip()} [memory is held now by python (process 7)]" in said
 
 
+def test_a_client_s_log_is_answered_with_what_this_machine_shows(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    log.write_text(f"base_url=http://localhost:{port}/v1\nopenai.APIConnectionError: Connection error.\n")
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    result = RUNS.invoke(cli, ["doctor", "--log", str(log)])
+    assert result.exit_code == 1
+    assert "! A client did not reach its server." in result.stdout
+    assert f"nobody listens on port {port} here" in result.stdout
+
+
+def test_a_proxy_before_a_server_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "")
+    said = RUNS.invoke(cli, ["doctor", "--url", f"http://127.0.0.1:{free_port()}"]).stdout
+    assert "! A client of this environment asks the proxy proxy:3128 for 127.0.0.1" in said
+    assert "Nothing answers" in said
+
+
 def test_the_machine_and_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor_command.machine, "judge", lambda _: iter(()))
     result = RUNS.invoke(cli, ["doctor", "--port", str(free_port())])

@@ -44,6 +44,7 @@ class World:
             lambda endpoint, identity, name: Pool(name, None, Driver(), counter=None, relay_concurrency=1),
             lambda endpoint: self.verified.append(endpoint.id),
             self.evacuated.append,
+            expire=None,
         )
 
     def add(self, name, *, model=None):
@@ -136,24 +137,17 @@ async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
     assert world.directory.lookup("default") is second.pool
 
 
-async def test_an_endpoint_that_goes_down_loses_what_it_had_not_answered(world):
+async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is_taken_off(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
-    endpoint.monitor.status.state = State.DOWN
     world.directory.down(endpoint.id, "down: refused")
     assert not endpoint.healthy
     assert endpoint.pool.driver.events[-1] == EndpointDown(endpoint.id, "down: refused")
+    assert world.evacuated == []
+    world.directory.evacuate(endpoint.id)
     assert world.evacuated == ["a"]
     world.up(endpoint, identity("m"))
     assert world.verified == ["a", "a"], "it may be another engine now"
-
-
-async def test_an_endpoint_that_drains_keeps_what_it_has(world):
-    endpoint = world.add("a")
-    world.up(endpoint, identity("m"))
-    endpoint.monitor.status.state = State.DRAINING
-    world.directory.down(endpoint.id, "draining: by the operator")
-    assert world.evacuated == []
 
 
 async def test_a_sample_goes_to_the_core_of_its_model(world):

@@ -28,7 +28,7 @@ async def world():
         tasks.add(task)
         return task
 
-    directory = Directory(None, None, lambda _: None)
+    directory = Directory(None, None, lambda _: None, lambda _: None)
     settings = Settings(health={"interval": 0.05, "timeout": 0.05})
     watched = Watched(
         directory,

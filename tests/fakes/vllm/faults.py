@@ -16,6 +16,7 @@ class FaultKind(StrEnum):
     STALE_KEEP_ALIVE = "stale_keep_alive"
     """The same, but only to a request that comes on a connection used before."""
     HANG_BEFORE_HEADERS = "hang_before_headers"
+    """Nothing at all; also of a probe."""
     HANG_MID_STREAM = "hang_mid_stream"
     ABORT = "abort"
     """`finish_reason` "abort" mid-stream; with `after=0` it is the first the client hears."""
@@ -59,7 +60,10 @@ FRAMING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, for the next `times` requests to `path`, or to any path under it where it ends with a slash."""
+    """One fault, for the next `times` requests to `path`, or to any path under it where it ends with a slash.
+
+    Where `contains` is given, only for those whose body does.
+    """
 
     kind: FaultKind
     after: int = 0
@@ -69,6 +73,7 @@ class Fault:
     seconds: float = 1.0
     pieces: int = 3
     size: int = 1 << 20
+    contains: str = ""
 
 
 class FaultPlan:
@@ -83,7 +88,7 @@ class FaultPlan:
     def clear(self) -> None:
         self._pending.clear()
 
-    def take(self, path: str, *, reused_connection: bool) -> Fault | None:
+    def take(self, path: str, body: bytes, *, reused_connection: bool) -> Fault | None:
         """The fault of this request, if it has one."""
         for entry in self._pending:
             fault, left = entry
@@ -92,6 +97,8 @@ class FaultPlan:
             if path != fault.path and not (fault.path.endswith("/") and path.startswith(fault.path)):
                 continue
             if fault.kind is FaultKind.STALE_KEEP_ALIVE and not reused_connection:
+                continue
+            if fault.contains.encode() not in body:
                 continue
             if left == 1:
                 self._pending.remove(entry)

@@ -1,6 +1,7 @@
 """Everything the fake answers at once: what vLLM reports about itself, and the fake's own controls under `/fake/`."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,29 @@ def _refuse(fake: "FakeVllm", seen: SeenRequest) -> Response:
     return 200, b"", JSON
 
 
+def _block(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    """Block the event loop for `seconds`, as soon as this answer has left."""
+    asyncio.get_running_loop().call_later(0.02, fake.block, float(decode(seen.body)["seconds"]))
+    return 200, b"", JSON
+
+
+def _spin(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    """Have a child compute for `seconds`, as the core of a busy engine does."""
+    until = f"time.monotonic() + {float(decode(seen.body)['seconds'])}"
+    code = f"import time\nuntil = {until}\nwhile time.monotonic() < until: pass"
+    fake.background.append(asyncio.get_running_loop().create_task(_run(code)))
+    return 200, b"", JSON
+
+
+async def _run(code: str) -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code)
+    try:
+        await child.wait()
+    except asyncio.CancelledError:
+        child.kill()
+        raise
+
+
 def _seen(fake: "FakeVllm", seen: SeenRequest) -> Response:
     return _ok(
         [
@@ -171,5 +195,7 @@ ROUTES: dict[tuple[str, str], Callable[["FakeVllm", SeenRequest], Response]] = {
     ("POST", "/fake/faults"): _add_faults,
     ("DELETE", "/fake/faults"): _clear_faults,
     ("POST", "/fake/refuse"): _refuse,
+    ("POST", "/fake/block"): _block,
+    ("POST", "/fake/spin"): _spin,
     ("GET", "/fake/requests"): _seen,
 }

@@ -153,6 +153,12 @@ class FakeVllm:
         self.awake = True
         self._wake()
 
+    def block(self, seconds: float) -> None:
+        """Compute on the event loop, as vLLM does while it writes one large answer: connections wait, nothing moves."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+
     def submit(self, sequences: list[Sequence]) -> None:
         """Give the engine work."""
         for sequence in sequences:
@@ -192,7 +198,7 @@ class FakeVllm:
         path = urlsplit(seen.path).path
         if path.startswith("/v1/"):
             self.seen.append(seen)
-        fault = self.faults.take(path, reused_connection=connection.requests > 1)
+        fault = self.faults.take(path, seen.body, reused_connection=connection.requests > 1)
         if fault is not None and fault.kind in (FaultKind.CLOSE_BEFORE_ANSWER, FaultKind.STALE_KEEP_ALIVE):
             connection.close()
             return
@@ -201,7 +207,7 @@ class FakeVllm:
                 raise BUSY if fault.status == BUSY.code else ApiError(fault.status, "Injected.", "Injected")
             if seen.method == "POST" and path in SHAPES:
                 self._generate(connection, seen, Api(path), fault)
-            else:
+            elif fault is None or fault.kind is not FaultKind.HANG_BEFORE_HEADERS:
                 connection.respond(*route(self, seen, path))
         except ApiError as error:
             connection.respond(error.code, error_body(error, path))

@@ -24,6 +24,8 @@ class Vllm:
         self.headers = None
         self.answers = {}
         self.listening = True
+        self.answers_yet = set()
+        """Paths that are answered however silent it is."""
         self.silent = asyncio.Event()
         self.silent.set()
         self.max_model_len = 1024
@@ -42,7 +44,10 @@ class Vllm:
         path = request.url.path
         self.asked.append(path)
         self.headers = request.headers
-        await self.silent.wait()
+        if self.listening:
+            await request.extensions["trace"]("connection.connect_tcp.complete", {})
+        if path not in self.answers_yet:
+            await self.silent.wait()
         if not self.listening:
             raise httpx.ConnectError("All connection attempts failed", request=request)
         standard = {"/health": b"", "/metrics": self.metrics, "/v1/models": self.models()}

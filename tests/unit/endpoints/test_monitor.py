@@ -22,6 +22,7 @@ class Told:
     def __init__(self):
         self.changes = []
         self.samples = []
+        self.expired = []
         self.anything = asyncio.Event()
 
     def up(self, endpoint, identity, capacity):
@@ -33,6 +34,13 @@ class Told:
         assert endpoint == ID
         self.changes.append(("down", reason))
         self.anything.set()
+
+    def evacuate(self, endpoint):
+        assert endpoint == ID
+        self.changes.append(("evacuate",))
+
+    def expire(self, requests):
+        self.expired += requests
 
     def observed(self, sample):
         self.samples.append(sample)
@@ -47,8 +55,28 @@ def told():
     return Told()
 
 
+class Looked:
+    """What a look at the engine's processes finds, and how often that was asked."""
+
+    def __init__(self, clock):
+        self.busy = None
+        self.times = 0
+        self.seconds = 0.0
+        self._clock = clock
+
+    async def __call__(self):
+        self.times += 1
+        self._clock.now += self.seconds
+        return self.busy
+
+
 @pytest.fixture
-def make(client, clock, told):
+def look(clock):
+    return Looked(clock)
+
+
+@pytest.fixture
+def make(client, clock, told, look):
     def make(health=None, **settings):
         return EndpointMonitor(
             ID,
@@ -57,6 +85,7 @@ def make(client, clock, told):
             client=client,
             listener=told,
             clock=clock,
+            look=look,
         )
 
     return make
@@ -207,7 +236,7 @@ async def test_a_version_that_is_not_told_is_no_obstacle(monitor, vllm, told):
 async def test_a_killed_engine_is_out_with_the_next_probe_and_back_with_its_new_self(up, told, vllm, clock):
     vllm.listening = False
     await up.probe()
-    assert told.take() == [("down", "down: cannot connect: All connection attempts failed")]
+    assert told.take() == [("down", "down: cannot connect: All connection attempts failed"), ("evacuate",)]
     await pass_time(up, clock, 20)
     assert told.take() == []
     vllm.listening, vllm.max_model_len = True, 512
@@ -219,7 +248,7 @@ async def test_a_killed_engine_is_out_with_the_next_probe_and_back_with_its_new_
 async def test_an_engine_that_says_it_is_dead_is_out_at_once(up, told, vllm):
     vllm.answers["/health"] = 503
     await up.probe()
-    assert told.take() == [("down", "down: GET /health answered 503: the engine is dead")]
+    assert told.take() == [("down", "down: GET /health answered 503: the engine is dead"), ("evacuate",)]
 
 
 @pytest.mark.parametrize("answer", [500, 404, httpx.ReadError("reset")])
@@ -229,15 +258,17 @@ async def test_other_failures_must_be_seen_three_times(up, told, vllm, answer):
     await up.probe()
     assert told.take() == []
     await up.probe()
-    assert [kind for kind, *_ in told.take()] == ["down"]
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
 
 
 async def test_a_hung_engine_gets_no_traffic_and_is_back_with_the_first_token(up, told, clock):
     up.dispatched(A, 100)
+    up.dispatched(B, 100)
     await pass_time(up, clock, 29)
     assert told.take() == []
     await pass_time(up, clock, 1)
-    assert told.take() == [("down", "hung: no progress for 30 s with 1 requests in flight")]
+    assert told.take() == [("down", "hung: no progress for 30 s with 2 requests in flight"), ("evacuate",)]
+    assert told.expired == []
     await pass_time(up, clock, 10)
     up.progressed([A])
     assert [kind for kind, *_ in told.take()] == ["up"]
@@ -257,7 +288,163 @@ async def test_tokens_that_only_the_engine_counts_keep_it_up(up, told, vllm, clo
     assert up.status.state is State.UP
 
 
-async def test_an_empty_hung_engine_is_tried_with_one_sequence_at_a_time(up, told, clock):
+async def test_one_silent_request_alone_ends_and_costs_its_engine_a_rest(up, told, clock, look):
+    look.busy = False
+    up.dispatched(A, 100)
+    await pass_time(up, clock, 29)
+    assert (told.take(), told.expired) == ([], [])
+    await pass_time(up, clock, 1)
+    assert told.take() == [("down", "suspect: the only request on it has had no token for 30 s")]
+    assert told.expired == [A]
+
+
+@pytest.mark.parametrize("busy", [True, None])
+async def test_an_engine_at_work_or_out_of_sight_has_four_times_as_long(up, told, clock, look, busy):
+    look.busy = busy
+    up.dispatched(A, 100)
+    await pass_time(up, clock, 119)
+    assert (told.take(), told.expired) == ([], [])
+    await pass_time(up, clock, 1)
+    assert told.expired == [A]
+
+
+async def test_processes_are_looked_at_only_while_nothing_moves(up, clock, look):
+    up.dispatched(A, 100)
+    for _ in range(60):
+        await pass_time(up, clock, 1)
+        up.progressed([A])
+    assert look.times == 0
+    await pass_time(up, clock, 20)
+    assert look.times == 6
+
+
+async def test_the_time_that_a_look_takes_is_nobodys_silence(up, told, clock, look):
+    look.busy, look.seconds = False, 20.0
+    up.dispatched(A, 100)
+    up.dispatched(B, 100)
+    clock.now += 15
+    await up.probe()
+    assert told.take() == [], "35 s have passed, and it was asked after 15"
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+
+
+async def test_one_that_was_silent_elsewhere_ends_and_its_second_endpoint_stays(up, told, clock, look):
+    look.busy = False
+    up.dispatched(A, 100, brought=True)
+    await pass_time(up, clock, 30)
+    assert (told.take(), told.expired) == ([], [A])
+    assert up.status.state is State.UP
+
+
+async def test_one_that_is_silent_while_others_go_on_ends_alone(up, told, clock, vllm):
+    up.dispatched(A, 100)
+    up.dispatched(B, 100)
+    for _ in range(119):
+        up.progressed([B])
+        await pass_time(up, clock, 1)
+    assert told.expired == []
+    up.progressed([B])
+    await pass_time(up, clock, 1)
+    assert (told.take(), told.expired, up.status.state) == ([], [A], State.UP)
+
+
+@pytest.fixture
+def impatient(make):
+    """One whose probes time out at once."""
+    return make(HealthSettings(timeout=0.01))
+
+
+async def block(monitor, vllm, clock, probes):
+    """Its loop stands still for so many probes, of five seconds each."""
+    vllm.silent.clear()
+    for _ in range(probes):
+        clock.now += 5
+        await monitor.probe()
+
+
+async def test_a_blocked_loop_keeps_what_it_has_and_gets_nothing_new(impatient, told, clock, vllm, look):
+    look.busy = True
+    await impatient.probe()
+    impatient.dispatched(A, 100, streams=False)
+    impatient.dispatched(B, 100)
+    told.take()
+    await block(impatient, vllm, clock, 9)
+    assert told.take() == [("down", "blocked: GET /health: no answer within 0.01 s")]
+    assert told.expired == []
+    vllm.silent.set()
+    await pass_time(impatient, clock, 1)
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
+async def test_a_blocked_loop_that_goes_on_longer_than_it_may_has_hung(impatient, told, clock, vllm, look):
+    look.busy = False
+    await impatient.probe()
+    impatient.dispatched(A, 100)
+    impatient.dispatched(B, 100)
+    told.take()
+    await block(impatient, vllm, clock, 11)
+    assert [kind for kind, *_ in told.take()] == ["down"]
+    await block(impatient, vllm, clock, 1)
+    assert told.take() == [("evacuate",)], "after 60 s: what takes connections has twice the time"
+    assert impatient.status.state is State.HUNG
+
+
+async def test_the_only_request_of_a_blocked_loop_ends_and_the_endpoint_is_down_after_that(
+    impatient, told, clock, vllm, look
+):
+    look.busy = False
+    await impatient.probe()
+    impatient.dispatched(A, 100, streams=False)
+    told.take()
+    await block(impatient, vllm, clock, 12)
+    assert ([kind for kind, *_ in told.take()], told.expired) == (["down"], [A])
+    impatient.finished(A)
+    await block(impatient, vllm, clock, 3)
+    assert told.take() == [("evacuate",)]
+    assert (impatient.status.state, impatient.status.reason) == (
+        State.DOWN,
+        "it takes connections, and has answered nothing for 60 s more",
+    )
+
+
+@pytest.mark.parametrize("last", ["/metrics", "/is_sleeping"])
+async def test_a_loop_that_stops_in_the_middle_of_a_probe_is_blocked_too(make, told, clock, vllm, last):
+    impatient = make(HealthSettings(timeout=0.01))
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
+    await impatient.probe()
+    impatient.dispatched(A, 100)
+    impatient.dispatched(B, 100)
+    told.take()
+    vllm.answers_yet.update({"/health", "/metrics"} - {last})
+    await block(impatient, vllm, clock, 11)
+    assert told.take() == [], "one that answers `/health` takes work, and has its time"
+    await block(impatient, vllm, clock, 1)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+
+
+async def test_tokens_prove_life_whatever_probes_say(impatient, told, clock, vllm):
+    await impatient.probe()
+    impatient.dispatched(A, 100)
+    told.take()
+    for _ in range(20):
+        await block(impatient, vllm, clock, 1)
+        impatient.progressed([A])
+    assert told.take() == []
+    assert impatient.status.state is State.UP
+
+
+async def test_a_host_that_takes_no_connection_is_down_as_ever(impatient, told, clock, vllm):
+    await impatient.probe()
+    impatient.dispatched(A, 100)
+    told.take()
+    vllm.listening = False
+    await block(impatient, vllm, clock, 3)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+
+
+async def test_an_empty_hung_engine_is_tried_with_one_sequence_at_a_time(up, told, clock, look):
+    look.busy = False
     up.dispatched(A, 100)
     await pass_time(up, clock, 30)
     up.finished(A)
@@ -273,7 +460,8 @@ async def test_an_empty_hung_engine_is_tried_with_one_sequence_at_a_time(up, tol
     assert (kind, capacity.max_num_seqs, up.status.state) == ("up", None, State.UP)
 
 
-async def test_a_trial_that_hangs_too_is_over(up, told, clock):
+async def test_a_trial_that_hangs_too_is_over(up, told, clock, look):
+    look.busy = False
     up.dispatched(A, 100)
     await pass_time(up, clock, 30)
     up.finished(A)
@@ -320,7 +508,7 @@ async def test_an_engine_that_aborts_requests_rests(up, told, clock):
 
 async def test_an_engine_that_says_it_is_dead_gets_nothing_more_until_a_probe_finds_it_well(up, told):
     up.failed("EngineCore encountered an issue.", dead=True)
-    assert told.take() == [("down", "down: EngineCore encountered an issue.")]
+    assert told.take() == [("down", "down: EngineCore encountered an issue."), ("evacuate",)]
     await up.probe()
     assert [kind for kind, *_ in told.take()] == ["up"]
 
@@ -373,7 +561,7 @@ async def test_a_report_of_trouble_is_followed_by_a_probe_at_once(make, told, vl
         vllm.listening = False
         monitor.failed("connection refused")
         await told.anything.wait()
-        assert told.changes[-1][0] == "down"
+        assert told.changes[-2][0] == "down"
         vllm.listening = True
         told.anything.clear()
         monitor.failed("connection refused")

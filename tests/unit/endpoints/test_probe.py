@@ -1,4 +1,5 @@
 import asyncio
+import socket
 
 import httpx
 import pytest
@@ -57,7 +58,36 @@ async def test_a_header_is_never_quoted(prober, vllm, error):
 async def test_silence_ends_with_the_timeout(client, vllm, clock):
     vllm.silent.clear()
     reply = await Prober(client, URL, 0.01, clock).get("/health")
-    assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False)
+    assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False, accepted=True)
+
+
+async def test_silence_on_a_connection_that_was_there_already_is_one_that_was_taken(clock):
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            first = asyncio.create_task(client.get(f"{url}/health"))
+            connection, _ = await loop.sock_accept(listener)
+            with connection:
+                await loop.sock_recv(connection, 65_536)
+                await loop.sock_sendall(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                await first
+                reply = await Prober(client, url, 0.2, clock).get("/health")
+    assert reply == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=True)
+
+
+async def test_a_real_connection_that_is_taken_and_never_answered_is_told_from_none(clock):
+    """The kernel takes connections for a process that does nothing, until its backlog is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            prober = Prober(client, url, 0.2, clock)
+            replies = [await prober.get("/health") for _ in range(4)]  # each stays in the backlog
+    assert replies[0] == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=True)
+    assert replies[-1] == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=False)
 
 
 async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):

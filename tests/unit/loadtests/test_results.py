@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.results import Document, Measured, distributions, rows_of
+from loadtests.results import Document, Measured, Target, distributions, rows_of
 from loadtests.scenario import Phase, Request, Rule, Scenario, Slo
 from loadtests.summary import Judged
 from tests.unit.loadtests.records import refused, whole
@@ -29,7 +29,9 @@ def measured(target: str, load: float, number: int, only: str | None = None, **f
 
 
 def document(*runs: Measured) -> Document:
-    return Document("long-outputs", {"commit": "abc"}, SCENARIO, 3.0, list(runs))
+    names = dict.fromkeys(run.target for run in runs)
+    targets = [Target(name, f"http://127.0.0.1:1/{name}", "random") for name in names]
+    return Document("long-outputs", {"commit": "abc"}, SCENARIO, 3.0, targets, list(runs))
 
 
 def test_medians_are_over_the_rounds_of_a_load_and_a_target():
@@ -37,7 +39,7 @@ def test_medians_are_over_the_rounds_of_a_load_and_a_target():
     runs += [measured("a", 2.0, 0, tokens=9.0), measured("b", 1.0, 0, tokens=7.0)]
     runs += [measured("a", 1.0, 0, "quiet", tokens=100.0)]
     found = document(*runs)
-    assert (found.loads, found.targets) == ([1.0, 2.0], ["a", "b"])
+    assert found.loads == [1.0, 2.0]
     assert {target: figures["tokens"] for target, figures in found.medians(1.0).items()} == {"a": 2.0, "b": 7.0}
 
 
@@ -51,11 +53,17 @@ def test_everything_is_written(tmp_path: Path):
     file = tmp_path / "results.json"
     document(measured("a", 1.0, 0, recover=math.inf)).write(file)
     written = msgspec.json.decode(file.read_bytes())
-    assert {"provenance", "scenario", "capacity", "medians", "verdicts", "runs"} <= set(written)
+    assert {"provenance", "scenario", "capacity", "targets", "medians", "verdicts", "runs"} <= set(written)
+    assert written["targets"] == [{"name": "a", "url": "http://127.0.0.1:1/a", "model": "random", "metrics": []}]
     assert written["medians"]["1"]["a"]["in SLO"] == 1.0
     assert written["medians"]["1"]["a"]["recover"] is None
     assert written["runs"][0]["reasons"] == {"status 429 wait_too_long": 1}
     assert written["runs"][0]["distributions"]["TTFT"][0] == [0.1, 0.0]
+
+
+def test_a_result_tells_where_a_target_is_and_not_how_to_get_in():
+    shown = Target("a", "http://me:secret@host:1/x", "m", ("https://me:secret@host/metrics",)).public()
+    assert shown == Target("a", "http://host:1/x", "m", ("https://host/metrics",))
 
 
 def test_a_row_for_each_request_says_how_it_ended():

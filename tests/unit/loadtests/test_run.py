@@ -42,6 +42,7 @@ async def test_two_targets_are_measured_in_turn_and_everything_is_written(scenar
         ("kvgate", "quiet"),
         ("kvgate", None),
     ]
+    assert [target["url"] for target in written["targets"]] == [direct.url, gated.url]
     both, alone = written["runs"][1], written["runs"][0]
     assert both["figures"]["offered"] == both["figures"]["in SLO"] == len(both["requests"]) > 5
     assert {row["flow"] for row in both["requests"]} == {"quiet", "noisy"}

@@ -3,9 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.events import EndpointId, RequestId, Verdict
+from gateway.admission.outcomes import Outcome
 from gateway.config import UpstreamSettings
-from gateway.relay.attempt import Again, Attempt, Outgoing
+from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.flights import Flights, Interruption
 from gateway.wire.request import Api
 
@@ -28,8 +29,12 @@ class Silent:
 
 
 class Monitor:
-    def dispatched(self, request, prompt_tokens, *, streams):
-        pass
+    """Keeps whether the last request was brought from another endpoint."""
+
+    brought = None
+
+    def dispatched(self, request, prompt_tokens, *, streams, brought):
+        self.brought = brought
 
     def finished(self, request):
         pass
@@ -40,20 +45,45 @@ async def trying():
     """A try that waits for its endpoint: its task, its flight, its upstream, and all flights."""
     flights, upstream = Flights(lambda: 0.0, UpstreamSettings), Silent()
     endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", monitor=Monitor(), healthy=True)
-    exchange = SimpleNamespace(stream=True, committed=False, api=Api.CHAT, usage=None)
+    refused = []
+
+    async def refuse(outcome, message):
+        refused.append(outcome)
+        return outcome
+
+    exchange = SimpleNamespace(
+        stream=True, committed=False, evacuated=False, api=Api.CHAT, usage=None, refuse=refuse, refused=refused
+    )
     attempt = Attempt(exchange, None, flights, upstream, endpoint, made=None)
     task = asyncio.create_task(attempt.run(OUTGOING, []))
     await upstream.asked.wait()
     (flight,) = flights._flights.values()
-    return SimpleNamespace(task=task, flight=flight, upstream=upstream, flights=flights)
+    return SimpleNamespace(
+        task=task, flight=flight, upstream=upstream, flights=flights, exchange=exchange, attempt=attempt
+    )
 
 
-@pytest.mark.parametrize("why", Interruption)
-async def test_an_interrupted_try_may_be_made_again(trying, why):
-    trying.flight.interrupt(why)
+async def test_one_that_is_taken_off_its_endpoint_may_go_elsewhere_and_is_known_there(trying):
+    trying.flight.interrupt(Interruption.EVACUATED)
     result = await trying.task
     assert isinstance(result, Again)
-    assert (result.busy, result.overdue) == (False, why is Interruption.OVERDUE)
+    assert not result.busy
+    assert trying.upstream.closed
+    assert len(trying.flights) == 0
+    assert trying.flight.endpoint.monitor.brought is False
+    trying.upstream.asked.clear()
+    again = asyncio.create_task(trying.attempt.run(OUTGOING, []))
+    await trying.upstream.asked.wait()
+    assert trying.flight.endpoint.monitor.brought is True
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again
+
+
+async def test_one_that_is_silent_for_too_long_ends_and_goes_nowhere_else(trying):
+    trying.flight.interrupt(Interruption.OVERDUE)
+    assert await trying.task == Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
+    assert trying.exchange.refused == [Outcome.UPSTREAM_TIMEOUT]
     assert trying.upstream.closed
     assert len(trying.flights) == 0
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config import UpstreamSettings
-from gateway.endpoints.health import State
+from gateway.endpoints.health import SERVING, State
 from gateway.relay.flights import ABANDONED_AFTER, SWEEP_INTERVAL, Flights, Interruption
 
 FIRST_BYTE, IDLE = 600.0, 300.0
@@ -28,7 +28,7 @@ class Monitor:
         self.told = []
         self.status = SimpleNamespace(state=State.UP)
 
-    def dispatched(self, request, prompt_tokens, *, streams):
+    def dispatched(self, request, prompt_tokens, *, streams, brought=False):
         self.told.append(("dispatched", request))
 
     def progressed(self, requests):
@@ -104,16 +104,43 @@ async def test_tokens_break_the_silence(flights, clock):
         assert ("progressed", ONE) in endpoint.monitor.told
 
 
-@pytest.mark.parametrize(
-    ("state", "given_up"), [(State.DOWN, True), (State.HUNG, True), (State.ASLEEP, True), (State.DRAINING, False)]
-)
-async def test_an_endpoint_that_takes_no_traffic_is_waited_for_only_when_it_drains(flights, clock, state, given_up):
+KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT}
+
+
+@pytest.mark.parametrize("state", [state for state in State if state not in SERVING])
+@pytest.mark.parametrize("answering", [True, False])
+async def test_an_endpoint_that_takes_no_traffic_is_waited_for_only_where_it_may_go_on(
+    flights, clock, state, answering
+):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
+        flight.answering = answering
         endpoint.healthy, endpoint.monitor.status.state = False, state
         clock.now = ABANDONED_AFTER + 1
         flights.sweep()
-        assert (flight.interruption is Interruption.OVERDUE) is given_up
+        given_up = Interruption.OVERDUE if answering else Interruption.EVACUATED
+        assert flight.interruption is (None if state in KEPT else given_up)
+
+
+async def test_requests_whose_time_is_over_end_unless_it_is_their_clients_that_do_not_go_on(flights):
+    endpoint = endpoint_of()
+    async with (
+        flying(flights, endpoint, RequestId(1)) as unanswered,
+        flying(flights, endpoint, RequestId(2)) as delivering,
+        flying(flights, endpoint, RequestId(3)) as other,
+    ):
+        delivering.delivering = True
+        flights.expire([RequestId(1), RequestId(2), RequestId(99)])
+        assert unanswered.interruption is Interruption.OVERDUE
+        assert delivering.interruption is other.interruption is None
+
+
+async def test_the_first_of_an_answer_is_progress(flights):
+    endpoint = endpoint_of()
+    async with flying(flights, endpoint) as flight:
+        flights.answers(flight)
+        assert flight.answering
+        assert endpoint.monitor.told == [("dispatched", ONE), ("progressed", ONE)]
 
 
 async def test_an_endpoint_that_went_down_loses_only_what_it_has_not_answered(flights):

@@ -167,7 +167,8 @@ async def test_empty_lines_keep_no_connection_open(idles_after, monkeypatch):
             while not closed.done():
                 writer.write(b"\r\n")
                 await asyncio.sleep(0.02)
-        assert closed.result() == b""
+        # A reset, where a line crossed the end.
+        assert isinstance(closed.exception(), ConnectionResetError) or closed.result() == b""
 
 
 async def test_a_body_that_the_answer_did_not_wait_for_is_dropped_or_ends_the_connection():

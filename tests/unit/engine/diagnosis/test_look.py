@@ -2,6 +2,8 @@ import errno
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import pynvml
 import pytest
 
 from engine.diagnosis import look as looking
-from engine.diagnosis.look import cards, corroborated, hub_cache, listener, look
+from engine.diagnosis.look import cards, corroborated, hub_cache, listener, look, on_its_way, starting, way_to
 from engine.diagnosis.machine import Holder
 from engine.diagnosis.sign import Diagnosis, Kind
 
@@ -148,3 +150,41 @@ def test_what_the_machine_knows_stands_beside_the_evidence(
     monkeypatch.setattr(looking, "cards", tuple)
     more = " [2 processes were killed here for memory so far]" if found.kind is Kind.DEATH else ""
     assert corroborated(found).evidence == f"{found.evidence}{more}".strip()
+
+
+def test_the_way_of_a_client_to_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        port = ours.getsockname()[1]
+        monkeypatch.setattr(looking, "starting", lambda at: iter(["process 9 (python)"] if at == port else []))
+        refused = Diagnosis("x", "generic", "e", kind=Kind.CLIENT, facts={"host": "localhost", "port": str(port)})
+        found = on_its_way(refused, {})
+        assert f"e [port {port} is not open yet: process 9 (python) is starting; " in found.evidence
+        assert found.remedy.startswith(f"Wait: the engine on port {port}")
+        ours.listen()
+        found = on_its_way(refused, {"http_proxy": "http://me:secret@proxy:3128"})
+    assert f"port {port} is open here: " in found.evidence
+    assert "secret" not in str(found)
+    assert found.remedy == "Name localhost in NO_PROXY and no_proxy: a proxy stands between."
+
+
+def test_a_server_elsewhere_is_not_looked_for_here() -> None:
+    refused = Diagnosis("x", "generic", "e", kind=Kind.CLIENT, facts={"host": "gpu-1", "port": "8000"})
+    assert on_its_way(refused, {}) == refused
+    assert way_to("gpu-1", 8000, {}).looked_at == ()
+    of_an_engine = Diagnosis("x", kind=Kind.NETWORK)
+    assert on_its_way(of_an_engine, {"http_proxy": "http://proxy:3128"}) is of_an_engine
+
+
+def test_an_engine_that_is_to_listen_on_a_port(tmp_path: Path) -> None:
+    module = tmp_path / "vllm" / "entrypoints.py"
+    module.parent.mkdir()
+    module.write_text("import sys\nprint('here', flush=True)\nsys.stdin.read()\n")
+    command = [sys.executable, "-m", "vllm.entrypoints", "--port", "7"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as engine:
+        assert engine.stdout is not None
+        engine.stdout.readline()
+        (found,) = starting(7)
+        assert found.startswith(f"process {engine.pid} (")
+        assert list(starting(9)) == []
+        engine.communicate()

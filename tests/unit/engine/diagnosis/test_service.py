@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.diagnosis.model import Examined
-from engine.diagnosis.service import examine
+from engine.diagnosis.service import examine, proxied
 from engine.process import free_port
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 
@@ -141,3 +141,19 @@ async def test_the_endpoints_of_a_kvgate_are_told() -> None:
     assert signs(examined) == ["endpoint not ready", "preemptions", "no model served"]
     assert examined.findings[0].evidence == "starting for 7 s"
     assert examined.findings[1].cause.startswith("endpoint b: 3 requests")
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "expected"),
+    [
+        ("http://localhost:8000", {"HTTP_PROXY": "http://me:secret@proxy:3128"}, ["proxy between client and server"]),
+        ("http://localhost:8000", {"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "localhost"}, []),
+        ("http://localhost:8000", {}, []),
+        ("http://gpu-1:8000", {"HTTP_PROXY": "http://proxy:3128"}, []),  # it may well reach that one
+        ("http://[::", {"HTTP_PROXY": "http://proxy:3128"}, []),
+    ],
+)
+def test_a_proxy_cannot_reach_what_is_this_machine(url: str, environ: dict[str, str], expected: list[str]) -> None:
+    found = list(proxied(url, environ))
+    assert [one.sign for one in found] == expected
+    assert "secret" not in str(found)
