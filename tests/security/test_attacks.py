@@ -205,7 +205,7 @@ ENGINES = [
         "a count and then no end", TOKENIZE, answer(b'{"count":3,"tokens":[', length=100 * MB), b"1,", 101 * MB, 404
     ),
     engine(
-        "a refusal to count", TOKENIZE, answer(b'{"error":', status="400 Bad", length=100 * MB), b"[", 101 * MB, 400
+        "a refusal to count", TOKENIZE, answer(b'{"error":', status="400 Bad", length=100 * MB), b"[", 101 * MB, 404
     ),
     metrics("one sample", b"", GAUGE + b" 1\n"),
     metrics("one line", GAUGE + b"{", b'a="",'),

@@ -56,12 +56,18 @@ def changes(log: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "endpoint changed"]
 
 
-def wait_logged(log: Path, event: str, times: int) -> None:
-    """Until it was said so often."""
-    deadline = time.monotonic() + 20
-    while log.read_text().count(event) < times:
-        assert time.monotonic() < deadline, f"{event!r} was not said {times} times"
-        time.sleep(0.05)
+@contextlib.contextmanager
+def exhausted(target: Target, log: Path, times: int) -> Iterator[list[socket.socket]]:
+    """As many connections as it takes until an endpoint could not be probed so often."""
+    lack, deadline = "endpoint not probed", time.monotonic() + 20
+    enough = log.read_text().count(lack) + times
+    with contextlib.ExitStack() as stack:
+        held: list[socket.socket] = []
+        while log.read_text().count(lack) < enough:
+            assert time.monotonic() < deadline, f"{lack!r} was not said"
+            held += [stack.enter_context(socket.create_connection(("127.0.0.1", target.port), 10)) for _ in range(20)]
+            time.sleep(0.05)
+        yield held
 
 
 def wait_scraped(connection: socket.socket, times: int) -> None:
@@ -95,19 +101,14 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
 
 def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over(tmp_path: Path) -> None:
     with served(tmp_path, max_connections=10_000) as target:
-        with idle(target, LIMIT):  # from before the tokenizer is loaded
-            wait_logged(tmp_path / "log", "endpoint not probed", 3)
+        with exhausted(target, tmp_path / "log", 3):  # from before the tokenizer is loaded
+            pass
         target.wait_ready({"local"})
         before = changes(tmp_path / "log")
-        lacks = (tmp_path / "log").read_text().count("endpoint not probed")
-        with idle(target, LIMIT + 100) as held:
-            wait_logged(tmp_path / "log", "endpoint not probed", lacks + 5)
-            with contextlib.suppress(OSError):
-                held[0].sendall(
-                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT)
-                )
-                held[0].sendall(CHAT)
-                assert held[0].recv(4096).split(b" ")[1] in {b"200", b"503"}
+        with exhausted(target, tmp_path / "log", 5) as held, contextlib.suppress(OSError):
+            held[0].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
+            held[0].sendall(CHAT)
+            assert held[0].recv(4096).split(b" ")[1] in {b"200", b"503"}
         assert changes(tmp_path / "log") == before, "an endpoint was taken out for what is no fault of its own"
         assert target.post("/v1/chat/completions", CHAT).status == 200
 
