@@ -17,7 +17,7 @@ from gateway.admission.events import EndpointId, Prefix
 from gateway.admission.outcomes import Outcome
 from gateway.advice import Alternative, EndpointPast, Past
 from gateway.ops.state import EndpointState, GatewayState
-from gateway.pace import pace
+from gateway.pace import Pace, Work, pace
 from gateway.record.lines import EventLogError
 from gateway.record.served import Account, Served, Watched, account
 from gateway.record.whatif import Fate, compare, waits
@@ -145,8 +145,21 @@ def _watched(name: EndpointId, watched: Watched, requests: Sequence[Served]) -> 
         usage_p99=usages[rank_of(0.99, len(usages)) - 1] if usages else None,
         usage_most=usages[-1] if usages else None,
         preemptions=watched.preemptions if watched.counts_preemptions else None,
-        pace=pace(watched, [one for one in requests if one.endpoint == name]),
+        pace=_pace(watched, [one for one in requests if one.endpoint == name]),
     )
+
+
+def _pace(watched: Watched, requests: Iterable[Served]) -> Pace | None:
+    """How the pace of an endpoint changed since it serves without a break."""
+    since = watched.up_since
+    if since is None:
+        return None
+    work = [
+        Work(one.dispatched_at, one.ended_at, one.demand.longest_prompt, one.generated / one.demand.sequences, one.done)
+        for one in requests
+        if one.dispatched_at is not None and one.dispatched_at >= since
+    ]
+    return pace(work, list(zip(watched.used_at, watched.usages, strict=True)))
 
 
 def _busy(requests: Sequence[Served], seconds: float) -> float | None:

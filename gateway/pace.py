@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gateway.record.served import Served, Watched
-
 LONG = 60.0
 """Seconds that each of the two stretches, a third of the time, must have."""
 MANY = 100
@@ -18,6 +16,20 @@ AS_MANY = 0.8
 """Share of those in flight in the first that must be in the last."""
 ALIKE = 1.25
 """Factor by which the median lengths may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request on the endpoint. Times in seconds; `prompt` and `output` in tokens.
+
+    `ended` is None while it goes on, and `done` says whether its answer came to its end.
+    """
+
+    began: float
+    ended: float | None
+    prompt: int
+    output: float
+    done: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +66,21 @@ class Pace:
         return self.last.rate / self.first.rate
 
 
-def pace(watched: Watched, requests: Sequence[Served]) -> Pace | None:
+def pace(work: Sequence[Work], usages: Sequence[tuple[float, float]]) -> Pace | None:
     """How its pace changed; None where that cannot be told.
 
     Args:
-        watched: The endpoint.
-        requests: That were sent to it.
+        work: All that was sent to it while it served without a break.
+        usages: When it was asked how full its KV cache is, and the share that it was.
     """
-    since = watched.up_since
-    if since is None:
-        return None
-    mine = [one for one in requests if one.dispatched_at is not None and one.dispatched_at >= since]
-    ends = [one.ended_at for one in mine if one.ended_at is not None]
+    ends = [one.ended for one in work if one.ended is not None]
     if not ends:
         return None
-    begin, end = min(one.dispatched_at or 0.0 for one in mine), max(ends)
+    begin, end = min(one.began for one in work), max(ends)
     third = (end - begin) / 3
     if third < LONG:
         return None
-    first, last = (_stretch(watched, mine, start, start + third) for start in (begin, end - third))
+    first, last = (_stretch(work, usages, start, start + third) for start in (begin, end - third))
     if first is None or last is None or first.rate * third < MANY or last.in_flight < AS_MANY * first.in_flight:
         return None
     lengths = ((first.prompt, last.prompt), (first.output, last.output))
@@ -81,20 +89,17 @@ def pace(watched: Watched, requests: Sequence[Served]) -> Pace | None:
     return Pace(first, last)
 
 
-def _stretch(watched: Watched, requests: Sequence[Served], begin: float, end: float) -> Stretch | None:
-    completed = [one for one in requests if one.done and one.ended_at is not None and begin <= one.ended_at <= end]
+def _stretch(work: Sequence[Work], usages: Sequence[tuple[float, float]], begin: float, end: float) -> Stretch | None:
+    completed = [one for one in work if one.done and one.ended is not None and begin <= one.ended <= end]
     if not completed:
         return None
-    there = 0.0
-    for one in requests:
-        left = end if one.ended_at is None else min(end, one.ended_at)
-        there += max(0.0, left - max(begin, one.dispatched_at or 0.0))
-    usages = [usage for at, usage in zip(watched.used_at, watched.usages, strict=True) if begin <= at <= end]
+    there = sum(max(0.0, min(end, end if one.ended is None else one.ended) - max(begin, one.began)) for one in work)
+    used = [usage for at, usage in usages if begin <= at <= end]
     return Stretch(
         end - begin,
         len(completed) / (end - begin),
         there / (end - begin),
-        round(median(one.demand.longest_prompt for one in completed)),
-        round(median(one.generated / one.demand.sequences for one in completed)),
-        fmean(usages) if usages else None,
+        round(median(one.prompt for one in completed)),
+        round(median(one.output for one in completed)),
+        fmean(used) if used else None,
     )

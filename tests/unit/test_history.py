@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -7,10 +8,10 @@ from gateway.admission.lifecycle import State
 from gateway.admission.outcomes import Outcome
 from gateway.admission.state import Load
 from gateway.advice import advise
-from gateway.history import ALTERNATIVES, HistoryError, _busy, recorded, running
+from gateway.history import ALTERNATIVES, HistoryError, _busy, _pace, recorded, running
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GatewayState, KvState, QueueState
-from gateway.record.served import Served
+from gateway.record.served import Served, Watched
 from gateway.settings_sources import load
 from tests.fakes.pages import server
 from tests.unit.record.recorded import Tape
@@ -138,6 +139,14 @@ def test_an_engine_that_gets_slower_under_the_same_load_is_found(tmp_path):
     assert "e completed 7.95 requests a second in the first 2 minutes and 1.61 in the last 2" in found.seen
     assert "with 8 and 8 in flight" in found.seen
     assert found.gain.startswith("5.")
+
+
+def test_an_endpoint_that_was_away_tells_nothing_of_its_pace():
+    long_ago = [Served("m", Demand((1,), 1), (), at, at, at + 1, generated=1, done=True) for at in range(1000)]
+    watched = Watched("m", UP.capacity, up_since=0)
+    assert _pace(watched, long_ago).kept == pytest.approx(1, rel=0.01)
+    assert _pace(replace(watched, up_since=990), long_ago) is None
+    assert _pace(replace(watched, up_since=None), long_ago) is None
 
 
 def test_time_in_which_several_waited_counts_once():
