@@ -15,8 +15,7 @@ SIGNS = (
         "markers of a chat template in an answer",
         r"(?P<token><\|(?!\w{0,20}(?:pad|image|video|audio|vision|endoftext))[a-z]\w{1,40}\|>|"
         r"<(?:start|end)_of_turn>|\[/?INST\]|<\uff5c[^\uff5c\s]{1,40}\uff5c>)(?:\s|\\n){0,2}(?P=token)",
-        "{token} is there over and over as text: the model or the tokenizer does not know it as what stands between "
-        "turns.",
+        "A text has {token} over and over: the model or the tokenizer does not know it as what stands between turns.",
         "Tokenizer or chat template are of another model, or a base model is asked to chat: leave --tokenizer and "
         "--chat-template out, or take the instruct version. `kvgate doctor MODEL` compares tokenizer, template and "
         "weights.",
