@@ -19,6 +19,7 @@ SIGNS = (
         "Tokenizer or chat template are of another model, or a base model is asked to chat: leave --tokenizer and "
         "--chat-template out, or take the instruct version. `kvgate doctor MODEL` compares tokenizer, template and "
         "weights.",
+        example="<|im_start|><|im_start|>",
     ),
     _sign(
         "answer of exclamation marks",
@@ -26,6 +27,7 @@ SIGNS = (
         "An answer is exclamation marks: the model computed NaN, and token 0 of its vocabulary is an exclamation mark.",
         "Where the model was trained in bfloat16 give --dtype bfloat16 in place of float16; else try --enforce-eager, "
         "another --attention-backend, and weights without quantization, one at a time.",
+        example="!!!!!!!!!!!!!!!!",
     ),
     _sign(
         "answer of one word over and over",
@@ -34,5 +36,6 @@ SIGNS = (
         "Tokenizer and weights may be of two models: `kvgate doctor MODEL` compares them. If they go together, the "
         "weights are damaged or quantized too hard, or sampling is at fault: leave temperature and repetition_penalty "
         "as the model's generation_config.json has them.",
+        example="the the the the",
     ),
 )
