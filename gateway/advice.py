@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.plan.traffic import LOW_HIT_RATE, Traffic
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
+from gateway.pace import Pace
 
 ENOUGH = 100
 """Requests that were answered, below which nothing is advised: a p99 of fewer is their longest alone."""
@@ -23,6 +24,10 @@ AROUND = 0.1
 """Share of an engine's tokens that may be missing from our own count: of answers that were broken off."""
 FULL, HALF = 0.85, 0.5
 """Shares of a KV cache: at the fence of `kv_high` nearly always, and never needed."""
+SLOWER = 0.5
+"""Share of its first pace under which an endpoint got slower for a reason that is worth finding."""
+FULLER = 0.15
+"""Share of the KV cache by which it must be fuller, with as much in flight, to be a reason for that."""
 BETTER_WAIT = 0.8
 """Of the p99 wait, what an alternative must come to to be worth a try."""
 LONG = 8192
@@ -44,6 +49,7 @@ class EndpointPast:
         usage_p99: share of its KV cache that it stayed under for 99 % of the time.
         usage_most: the same for all of it.
         preemptions: since it is watched.
+        pace: how fast it was at first and at last, where it was in use steadily for long enough to tell.
     """
 
     id: str
@@ -54,6 +60,7 @@ class EndpointPast:
     usage_p99: float | None = None
     usage_most: float | None = None
     preemptions: int | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +298,38 @@ def _prefix_cache(past: Past) -> Finding | None:
     )
 
 
+def _pace(past: Past) -> Finding | None:
+    known = [(e.id, e.pace) for e in past.endpoints if e.pace is not None]
+    if not known:
+        return None
+    name, pace = min(known, key=lambda one: one[1].kept)
+    first, last = pace.first, pace.last
+    minutes = first.seconds / 60
+    seen = (
+        f"{name} completed {first.rate:.3g} requests a second in the first {minutes:.0f} minutes and {last.rate:.3g} "
+        f"in the last {minutes:.0f}, with {first.in_flight:.3g} and {last.in_flight:.3g} in flight"
+    )
+    if pace.kept >= SLOWER:
+        return Finding("pace", seen)
+    seen += f", prompts and answers alike (p50 {first.prompt:,} and {first.output:,} tokens)"
+    fuller = None
+    if first.usage is not None and last.usage is not None:
+        seen += f"; its KV cache was {first.usage:.0%} full, then {last.usage:.0%}"
+        fuller = last.usage - first.usage
+    if fuller is not None and fuller >= FULLER:
+        change = (
+            "look for what else fills its KV cache: requests that go around kvgate (close the engine's own port), or "
+            "blocks that an engine never frees (`kvgate reload` begins anew)"
+        )
+    else:
+        change = (
+            "look at the card (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE`: throttled, or shared with another process), "
+            "at the machine (`vmstat 1`: swapping, a core at 100 %), and whether the prefix cache's hit rate fell; "
+            "where `kvgate reload` brings the pace back, the engine's memory was in crumbs: tell its makers"
+        )
+    return Finding("pace", seen, change, f"{1 / max(pace.kept, 0.01):.1f} times the requests, as at first")
+
+
 def _capacity(past: Past) -> Finding | None:
     if not past.requests:
         return None
@@ -349,6 +388,7 @@ RULES: tuple[Callable[[Past], Finding | None], ...] = (
     _preemptions,
     _kv_cache,
     _prefix_cache,
+    _pace,
     _capacity,
     _settings,
 )

@@ -13,10 +13,11 @@ import yaml
 from engine.plan.exposition import Samples
 from engine.plan.histogram import rank_of
 from engine.plan.traffic import TrafficError, from_exposition
-from gateway.admission.events import Prefix
+from gateway.admission.events import EndpointId, Prefix
 from gateway.admission.outcomes import Outcome
 from gateway.advice import Alternative, EndpointPast, Past
 from gateway.ops.state import EndpointState, GatewayState
+from gateway.pace import Pace, Work, pace
 from gateway.record.lines import EventLogError
 from gateway.record.served import Account, Served, Watched, account
 from gateway.record.whatif import Fate, compare, waits
@@ -123,7 +124,7 @@ def _recorded(file: Path, model: str, found: Account, alternatives: Sequence[Alt
     return Past(
         model,
         lengths(str(file), requests),
-        endpoints=tuple(_watched(name, each) for name, each in watched.items()),
+        endpoints=tuple(_watched(name, each, requests) for name, each in watched.items()),
         outcomes=outcomes,
         returns=sum(one.came_back for one in requests),
         busy=_busy(requests, found.seconds),
@@ -133,7 +134,7 @@ def _recorded(file: Path, model: str, found: Account, alternatives: Sequence[Alt
     )
 
 
-def _watched(name: str, watched: Watched) -> EndpointPast:
+def _watched(name: EndpointId, watched: Watched, requests: Sequence[Served]) -> EndpointPast:
     capacity, usages = watched.capacity, sorted(watched.usages)
     return EndpointPast(
         name,
@@ -144,7 +145,21 @@ def _watched(name: str, watched: Watched) -> EndpointPast:
         usage_p99=usages[rank_of(0.99, len(usages)) - 1] if usages else None,
         usage_most=usages[-1] if usages else None,
         preemptions=watched.preemptions if watched.counts_preemptions else None,
+        pace=_pace(watched, [one for one in requests if one.endpoint == name]),
     )
+
+
+def _pace(watched: Watched, requests: Iterable[Served]) -> Pace | None:
+    """How the pace of an endpoint changed since it serves without a break."""
+    since = watched.up_since
+    if since is None:
+        return None
+    work = [
+        Work(one.dispatched_at, one.ended_at, one.demand.longest_prompt, one.generated / one.demand.sequences, one.done)
+        for one in requests
+        if one.dispatched_at is not None and one.dispatched_at >= since
+    ]
+    return pace(work, list(zip(watched.used_at, watched.usages, strict=True)))
 
 
 def _busy(requests: Sequence[Served], seconds: float) -> float | None:

@@ -181,7 +181,7 @@ def _failures(lines: Sequence[LogLine], unknown: str, signs: _Signs) -> Iterable
     """All signs of a failure, in the order of the log; an error nobody knows is an effect, of what is not known."""
     chains: dict[str, _Chain] = defaultdict(_Chain)
     for position, line in enumerate(lines):
-        if line.level in _QUIET:
+        if line.level in _QUIET or _KVGATE.search(line.text):
             continue
         chain = chains[line.process]
         if _SOURCE.match(line.text):  # of a traceback: its strings are not what was said

@@ -25,7 +25,7 @@ _LESS_AT_WORK = "--max-num-seqs, --max-num-batched-tokens or --gpu-memory-utiliz
 
 _SIZE = r"[\d.]+ (?:bytes|[KMG]iB)"
 _OUT_OF_MEMORY = (
-    r"(?:CUDA|HIP) out of memory\."
+    r"(?:(?:CUDA|HIP) (?:out of memory\.|(?:driver )?error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)))"
     rf"(?: Tried to allocate (?P<tried>{_SIZE}))?"
     rf"(?:\.? GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>{_SIZE}) of which (?P<free>{_SIZE}) is free)?"
     rf"(?: \(GPU (?P<old_gpu>\d+); (?P<old_total>{_SIZE}) total capacity;.*? (?P<old_free>{_SIZE}) free)?"
@@ -87,7 +87,7 @@ def _figures(tried: str, gpu: str, total: str, free: str, own: str) -> Iterator[
         if others >= _OTHERS * _bytes(total):
             fitting = math.floor((1 - others / _bytes(total)) * 100) / 100
             yield (
-                f"Others hold {_said(others)} of its {total}, this process {own}: without them ending, "
+                f"Others hold {_said(others)} of its {total}, this process {own}: while they do, "
                 f"--gpu-memory-utilization may be {fitting:.2f} at most."
             )
         else:

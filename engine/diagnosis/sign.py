@@ -85,6 +85,7 @@ class Sign:
         permanent: Whether the next start must fail in the same way.
         within: Found in the stack above the line, where the line alone does not say enough.
         derive: What follows from the named groups: numbers for the remedy.
+        example: What the documentation shows of a pattern that is a shape and has no words.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Sign:
     permanent: bool = True
     within: str = ""
     derive: Callable[[Facts], Facts] = nothing_more
+    example: str = ""
 
     def read(self, line: str, stack: str = "") -> Diagnosis | None:
         """The diagnosis of a line, or None where it does not show this sign."""

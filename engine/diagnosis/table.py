@@ -51,7 +51,9 @@ def markdown() -> str:
 
 
 def words(sign: Sign) -> str:
-    """The first words of a sign's pattern."""
+    """The first words of a sign's pattern, or its example."""
+    if sign.example:
+        return sign.example.replace("|", "\\|")
     pieces = [re.sub(r"\\(.)", r"\1", piece).strip(" `'.") for piece in _SYNTAX.split(sign.pattern)]
     return next((piece for piece in pieces if len(piece) >= _WORDS), max(pieces, key=len)).replace("`", "'")
 

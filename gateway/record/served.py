@@ -9,6 +9,8 @@ from gateway.admission.events import (
     Arrived,
     Capacity,
     Demand,
+    EndpointDown,
+    EndpointGone,
     EndpointId,
     EndpointUp,
     Finished,
@@ -47,6 +49,8 @@ class Served:
     done: bool = False
     key: int = 0
     came_back: bool = False
+    endpoint: EndpointId | None = None
+    """Where it was sent to last."""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,9 @@ class Watched:
     """What was seen of one endpoint, over all runs.
 
     Attributes:
+        up_since: since when it serves without a break; None while it does not.
         usages: shares of its KV cache in use, one for each scrape.
+        used_at: when these were seen.
         preemptions: that happened while it was watched.
         counts_preemptions: whether it says.
         peak_sequences: the most of ours that were on it at once.
@@ -62,7 +68,9 @@ class Watched:
 
     model: str
     capacity: Capacity
+    up_since: float | None = None
     usages: list[float] = field(default_factory=list)
+    used_at: list[float] = field(default_factory=list)
     preemptions: int = 0
     counts_preemptions: bool = False
     generated: float = 0.0
@@ -71,10 +79,11 @@ class Watched:
     peak_sequences: int = 0
     last: Observed | None = field(default=None, repr=False)
 
-    def take(self, sample: Observed) -> None:
+    def take(self, sample: Observed, at: float) -> None:
         """The next scrape."""
         if sample.kv_usage is not None:
             self.usages.append(sample.kv_usage)
+            self.used_at.append(at)
         self.counts_preemptions = sample.preemptions is not None
         if self.last is not None:
             self.preemptions += round(_moved(self.last.preemptions, sample.preemptions))
@@ -148,6 +157,8 @@ class _Run:
         self._began = found.seconds
         self._first: float | None = None
         self._returns: Returns[Served] = Returns()
+        for watched in found.endpoints.values():
+            watched.up_since = None
 
     def take(self, line: Happened) -> None:
         """The next event."""
@@ -159,8 +170,11 @@ class _Run:
                 model = self.models.get(line.pool, "")
                 watched = self._found.endpoints.setdefault(event.endpoint, Watched(model, event.capacity))
                 watched.capacity = event.capacity
+                watched.up_since = at if watched.up_since is None else watched.up_since
+            case EndpointDown() | EndpointGone() if (lost := self._found.endpoints.get(event.endpoint)) is not None:
+                lost.up_since = None
             case Observed() if (observed := self._found.endpoints.get(event.endpoint)) is not None:
-                observed.take(event)
+                observed.take(event, at)
             case Arrived() | Progress() | Finished() | Returned():
                 self._follow(event, line.pool, at)
         for decided in line.decisions:
@@ -198,7 +212,8 @@ class _Run:
             return
         if "endpoint" in decided:
             served.dispatched_at = at if served.dispatched_at is None else served.dispatched_at
-            watched = self._found.endpoints.get(EndpointId(str(decided["endpoint"])))
+            served.endpoint = EndpointId(str(decided["endpoint"]))
+            watched = self._found.endpoints.get(served.endpoint)
             if watched is not None:
                 self._on[key] = watched
                 watched.now_at(served.demand.sequences)

@@ -5,6 +5,7 @@ import pytest
 from engine.plan.traffic import Distribution, Range, Traffic
 from gateway.admission.outcomes import Outcome
 from gateway.advice import ENOUGH, RULES, Alternative, EndpointPast, Past, advise
+from gateway.pace import Pace, Stretch
 
 
 def spread(p50, p99, most):
@@ -61,6 +62,8 @@ def only(of, subject):
 
 REFUSED = {"completed": 1000, Outcome.WAIT_TOO_LONG: 100, Outcome.QUEUE_FULL: 100}
 RAN = Alternative((), 1000, 4.0)
+FIRST = Stretch(600, 200.0, 80.0, 100, 50, usage=0.4)
+DECAYS = Pace(FIRST, replace(FIRST, rate=40.0, in_flight=81.0, usage=0.45))
 OTHER = ("admission.kv_high=0.95", "admission.kv_low=0.85")
 
 CASES = [
@@ -79,6 +82,9 @@ CASES = [
     (past(endpoint={"usage_most": 0.95, "usage_p99": 0.9}, busy=0.3),
      "KV cache", "--kv-cache-dtype fp8", "132 requests of the median length instead of 66"),
     (past(traffic={"hit_rate": 0.1}), "prefix cache", "more KV cache", "up to 50% of all prompt tokens"),
+    (past(endpoint={"pace": DECAYS}), "pace", "nvidia-smi -q -d PERFORMANCE", "5.0 times the requests"),
+    (past(endpoint={"pace": Pace(FIRST, replace(DECAYS.last, usage=0.9))}),
+     "pace", "what else fills its KV cache", "5.0 times the requests"),
     (past(outcomes=REFUSED, busy=0.5), "capacity", "up to 2 engines instead of 1", "16.7% that are refused"),
     (past(outcomes={**REFUSED, Outcome.QUEUE_FULL: 100_000}, returns=100_000 - 20, busy=1.0),
      "capacity", "up to 2 engines instead of 1", "and at once those who have to come back"),
@@ -101,6 +107,7 @@ FINE = [
     GOOD,
     past(endpoint={"sequence_limit": None, "peak_sequences": 3}),
     past(endpoint={"preemptions": 9}),
+    past(endpoint={"pace": Pace(FIRST, replace(FIRST, rate=101.0))}),
     past(endpoint={"usage_most": 0.95, "usage_p99": 0.9}),
     past(endpoint={"peak_sequences": 64}),
     past(endpoint={"peak_sequences": 64, "usage_p99": 0.84}, busy=0.3),
@@ -149,3 +156,10 @@ def test_what_is_not_known_is_passed_over():
 @pytest.mark.parametrize(("requests", "enough"), [(0, False), (ENOUGH - 1, False), (ENOUGH, True)])
 def test_too_little_history_is_an_answer(requests, enough):
     assert (advise(past(traffic={"requests": requests})) is not None) is enough
+
+
+def test_a_pace_that_fell_is_told_in_figures():
+    assert only(past(endpoint={"pace": DECAYS}), "pace").seen == (
+        "e:1 completed 200 requests a second in the first 10 minutes and 40 in the last 10, with 80 and 81 in flight, "
+        "prompts and answers alike (p50 100 and 50 tokens); its KV cache was 40% full, then 45%"
+    )

@@ -1,14 +1,17 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Observed, Verdict
+from gateway.admission.lifecycle import State
 from gateway.admission.outcomes import Outcome
 from gateway.admission.state import Load
-from gateway.history import ALTERNATIVES, HistoryError, _busy, recorded, running
+from gateway.advice import advise
+from gateway.history import ALTERNATIVES, HistoryError, _busy, _pace, recorded, running
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GatewayState, KvState, QueueState
-from gateway.record.served import Served
+from gateway.record.served import Served, Watched
 from gateway.settings_sources import load
 from tests.fakes.pages import server
 from tests.unit.record.recorded import Tape
@@ -114,6 +117,36 @@ def test_a_request_that_comes_again_and_again_is_one(tmp_path):
     assert not missing
     assert past.refused(Outcome.QUEUE_FULL) > 1000
     assert (past.lost, past.requests) == (0, 24)
+
+
+def test_an_engine_that_gets_slower_under_the_same_load_is_found(tmp_path):
+    """Twelve clients, each of which asks again once it is served, of an engine whose answers take 1 s, then 5 s."""
+    up = EndpointUp("e", Capacity(1000, 1000, max_num_seqs=8))
+    tape, number, begun = Tape(ttft_target=None).tell(0, up), 0, dict[int, float]()
+    for second in range(300):
+        ended = [each for each, at in begun.items() if second - at >= (1 if second < 100 else 5)]
+        for each in ended:
+            del begun[each]
+            tape.tell(second, Finished(each, Verdict.DONE, 20))
+        while len(tape.controller._requests) < 12:
+            number += 1
+            tape.tell(second, arrived(number))
+        for each, request in tape.controller._requests.items():
+            if request.state is State.IN_FLIGHT:
+                begun.setdefault(each, second)
+    (past,) = recorded(tape.write(tmp_path / "events"))
+    (found,) = [finding for finding in advise(past) if finding.subject == "pace"]
+    assert "e completed 7.95 requests a second in the first 2 minutes and 1.61 in the last 2" in found.seen
+    assert "with 8 and 8 in flight" in found.seen
+    assert found.gain.startswith("5.")
+
+
+def test_an_endpoint_that_was_away_tells_nothing_of_its_pace():
+    long_ago = [Served("m", Demand((1,), 1), (), at, at, at + 1, generated=1, done=True) for at in range(1000)]
+    watched = Watched("m", UP.capacity, up_since=0)
+    assert _pace(watched, long_ago).kept == pytest.approx(1, rel=0.01)
+    assert _pace(replace(watched, up_since=990), long_ago) is None
+    assert _pace(replace(watched, up_since=None), long_ago) is None
 
 
 def test_time_in_which_several_waited_counts_once():

@@ -2,6 +2,7 @@ from gateway.admission.events import (
     Arrived,
     Capacity,
     Demand,
+    EndpointDown,
     EndpointUp,
     Finished,
     Observed,
@@ -48,6 +49,7 @@ def test_what_an_endpoint_did_is_counted_over_its_restarts(tmp_path):
     tape.tell(1, scrape(1, 0.3, generated=600.0, preemptions=9.0)).tell(2, scrape(2, 0.2, generated=40.0))
     watched = account(tape.write(tmp_path / "f")).endpoints["e"]
     assert watched.usages == [0.1, 0.3, 0.2]
+    assert watched.used_at == [0, 1, 2]
     assert (watched.preemptions, watched.generated, watched.counts_preemptions) == (2, 140, True)
 
 
@@ -80,3 +82,19 @@ def test_one_that_was_refused_and_comes_back_is_known_again(tmp_path):
     found = account(tape.write(tmp_path / "f"))
     assert [one.came_back for one in found.requests] == [False, False, False, True, True, False, False, False]
     assert [one.refused is not None for one in found.requests] == [False] * 3 + [True] * 3 + [False, True]
+
+
+def test_an_endpoint_serves_since_it_came_back_last(tmp_path):
+    tape = Tape().tell(0, UP).tell(3, UP)
+    assert account(tape.write(tmp_path / "f")).endpoints["e"].up_since == 0
+    tape.tell(5, EndpointDown("e", "gone"))
+    assert account(tape.write(tmp_path / "f")).endpoints["e"].up_since is None
+    tape.tell(7, UP)
+    assert account(tape.write(tmp_path / "f")).endpoints["e"].up_since == 7
+    tape.lines += tape.lines[:2]
+    assert account(tape.write(tmp_path / "f")).endpoints["e"].up_since is None
+
+
+def test_a_request_is_where_it_was_sent_last(tmp_path):
+    found = account(Tape(ttft_target=None).tell(0, UP, arrived(1)).write(tmp_path / "f"))
+    assert found.requests[0].endpoint == "e"
