@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_TIMEOUT = 20.0
+_TIMEOUT = 120.0
 _AT_REST = 0.02
 _QUIET = 3
 """Seconds, each without a longer stretch than that."""
