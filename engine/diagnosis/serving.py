@@ -1,4 +1,4 @@
-"""PURE. What an engine that served says of requests that failed: it is not why the engine ended.
+"""PURE. The errors of requests in the log of an engine that served: they are not why it ended.
 
 A bad tool call, a body that is no JSON, a client that left: each is an error in the log, often with a traceback, and
 the engine goes on. So of an engine that was ready only what was said about its end counts: shortly before it, and by
