@@ -53,6 +53,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _parsed = 0
     """Of the buffer, where it begins with a head."""
     _head_complete = False
+    _keeps = True
+    """Whether the current request lets the connection go on; the parser knows it only while it reads the head."""
     _body: Body | None = None
     """What is still to come of the current request's."""
     _ended = False
@@ -150,6 +152,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_complete = True
+        self._keeps = self.parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         """Nothing: where a body ends is found here."""
@@ -179,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue and version == "1.1",
-            keep_alive=version == "1.1" and self.parser.should_keep_alive() and self.idle_grace is None,
+            keep_alive=version == "1.1" and self._keeps and self.idle_grace is None,
             on_response=self.on_response_complete,
         )
         self.cycle.half_closed = self._ended

@@ -193,6 +193,18 @@ async def test_who_asks_before_sending_a_body_and_is_answered_at_once_cannot_sen
         assert await reader.read() == b"0"
 
 
+@pytest.mark.parametrize("method", [b"GET / ", b"HEAD / ", b"POST / "])
+async def test_who_asks_for_the_end_of_the_connection_gets_it_with_or_without_a_body(method):
+    app = App()
+    last = GET.replace(b"GET / ", method).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(last + GET)
+        answered = await reader.read()
+        assert answered.count(b"HTTP/1.1 200 ") == 1
+        assert b"\r\nconnection: close\r\n" in answered
+    assert len(app.scopes) == 1
+
+
 async def test_a_body_that_is_not_framed_as_it_must_be_is_answered():
     app = App()
     async with serving(app) as listener, connected(listener) as (reader, writer):
