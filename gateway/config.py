@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.admission.policy import Band, Mode, Policy, Rule
+from gateway.admission.policy import LAST_BAND, Band, Mode, Policy, Rule
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -312,9 +312,9 @@ class AdmissionSettings(_Section):
         "one with `x-kvgate-ttft-ms`.",
     )
     max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
-    bands: dict[Annotated[int, Field(ge=0)], BandSettings] = Field(
+    bands: dict[Annotated[int, Field(ge=0, le=LAST_BAND)], BandSettings] = Field(
         default_factory=dict,
-        description="Priority bands, by number; 0 is the most urgent.",
+        description=f"Priority bands, by number; 0 is the most urgent, {LAST_BAND} the least.",
         examples=[{1: {"ttft_target": 30}}],
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue.")
@@ -401,7 +401,9 @@ class ClientKey(_Section):
     name: str = Field(description="The flow: what logs and fairness call this client.")
     key: Key | None = Field(None, description="The key itself; better by environment or file.")
     key_file: Path | None = Field(None, description="File that holds the key.")
-    priority: int = Field(0, ge=0, le=9, description="Most urgent band its requests may take; 0 is the most urgent.")
+    priority: int = Field(
+        0, ge=0, le=LAST_BAND, description="Most urgent band its requests may take; 0 is the most urgent."
+    )
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Its share of service against the other flows that wait."
     )

@@ -13,6 +13,10 @@ engine that stands still shows nothing of it: a burst must not fill the cache wi
 whose first tokens take a second (0.63 of direct's throughput on a busy machine)."""
 
 
+LAST_BAND = 9
+"""The least urgent. Each band is owed a share of service (`STARVED_SHARE`), so that whoever could wait in any number of
+them at once would take it from all the others."""
+
 FORECAST_SHARE = 0.96
 """Most of the cache that the forecast may fill, where no fence is lower: the rest is for what it cannot know."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import LAST_BAND
 from gateway.pools import Pool
 from gateway.relay.asgi import Scope
 from gateway.relay.clients import Client
@@ -44,8 +45,8 @@ class Work:
 
     @property
     def band(self) -> int:
-        """Its priority band: what its client asks for, and never more than its key allows."""
-        return max(self.client.band, self.request.priority)
+        """Its priority band: what its client asks for, never more than its key allows, and none beyond the last."""
+        return min(max(self.client.band, self.request.priority), LAST_BAND)
 
     def arrival(self, identifier: RequestId) -> Arrived:
         """How the core is told of it."""

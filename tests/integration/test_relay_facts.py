@@ -86,15 +86,15 @@ async def test_an_engine_that_schedules_by_priority_is_told_the_band():
         await until(ready)
         fake.seen.clear()
         for path in APIS:
-            for key, asked in (("a", None), ("a", 2), ("a", -7), ("b", 1), ("b", 5)):
+            for key, asked in (("a", None), ("a", 2), ("a", -7), ("b", 1), ("b", 5), ("a", 1000)):
                 fields = {} if asked is None else {"priority": asked}
                 headers = {"authorization": f"Bearer {key}"}
                 answer = await kvgate.client.post(path, json=body(path, **fields), headers=headers)
                 assert answer.status_code == 200
         sent = [request for request in fake.seen if request.path in APIS]
-        assert [request.header("x-vllm-priority") for request in sent] == [None, "2", "0", "3", "5"] * len(APIS)
+        assert [request.header("x-vllm-priority") for request in sent] == [None, "2", "0", "3", "5", "9"] * len(APIS)
         told = [json.loads(request.body).get("priority") for request in sent]
-        assert told[:15] == [None, 2, 0, 3, 5] * 3, "for engines that do not read the header"
+        assert told[:18] == [None, 2, 0, 3, 5, 9] * 3, "for engines that do not read the header"
 
 
 async def test_a_number_that_nobody_knows_exactly_is_said_to_be_an_estimate():
