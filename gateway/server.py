@@ -25,6 +25,9 @@ _RETRY_AFTER = 1
 """Seconds, for clients that find no room to connect."""
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
+STALLED = 60.0
+"""Seconds for which a client may take nothing of what waits for it, before the kernel ends its connection: in whatever
+phase, and after we have closed our side of it, too. As nginx's `send_timeout`."""
 BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
@@ -203,6 +206,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Each connection inherits it.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED * 1000))
     try:
         listening.bind((host, port))
     except OSError as error:

@@ -179,3 +179,24 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
         for _, writer in held:
             writer.close()
         await listening.stop()
+
+
+@pytest.mark.parametrize("size", [1000, 2**20])
+async def test_who_does_not_read_its_answers_loses_its_connection(monkeypatch, size):
+    monkeypatch.setattr("gateway.server.STALLED", 0.5)
+
+    async def answers(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    listening = Listener(answers, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", listening.port))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+            await until(lambda: listening.connections == 1)
+            await until(lambda: listening.connections == 0, 20)
+    finally:
+        await listening.stop()

@@ -228,6 +228,7 @@ PIPELINES = {
     "the second is bad": (counted() + b"nonsense\r\n\r\n",),
     "the first is bad": (b"nonsense\r\n\r\n" + counted(),),
     "the first is the last": (counted(b"connection: close") + counted(),),
+    "the first is the last and has no body": (request(b"connection: close", line=LIVEZ) + counted(),),
     "the first is unknown": (counted(line=b"POST /nothing HTTP/1.1") + counted(),),
     "the first is refused with its body": (counted(line=b"GET /nothing HTTP/1.1") + counted(),),
     "a GET with a body": (counted(line=LIVEZ) + counted(),),
