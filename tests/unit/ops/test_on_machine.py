@@ -4,11 +4,15 @@ from gateway.ops.on_machine import on_this_machine
 
 
 def called(
-    *headers: tuple[bytes, bytes], peer: str | None = "127.0.0.1", host: bytes | None = b"127.0.0.1:8080"
+    *headers: tuple[bytes, bytes],
+    peer: str | None = "127.0.0.1",
+    host: bytes | None = b"127.0.0.1:8080",
+    version: str = "1.1",
 ) -> bool:
     named = [] if host is None else [(b"host", host)]
     client = None if peer is None else (peer, 50000)
-    return on_this_machine({"client": client, "scheme": "http", "headers": [*named, *headers]})
+    scope = {"client": client, "scheme": "http", "http_version": version, "headers": [*named, *headers]}
+    return on_this_machine(scope)
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
@@ -38,6 +42,10 @@ def test_a_name_that_is_not_ours_alone_is_a_proxys_or_a_pages(host: bytes | None
 )
 def test_what_a_proxy_forwards_is_not_from_here(name: bytes) -> None:
     assert not called((name, b""))
+
+
+def test_nginx_that_was_told_nothing_but_where_to_pass_requests_is_a_proxy() -> None:
+    assert not called((b"connection", b"close"), version="1.0")
 
 
 @pytest.mark.parametrize(
