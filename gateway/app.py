@@ -33,7 +33,7 @@ from gateway.pools import Directory, Endpoint, Pool
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
-from gateway.relay.asgi import Receive, Scope, Send
+from gateway.relay.asgi import Receive, Room, Scope, Send
 from gateway.relay.exchange import Reporter
 from gateway.relay.explain import RelayExplainer
 from gateway.relay.flights import Flights
@@ -123,6 +123,7 @@ class Application:
             clock=self._clock,
             lobby=Lobby(lambda: self._settings.admission.queue),
             counting=self._counting,
+            arriving=Room(lambda: self._settings.admission.queue.max_bytes),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)

@@ -271,7 +271,11 @@ class QueueSettings(_Section):
     """Who may wait, and for how long."""
 
     max_requests: int = Field(2048, ge=0, description="Most requests that wait, per model.")
-    max_bytes: int = Field(512 * 2**20, gt=0, description="Most bytes of bodies that wait, per model.")
+    max_bytes: int = Field(
+        512 * 2**20,
+        gt=0,
+        description="Most bytes of bodies that wait, per model; and of those over 64 KB that are still arriving, over all.",
+    )
     ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
     heartbeat: Seconds | None = Field(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from gateway.wire.errors import ErrorAnswer
@@ -60,6 +60,44 @@ class BodyTimeoutError(Exception):
     """The client stopped sending in the middle of its body, or sends it too slowly."""
 
 
+class NoRoomError(Exception):
+    """Bodies that are not complete hold as much as they may already."""
+
+
+class Room:
+    """What bodies that are still arriving may hold, of all clients together.
+
+    Args:
+        most: bytes, in force now. A body that is alone always has room, and so have small ones: there are only as many
+            of them as connections.
+    """
+
+    SMALL = 64 * 2**10
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        self._most = most
+        self._bytes = 0
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[Callable[[int], None]]:
+        """For one body: a function to be told of the size it has grown to, which raises `NoRoomError`."""
+        held = 0
+
+        def grown(size: int) -> None:
+            nonlocal held
+            if size <= self.SMALL:
+                return
+            if held < self._bytes and self._bytes + size - held > self._most():
+                raise NoRoomError
+            self._bytes += size - held
+            held = size
+
+        try:
+            yield grown
+        finally:
+            self._bytes -= held
+
+
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of that (lower-case) name."""
     for key, value in scope["headers"]:
@@ -75,7 +113,7 @@ def path(scope: Scope) -> str:
     return (raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float, rate: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float, rate: float, room: Room) -> bytes:
     """Read the whole body.
 
     Args:
@@ -84,9 +122,10 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
         limit: most bytes.
         timeout: longest silence, seconds.
         rate: bytes per second that it must come to on the whole, once `timeout` has passed.
+        room: what it may hold until it is complete, beside all others.
 
     Raises:
-        BodyTooLargeError, BodyTimeoutError, ClientGoneError: as they say.
+        BodyTooLargeError, BodyTimeoutError, NoRoomError, ClientGoneError: as they say.
     """
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:
@@ -95,15 +134,17 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
     started = clock()
     pieces: list[bytes] = []
     size, more = 0, True
-    while more:
-        allowed = timeout + size / rate - (clock() - started)
-        message = await _next(receive, min(timeout, allowed))
-        piece: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        size += len(piece)
-        if size > limit:
-            raise BodyTooLargeError(size)
-        pieces.append(piece)
+    with room.part() as grown:
+        while more:
+            allowed = timeout + size / rate - (clock() - started)
+            message = await _next(receive, min(timeout, allowed))
+            piece: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLargeError(size)
+            grown(size)
+            pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

@@ -4,11 +4,20 @@ from gateway.admission.events import Tick
 from gateway.admission.outcomes import Outcome
 from gateway.driver import new_request
 from gateway.ops.explain import Explained
-from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Receive, Scope, read_body
+from gateway.relay.asgi import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ClientGoneError,
+    NoRoomError,
+    Receive,
+    Scope,
+    read_body,
+)
 from gateway.relay.clients import Client, peer
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
+from gateway.relay.intake import NO_ROOM
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
 from gateway.relay.understand import Work, counted, demanded, foreground, parsed, present, ttft_target
@@ -48,10 +57,13 @@ class RelayExplainer:
                 limit=server.max_body_bytes,
                 timeout=server.body_timeout,
                 rate=server.body_min_rate,
+                room=self._plane.arriving,
             )
         except BodyTooLargeError as error:
             message = f"The request body has {error.size} bytes or more; at most {server.max_body_bytes} are accepted."
             raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None
+        except NoRoomError:
+            raise RefusedError(Outcome.GATEWAY_FULL, NO_ROOM, retry_after=1.0) from None
         except (BodyTimeoutError, ClientGoneError):
             message = f"The request body did not arrive: nothing came for {server.body_timeout:g} s."
             raise RefusedError(Outcome.INVALID_REQUEST, message) from None

@@ -83,7 +83,7 @@ class Gateway:
                 message = "This gateway is shutting down."
                 outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, unread=receive)
                 return
-            body = await read_request(plane.settings.server, scope, receive, exchange)
+            body = await read_request(plane.settings.server, plane.arriving, scope, receive, exchange)
             if isinstance(body, Outcome):
                 outcome = body
                 return

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gateway.config import Settings
 from gateway.ops.metrics import Metrics
 from gateway.pools import Directory
+from gateway.relay.asgi import Room
 from gateway.relay.clients import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
@@ -22,6 +23,7 @@ class Plane:
             are read here at each use.
         clock: monotonic seconds.
         counting: where what takes long is done to a body.
+        arriving: what bodies may hold that are not complete.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class Plane:
     clock: Callable[[], float]
     lobby: Lobby
     counting: CountingPool
+    arriving: Room
 
     @property
     def observes(self) -> bool:

@@ -382,3 +382,22 @@ async def test_a_response_in_the_background_is_refused_unless_we_only_observe():
     async with FakeVllm() as fake, gateway(fake, admission={"mode": "observe"}) as kvgate:
         assert (await kvgate.post(RESPONSES, background=True)).status_code == 200
         assert 'decision="forbidden_field"' in (await kvgate.client.get("/metrics")).text
+
+
+async def test_large_bodies_that_never_end_do_not_fill_the_memory():
+    begun = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + bytes(100_000)
+    words = {"content": "w" * 100_000}
+    async with FakeVllm() as fake, gateway(fake, admission={"queue": {"max_bytes": 150_000}}) as kvgate:
+        _, held = await asyncio.open_connection("127.0.0.1", kvgate.port)
+        held.write(begun)
+        for path in (CHAT, "/kvgate/explain"):
+
+            async def refused(path=path):
+                answer = await kvgate.post(path, messages=[{"role": "user", **words}])
+                return answer.status_code == 503 and answer.json()["error"]["code"] == "gateway_full"
+
+            await until(refused)
+        assert (await kvgate.post()).status_code == 200, "a small one has room"
+        held.close()
+        await until(lambda: not kvgate.application.active)
+        assert (await kvgate.post(messages=[{"role": "user", **words}])).status_code != 503

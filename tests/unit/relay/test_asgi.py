@@ -6,6 +6,8 @@ from gateway.relay.asgi import (
     BodyTimeoutError,
     BodyTooLargeError,
     ClientGoneError,
+    NoRoomError,
+    Room,
     disconnected,
     path,
     read_body,
@@ -14,6 +16,7 @@ from gateway.relay.asgi import (
 from gateway.wire.errors import ErrorAnswer
 
 LEFT = {"type": "http.disconnect"}
+LARGE = 2 * Room.SMALL
 ANSWER = ErrorAnswer(400, ((b"content-length", b"2"),), b"{}")
 
 
@@ -34,8 +37,31 @@ def receiving(*messages):
     return receive
 
 
-async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6):
-    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout, rate=rate)
+async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None):
+    room = room or Room(lambda: 0)
+    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout, rate=rate, room=room)
+
+
+async def test_bodies_that_arrive_hold_no_more_than_they_may_together():
+    room = Room(lambda: 2 * LARGE)
+    held = [asyncio.create_task(read(receiving(piece(bytes(LARGE), True)), limit=10**9, room=room)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    small = receiving(piece(bytes(Room.SMALL - 1), True), piece(b"x", False))
+    assert len(await read(small, limit=10**9, room=room)) == Room.SMALL
+    with pytest.raises(NoRoomError):
+        await read(receiving(piece(bytes(LARGE), False)), limit=10**9, room=room)
+    held.pop().cancel()
+    await asyncio.sleep(0)
+    assert len(await read(receiving(piece(bytes(LARGE), False)), limit=10**9, room=room)) == LARGE
+    held.pop().cancel()
+    await asyncio.sleep(0)
+
+
+async def test_a_body_that_arrives_alone_has_room():
+    room = Room(lambda: 1)
+    cuts = receiving(piece(bytes(LARGE), True), piece(bytes(LARGE), False))
+    assert len(await read(cuts, limit=10**9, room=room)) == 2 * LARGE
 
 
 @pytest.mark.parametrize("cuts", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""]])
