@@ -274,7 +274,7 @@ class QueueSettings(_Section):
     max_bytes: int = Field(
         512 * 2**20,
         gt=0,
-        description="Most bytes of bodies that wait, per model; and of those over 64 KB that are still arriving, over all.",
+        description="Most bytes of bodies that wait, per model; and of those over 64 KB that still arrive, over all.",
     )
     ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")

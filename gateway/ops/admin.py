@@ -78,6 +78,9 @@ _NOT_EXPLAINED: dict[int | str, dict[str, Any]] = {
     status: {"description": "What the request itself would be answered.", "content": {"application/json": {}}}
     for status in (400, 404, 413, 429, 503)
 }
+_LONG: dict[int | str, dict[str, Any]] = {
+    414: {"model": ErrorBody, "description": f"The query is over {_LONGEST_QUERY} bytes long."}
+}
 _MALFORMED: dict[int | str, dict[str, Any]] = {400: {"model": ErrorBody, "description": "A malformed parameter."}}
 
 
@@ -142,7 +145,7 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     @router.get(
         "/readyz",
         summary="An endpoint has been healthy since start, and the gateway is not shutting down.",
-        responses=_NOT_READY | _MALFORMED,
+        responses=_NOT_READY | _MALFORMED | _LONG,
     )
     async def readyz(
         strict: Annotated[bool, Query(description="Whether one must be healthy now.")] = False,  # noqa: FBT002
@@ -183,7 +186,7 @@ def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer,
         summary="What would become of this request, and why. Nothing is sent to an engine, but to count a prompt.",
         description="The body is that of any generation request. `x-kvgate-ttft-ms` counts as it would there.",
         response_model=Explained,
-        responses=_NOT_EXPLAINED,
+        responses=_NOT_EXPLAINED | _LONG,
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
         },

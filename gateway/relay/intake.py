@@ -5,7 +5,6 @@ from gateway.config import ServerSettings
 from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, NoRoomError, Receive, Room, Scope, read_body
 from gateway.relay.exchange import Exchange
 
-
 NO_ROOM = "Too many large bodies are being sent at once. Please retry."
 
 

@@ -74,7 +74,9 @@ def test_the_core_is_told_all_it_decides_by():
     )
 
 
-@pytest.mark.parametrize(("asked", "allowed", "band"), [(0, 0, 0), (-9, 0, 0), (0, 3, 3), (5, 3, 5), (9, 0, 9), (10**30, 3, 9)])
+@pytest.mark.parametrize(
+    ("asked", "allowed", "band"), [(0, 0, 0), (-9, 0, 0), (0, 3, 3), (5, 3, 5), (9, 0, 9), (10**30, 3, 9)]
+)
 def test_nobody_is_more_urgent_than_its_key_allows_or_has_a_band_beyond_the_last(asked, allowed, band):
     assert work(b'{"priority":%d}' % asked, Client("a", allowed)).band == band
 
