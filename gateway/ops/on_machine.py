@@ -13,7 +13,7 @@ def on_this_machine(scope: Mapping[str, Any]) -> bool:
     """Whether an ASGI request comes from a loopback address, for a loopback host, and no proxy or foreign page sent it.
 
     A proxy on this machine has a loopback address too, and the host that its client wrote, or its own name for us:
-    nginx with no other setting than where to pass requests names our address, adds nothing, and speaks HTTP/1.0 (to 1.29). A
+    nginx that is only told where to pass requests names our address, adds nothing, and speaks HTTP/1.0 (to 1.29). A
     page in a browser can post to any address, a name that it owns may lead to ours, and it says where it is from.
     """
     peer = scope.get("client")
