@@ -75,7 +75,8 @@ class Alone:
             try:
                 yield
             finally:
-                loop.remove_signal_handler(signal.SIGHUP)
+                # Left alone from now on: by default, it would end a process that drains.
+                loop.add_signal_handler(signal.SIGHUP, lambda: None)
                 following.cancel()
 
     async def _follow(self, hang_up: asyncio.Event) -> None:
@@ -83,7 +84,10 @@ class Alone:
         while True:
             await hang_up.wait()
             hang_up.clear()
-            await self.reload(Reload(), lambda line: _log.info("reload", said=line))
+            try:
+                await self.reload(Reload(), lambda line: _log.info("reload", said=line))
+            except Exception:  # noqa: BLE001  # the next signal must be heard all the same
+                _log.exception("the reload broke off")
 
 
 def has_terminal() -> bool:

@@ -21,6 +21,11 @@ _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
 """Variables that are read before there are settings, or by the engine's set-up."""
 _ENVIRONMENT = "environment"
+_NO_YAML = {
+    RecursionError: "nested too deeply",
+    ValueError: "a value is not what it looks like: put it in quotes",
+}
+"""What is wrong with a file, where the parser does not say."""
 _SHOWN_LENGTH = 60
 _SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env"})
 _USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
@@ -187,10 +192,10 @@ def _from_file(file: Path) -> dict[str, Any]:
         values = yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not text"
+        problem = getattr(error, "problem", None) or _NO_YAML.get(type(error), "not text")
         raise ConfigurationError(f"{file}: not valid YAML{where}: {problem}") from None
     if values is None:
         return {}

@@ -79,7 +79,7 @@ SIGNS = (
     ),
 )
 
-SIGNALS = {
+SIGNALS: dict[int, Diagnosis] = {
     signal.SIGKILL: Diagnosis("It was killed (SIGKILL).", _DMESG, kind=Kind.DEATH, sign="killed"),
     signal.SIGBUS: Diagnosis(
         "It was killed as it touched memory that is not there (SIGBUS).",

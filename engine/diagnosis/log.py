@@ -122,8 +122,7 @@ def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosi
     if found := _worst(lines, f"{said}: ", signs, killed=-code == signal.SIGKILL):
         return found
     if code < 0:
-        number = signal.Signals(-code)
-        return SIGNALS.get(number, Diagnosis(f"It was ended by {number.name}."))
+        return SIGNALS.get(-code, Diagnosis(f"It was ended by {_name(-code)}."))
     last = next((text for line in reversed(lines) if line.level not in _QUIET and (text := _plain(line.text))), "")
     return Diagnosis(f"{said}.", evidence=last)
 
@@ -147,6 +146,14 @@ def read_log(log: Iterable[str]) -> list[Diagnosis]:
         hints = [hint for hint in _hints(lines) if failure is None or hint.sign != failure.sign]
         told += [_of(engine, found) for found in ([failure] if failure else []) + hints]
     return told
+
+
+def _name(number: int) -> str:
+    """Of a signal; those for real-time use have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _is_of_a_server(line: LogLine) -> bool:
@@ -230,7 +237,7 @@ def _collected(raw: str) -> tuple[str, LogLine]:
     """Whose line it is, and the line, without what a collector of logs puts in front."""
     text = _TIMESTAMP.sub("", raw.rstrip("\n"))
     if (start := text.find('{"')) >= 0 and '"program":' in text:
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(ValueError, KeyError, RecursionError):
             told = json.loads(text[start:])
             return str(told["program"]), parse(str(told["line"] if "line" in told else told["event"]))
     prefix = _COLLECTED.match(text)

@@ -7,6 +7,7 @@ those of its processes that hold the model, or about them.
 Sources: vLLM 0.32 (`entrypoints/`, `tool_parsers/`, `v1/engine/core_client.py`), uvicorn.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def _times(lines: Sequence[LogLine]) -> list[datetime | None]:
     last: datetime | None = None
     for line in lines:
         if line.at:
-            last = datetime.strptime(f"2000-{line.at}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - only compared
+            with contextlib.suppress(ValueError):  # a request's text may look like a time, and be none
+                last = datetime.strptime(f"2000-{line.at}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - only compared
         times.append(last)
     return times
 

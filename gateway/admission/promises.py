@@ -1,5 +1,6 @@
 """What refused requests were told: when to come back, for a turn that is kept for them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -16,7 +17,7 @@ LATE_SHARE = 0.25
 LEAD = 2.0
 """Seconds by which one comes back before its turn, at the most: who comes a moment late leaves no place empty."""
 MOST_OF_FLOW = 4096
-"""Promises that one flow may have at a time, in one band, and `MOST` all together."""
+"""Promises that one flow may have at a time, in all bands, and `MOST` all together."""
 MOST = 65536
 HORIZON = 120.0
 """Seconds: what is served later is not promised."""
@@ -72,6 +73,7 @@ class Promises:
         self._granted = 0
         self._count = 0
         self._flows: dict[tuple[int, str], Clock] = {}
+        self._of_flow: Counter[str] = Counter()
         self._bands: dict[int, Clock] = {}
 
     def __len__(self) -> int:
@@ -119,6 +121,7 @@ class Promises:
             clock.owed += promise.cost
             clock.promises[promise] = None
         self._count += 1
+        self._of_flow[arrival.flow] += 1
         self._granted += 1
         self._by_key.setdefault(promise.key, []).append(promise)
         heappush(self._ends, (until, self._granted, promise))
@@ -133,6 +136,9 @@ class Promises:
             return
         promise.used = True
         self._count -= 1
+        self._of_flow[promise.flow] -= 1
+        if not self._of_flow[promise.flow]:
+            del self._of_flow[promise.flow]
         alike = self._by_key[promise.key]
         alike.remove(promise)
         if not alike:
@@ -178,9 +184,9 @@ class Promises:
         """When its turn is, by what is promised; None where it has none within the horizon."""
         if request.promise is not None:  # it had one, and nobody of its flow goes before it
             return now
-        mine = self._flow(request)
-        if len(mine.promises) >= MOST_OF_FLOW or self._count >= MOST:
+        if self._of_flow[request.arrival.flow] >= MOST_OF_FLOW or self._count >= MOST:
             return None
+        mine = self._flow(request)
         wait, rate, weight = pressure
         after, span = now + wait, request.cost / rate
         for number, clock in self._bands.items():

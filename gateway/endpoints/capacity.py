@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from gateway.admission.events import Capacity
 
+_MOST = 2**48
+"""Blocks or tokens: no engine has as many, and a float still tells one from the next."""
 DEFAULT_BLOCK_SIZE = 16
 """Tokens of a block where the engine does not say: vLLM's own default."""
 
@@ -70,9 +72,9 @@ def _is_uniform(blocks: float, tokens: int, block_size: int, max_model_len: int)
 
 
 def _positive(labels: Mapping[str, str], name: str) -> int | None:
-    """A label as a whole number; None where it is absent, "None", zero or no number."""
+    """A label as a whole number; None where it is absent, "None", zero, no number, or more than can be."""
     try:
         value = int(labels.get(name, ""))
     except ValueError:
         return None
-    return value if value > 0 else None
+    return value if 0 < value <= _MOST else None

@@ -53,7 +53,7 @@ _LINE_COST = 128
 _LINE = re.compile(rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?=[ \t{])([^\n]{0,%d})" % _LONGEST_LINE)
 _QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
-_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_LABEL = re.compile(rb'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -92,7 +92,7 @@ def parse(text: bytes) -> EngineMetrics:
 
     def total(name: str, **where: str) -> float | None:
         values = [value for labels, value in found.get(name, ()) if where.items() <= labels.items()]
-        return sum(values) if values else None
+        return sum(values) if values and math.isfinite(sum(values)) else None
 
     usage = [value for name in (_KV_USAGE, _KV_USAGE_BEFORE_0_9) for _, value in found.get(name, ())]
     awake = [value for labels, value in found.get(_SLEEP_STATE, ()) if labels.get("sleep_state") == "awake"]

@@ -2,14 +2,17 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
-_VERSION = re.compile(r"(\d+)\.(\d+)")
 _LONGEST_NAME = 4096
 """A name may be a path. Names stand in labels and lines of logs."""
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?!\d)")
 _CLAMPS_SINCE = (0, 32)
+_LONGEST = 2**31 - 1
+"""Tokens: vLLM keeps positions as 32 bits."""
 
 
 class UnidentifiedError(Exception):
@@ -45,7 +48,7 @@ class _Card(msgspec.Struct):
     id: str
     root: str | None = None
     parent: str | None = None
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, msgspec.Meta(le=_LONGEST)] | None = None
 
 
 class _Models(msgspec.Struct):
@@ -74,7 +77,7 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         raise UnidentifiedError(KVGATE)
     try:
         cards = _models.decode(models).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnidentifiedError("this is no vLLM: /v1/models answered no list of models") from error
     if any(len(card.id) > _LONGEST_NAME for card in cards):
         raise UnidentifiedError(f"/v1/models lists a name of more than {_LONGEST_NAME} characters")
@@ -99,12 +102,12 @@ def is_kvgate(version: bytes) -> bool:
     """Whether an answer to `/version` is that of a kvgate."""
     try:
         return _version.decode(version).name == "kvgate"
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
 def _read_version(answer: bytes | None) -> str | None:
     try:
         return None if answer is None else _version.decode(answer).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -14,8 +14,9 @@ MAX_METRICS = 8 * 2**20
 MAX_ANSWER = 2**20
 """The same of any other answer: thousands of LoRA adapters are less."""
 
-_FRESH = {"connection": "close"}
-"""Each question goes over a connection of its own: that the engine still accepts them is part of the answer."""
+_FRESH = {"connection": "close", "accept-encoding": "identity"}
+"""Each question goes over a connection of its own: that the engine still accepts them is part of the answer. Answers
+come uncompressed: 660 bytes that were compressed twice became 300 MB before their length could be seen."""
 
 _CONNECTED = frozenset({"connection.connect_tcp.complete", "http11.send_request_headers.started"})
 """What httpcore says when there is a connection: a new one, or one that was there."""
@@ -92,7 +93,7 @@ class Prober:
             ):
                 answered_at = self._clock()
                 body = bytearray()
-                async for part in response.aiter_bytes():
+                async for part in response.aiter_raw():
                     body += part
                     if len(body) > most:
                         return NoReply(f"GET {path}: more than {most >> 20} MiB of answer", unreachable=False)
@@ -120,7 +121,7 @@ class Prober:
             case Reply(status=httpx.codes.OK, body=body):
                 try:
                     return _asleep.decode(body).is_sleeping
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     return None
             case _:
                 return None

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,10 @@ FORMAT = 1
 """Goes into the names: a file of another format is never read."""
 
 _log = structlog.get_logger("kvgate.learned")
+_LARGEST = 2**20
+"""Bytes of a file: ten times what is ever kept."""
+_LONGEST = 2**31
+"""Tokens of an output."""
 _decoder = msgspec.json.Decoder(Learned)
 
 
@@ -28,7 +33,7 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def revision(root: str | None) -> str:
     """What tells a model in a folder from another one that was there before: its `config.json`. Of hub ids, nothing."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # the latter for what can be no path
         if root is not None:
             return hashlib.sha256(Path(root, "config.json").read_bytes()).hexdigest()
     return ""
@@ -48,9 +53,12 @@ class LearnedFiles:
     def read(self, model: str, root: str | None) -> Learned | None:
         """What an earlier gateway kept of a model of that name, loaded from there; None where there is nothing."""
         try:
-            return _decoder.decode(self._file(model, root).read_bytes())
-        except (OSError, msgspec.DecodeError):
+            learned = _decoder.decode(_content(self._file(model, root)))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
+        kinds = (learned.everything, *(outputs.lengths for outputs in learned.outputs))
+        plausible = all(length is None or 0 <= length < _LONGEST for lengths in kinds for length in lengths)
+        return learned if plausible else None
 
     def write(self, model: str, root: str | None, learned: Learned) -> None:
         """Keep this. For nobody else's eyes: it tells what kind of work is done here."""
@@ -69,3 +77,12 @@ class LearnedFiles:
     def _file(self, model: str, root: str | None) -> Path:
         key = msgspec.json.encode([FORMAT, model, root, revision(root)])
         return self._folder / "learned" / f"{hashlib.sha256(key).hexdigest()[:32]}.json"
+
+
+def _content(file: Path) -> bytes:
+    """What is in a file that is one, and no pipe or device; more than is ever kept is read as nothing."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as kept:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(kept.fileno()).st_mode):
+            return b""
+        content = kept.read(_LARGEST + 1)
+    return content if len(content) <= _LARGEST else b""

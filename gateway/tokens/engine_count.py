@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import httpx
 import msgspec
@@ -18,9 +19,13 @@ _CONCURRENT_CALLS = 8
 """For one request: a list of a thousand prompts must not take all of the engine's attention."""
 
 
+_LONGEST_CALL = 4
+"""Times the longest silence, that a whole call may take."""
+_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
+"""Answers come uncompressed: a small one that was compressed twice becomes gigabytes."""
 _LONG = 64 * 2**10
 """Bytes of an answer after which no more is read."""
-_FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,15})\s*[,}]')
+_FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,12 @@ class RouteMissingError(Exception):
     """This engine has no such counting route."""
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+
+
 class _Answer(msgspec.Struct):
-    count: int | None = None
-    input_tokens: int | None = None
+    count: _Tokens | None = None
+    input_tokens: _Tokens | None = None
 
 
 class _Error(msgspec.Struct):
@@ -59,7 +67,8 @@ class EngineCounter:
 
         Args:
             targets: the engines of this model that are up, the best to ask first.
-            timeout: seconds for each step of a call: to connect, and the longest silence.
+            timeout: seconds for each step of a call: to connect, and the longest silence. All of it may take four
+                times as long.
         """
         self._targets = targets
         self._timeout = timeout
@@ -109,17 +118,19 @@ class EngineCounter:
                 call.cancel()
 
     async def _ask(self, target: Target, call: EngineCall) -> int:
-        headers = {"content-type": "application/json"}
-        url = target.url + call.path
+        url, silence = target.url + call.path, self._timeout()
         try:
-            async with target.client.stream(
-                "POST", url, content=call.body, headers=headers, timeout=self._timeout()
-            ) as response:
+            async with (
+                asyncio.timeout(_LONGEST_CALL * silence),
+                target.client.stream("POST", url, content=call.body, headers=_HEADERS, timeout=silence) as response,
+            ):
                 answer = await _beginning(response)
         except httpx.HTTPError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
             raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
+        except TimeoutError:
+            raise CountUnavailableError(f"{call.path} of the engine did not come to an end") from None
         if response.status_code == httpx.codes.OK:
             return _count(answer)
         if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
@@ -133,7 +144,7 @@ class EngineCounter:
 async def _beginning(response: httpx.Response) -> bytes:
     """An answer, or of one that is long as much as a count needs: the ids that follow it are a million perhaps."""
     read = bytearray()
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         read += piece
         if len(read) > _LONG:
             break
@@ -147,7 +158,7 @@ def _count(body: bytes) -> int:
         return int(first[1])
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise CountUnavailableError("the engine's count cannot be read") from None
     count = answer.count if answer.count is not None else answer.input_tokens
     if count is None:
@@ -158,5 +169,5 @@ def _count(body: bytes) -> int:
 def _refusal(body: bytes) -> _Error:
     try:
         return msgspec.json.decode(body, type=_Refusal).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Error()

@@ -101,8 +101,14 @@ class CountingPool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    call: Callable[[], Any]
+    call: Callable[[], Any] | None
+    """None once its caller is gone: a body must not be kept for the time that others take."""
     done: asyncio.Future[Any]
+
+    def drop(self, done: asyncio.Future[Any]) -> None:
+        """Let go of the body where nobody waits for its count."""
+        if done.cancelled():
+            self.call = None
 
 
 _Ended = Callable[[Any, BaseException | None], None]
@@ -139,6 +145,7 @@ class _Lane:
 
     def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
         job = _Job(call, asyncio.get_running_loop().create_future())
+        job.done.add_done_callback(job.drop)
         self._queue.push(flow, cost, job)
         self._dispatch()
         return job.done
@@ -158,7 +165,7 @@ class _Lane:
     def _dispatch(self) -> None:
         while self._idle and self._queue:
             job = self._queue.pop()
-            if job.done.cancelled():
+            if job.call is None or job.done.cancelled():
                 continue
             worker = self._idle.pop()
             ended = functools.partial(self._ended, job)
@@ -172,8 +179,8 @@ class _Lane:
                 asyncio.get_running_loop().run_in_executor(None, worker.end)
                 self._idle.append(self._make())
                 job.done.set_exception(error)
-                return
-            self._running[job] = worker
+            else:
+                self._running[job] = worker
 
     def _ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
         worker = self._running.pop(job, None)

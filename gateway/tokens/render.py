@@ -236,8 +236,8 @@ def _loaded(source: TokenizerSource) -> Renderer:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     offline = not Path(source.name).is_dir() and not _hub_answers()
-    _check_engine_uses_template(source, offline=offline)
     try:
+        _check_engine_uses_template(source, offline=offline)
         # The engine truncates generation from the left, and so loads the tokenizer.
         tokenizer = AutoTokenizer.from_pretrained(
             source.name,
@@ -246,6 +246,8 @@ def _loaded(source: TokenizerSource) -> Renderer:
             local_files_only=offline,
         )
         return Renderer(tokenizer, source.chat_template)
+    except TokenizerUnavailableError:
+        raise
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
         if offline:

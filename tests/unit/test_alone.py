@@ -101,3 +101,27 @@ async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
         terminal.there = False
         os.kill(os.getpid(), signal.SIGHUP)
         await closed.wait()
+
+
+async def test_a_reload_that_breaks_off_leaves_signals_heard(application, monkeypatch):
+    async def fail(_):
+        raise ZeroDivisionError
+
+    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+        with monkeypatch.context() as patched:
+            patched.setattr(application, "change", fail)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(5):
+            while not application.changes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_a_signal_after_it_serves_no_more_does_not_end_what_drains(application):
+    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+        pass
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0)
+    assert not application.changes

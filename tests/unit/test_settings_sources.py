@@ -170,7 +170,14 @@ def test_a_bad_variable_is_named(environ, said):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("server: [", "not valid YAML in line"), ("- 1", "expected keys and values, got list")]
+    ("text", "said"),
+    [
+        ("server: [", "not valid YAML in line"),
+        ("- 1", "expected keys and values, got list"),
+        ("a: 2026-99-99", "not valid YAML: a value is not what it looks like: put it in quotes"),
+        ("a: 1" + 5000 * "0", "not valid YAML: a value is not what it looks like: put it in quotes"),
+        ("[" * 5000, "not valid YAML: nested too deeply"),
+    ],
 )
 def test_a_file_that_is_none_is_said_to_be(tmp_path, text, said):
     assert said in fault(file=written(tmp_path, text))

@@ -190,6 +190,13 @@ class TestFlows:
         assert [refusals.refuse(key, flow="a", cost=1.0) is None for key in range(5)] == [False] * 3 + [True] * 2
         assert refusals.refuse(9, flow="b", cost=1.0) is not None
 
+    def test_a_flow_has_no_more_in_many_bands(self, refusals, monkeypatch):
+        monkeypatch.setattr(module, "MOST_OF_FLOW", 3)
+        given = [refusals.refuse(9 - band, flow="a", band=9 - band, cost=1.0) for band in range(5)]
+        assert [due is None for due in given] == [False] * 3 + [True] * 2
+        refusals.come_back(9, given[0])
+        assert refusals.refuse(20, flow="a", band=20, cost=1.0, now=given[0]) is not None
+
     def test_and_so_have_all_together(self, refusals, monkeypatch):
         monkeypatch.setattr(module, "MOST", 3)
         given = [refusals.refuse(key, flow=str(key), cost=1.0) is None for key in range(5)]

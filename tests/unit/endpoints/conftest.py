@@ -16,6 +16,15 @@ class Clock:
         return self.now
 
 
+def answered(status, body, headers=None):
+    """An answer as it comes over a connection: not read yet."""
+
+    async def parts():
+        yield body
+
+    return httpx.Response(status, content=parts(), headers=headers)
+
+
 class Vllm:
     """What a vLLM server answers to probes; each answer can be replaced, by bytes, a status or an exception."""
 
@@ -23,6 +32,7 @@ class Vllm:
         self.asked = []
         self.headers = None
         self.answers = {}
+        self.answer_headers = {}
         self.listening = True
         self.answers_yet = set()
         """Paths that are answered however silent it is."""
@@ -54,7 +64,7 @@ class Vllm:
         answer = self.answers.get(path, standard.get(path, 404))
         if isinstance(answer, Exception):
             raise answer
-        return httpx.Response(answer) if isinstance(answer, int) else httpx.Response(200, content=answer)
+        return answered(answer, b"") if isinstance(answer, int) else answered(200, answer, self.answer_headers)
 
 
 @pytest.fixture

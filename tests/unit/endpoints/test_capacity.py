@@ -55,7 +55,15 @@ def test_a_block_under_context_parallelism_is_the_effective_one():
     assert capacity(labels, 640) == Capacity(640, kv_blocks=100, block_size=64, shares_prefix=False)
 
 
-@pytest.mark.parametrize("labels", [{}, {"num_gpu_blocks": "None"}, {"num_gpu_blocks": "0", "block_size": "None"}])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {},
+        {"num_gpu_blocks": "None"},
+        {"num_gpu_blocks": "0", "block_size": "None"},
+        {"num_gpu_blocks": "1" + 400 * "0", "kv_cache_size_tokens": "1" + 400 * "0"},
+    ],
+)
 def test_what_the_engine_does_not_say_is_unknown_not_zero(labels):
     assert capacity(labels, 2048) == Capacity(2048, kv_blocks=None, block_size=16, shares_prefix=False)
 

@@ -1,3 +1,5 @@
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,30 @@ def test_a_name_that_only_begins_alike_is_another_metric():
 def test_what_is_no_exposition_holds_nothing(text):
     assert parse(text).running is None
     assert parse(text).cache_config == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"vllm:cache_config_info{" + b"a" * 1_000_000 + b"} 1\n",
+        b"vllm:cache_config_info{" + b"a" * 1_000_000 + b" 1\n",
+        b"vllm:cache_config_info{" + b'a="x",' * 150_000 + b" 1\n",
+        b'vllm:cache_config_info{a="' + b"\\\\" * 500_000,
+        b"vllm:num_requests_running{} 1\n" * 300_000,
+        (b"vllm:cache_config_info{" + b"a" * 16_000 + b"} 1\n") * 20,
+    ],
+    ids=["one name", "no end", "many labels", "one value", "many samples", "long names"],
+)
+def test_whatever_an_engine_says_is_read_in_time_and_memory_that_its_length_explains(text):
+    tracemalloc.start()
+    began = time.process_time()
+    parse(text)
+    took = time.process_time() - began
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 2.0
+    assert peak < 30 * len(text)
+
+
+def test_a_sum_that_is_no_number_is_no_value():
+    assert parse(b"vllm:num_requests_running 1e308\nvllm:num_requests_running 1e308\n").running is None

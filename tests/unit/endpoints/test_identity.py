@@ -45,6 +45,8 @@ def test_the_shortest_length_is_kept():
         ("1.0", True),
         ("dev", False),
         (None, False),
+        (5000 * "9" + ".1", False),
+        ("0." + 5000 * "9", False),
     ],
 )
 def test_engines_from_0_32_on_clamp_max_tokens(version, clamps):
@@ -52,7 +54,7 @@ def test_engines_from_0_32_on_clamp_max_tokens(version, clamps):
     assert identify(models(card("m")), answer).clamps_max_tokens is clamps
 
 
-@pytest.mark.parametrize("version", [None, b"", b"not found", b'{"version":32}', b"\xff"])
+@pytest.mark.parametrize("version", [None, b"", b"not found", b'{"version":32}', b"\xff", b'{"x":' + b"[" * 100_000])
 def test_a_version_that_is_not_told_is_unknown(version):
     assert identify(models(card("m")), version).version is None
 
@@ -69,6 +71,8 @@ def test_a_version_that_is_not_told_is_unknown(version):
         models(card("lora", parent="base")),
         models(card("m", length=None)),
         models(card("m", length=0)),
+        models(card("m", length=2**31)),
+        b'{"data":[{"id":"m","x":' + b"[" * 100_000,
     ],
 )
 def test_what_is_no_model_list_is_refused(answer):

@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import socket
 
 import httpx
@@ -106,6 +107,7 @@ async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):
         (b"", None),
         (b"[]", None),
         (b"\xff", None),
+        (b'{"x":' + b"[" * 100_000, None),
     ],
 )
 async def test_sleep_is_known_only_where_the_route_is_served(prober, vllm, answer, asleep):
@@ -128,3 +130,13 @@ async def test_a_base_path_is_kept_and_no_connection_is_kept_open(clock):
     assert reply.body.startswith(b"GET /behind/health HTTP/1.1\r\n")
     assert b"connection: close" in reply.body.lower()
     assert b"authorization: bearer secret" in reply.body.lower()
+
+
+async def test_a_small_answer_cannot_grow_while_it_is_read(client, vllm, clock):
+    """660 bytes that are compressed twice are 300 MB."""
+    packed = gzip.compress(gzip.compress(bytes(10_000_000)))
+    vllm.answers["/metrics"], vllm.answer_headers = packed, {"content-encoding": "gzip, gzip"}
+    reply = await Prober(client, URL, 5.0, clock).get("/metrics")
+    assert isinstance(reply, Reply)
+    assert reply.body == packed
+    assert vllm.headers["accept-encoding"] == "identity"

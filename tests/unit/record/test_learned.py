@@ -36,7 +36,7 @@ def test_another_model_in_the_same_folder_has_learned_nothing(files, tmp_path):
     assert files.read("m", str(tmp_path)) == LEARNED
     config.write_text('{"a": 2}')
     assert files.read("m", str(tmp_path)) is None
-    assert revision("org/model") == ""
+    assert revision("org/model") == revision("no\0path") == ""
 
 
 def test_nobody_else_may_read_it(files, tmp_path):
@@ -69,3 +69,33 @@ def test_the_folder_is_systemds_or_by_xdg():
     assert str(state_folder({"STATE_DIRECTORY": "/var/lib/kvgate:/x", "XDG_STATE_HOME": "/s"})) == "/var/lib/kvgate"
     assert str(state_folder({"XDG_STATE_HOME": "/s", "HOME": "/h"})) == "/s/kvgate"
     assert str(state_folder({"HOME": "/h"})) == "/h/.local/state/kvgate"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"everything":[],"x":' + b"[" * 100_000,
+        b'{"everything":[-5]}',
+        b'{"everything":[1' + 400 * b"0" + b"]}",
+        b'{"everything":[],"outputs":[{"prompt":1,"max_tokens":1,"tools":true,"streamed":true,"lengths":[-1]}]}',
+        b'{"everything":[]' + b" " * 2**20 + b"}",
+        b"\xff",
+    ],
+    ids=["nested", "negative", "huge", "negative of a kind", "too long", "no text"],
+)
+def test_a_file_that_holds_what_was_never_learned_is_done_without(files, tmp_path, content):
+    files.write("m", None, LEARNED)
+    (file,) = kept(tmp_path)
+    file.write_bytes(content)
+    assert files.read("m", None) is None
+
+
+def test_nobody_waits_for_a_pipe_or_reads_a_device(files, tmp_path):
+    files.write("m", None, LEARNED)
+    (file,) = kept(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    assert files.read("m", None) is None
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert files.read("m", None) is None

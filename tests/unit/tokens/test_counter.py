@@ -16,6 +16,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
+from tests.unit.tokens.wire import over_the_wire
 
 USER = {"role": "user", "content": "the fox"}
 FAR = 10**6
@@ -28,7 +29,7 @@ class Engine:
         self.source = source
         self.up = True
         self.asked: list[str] = []
-        self.target = Target("http://engine", httpx.AsyncClient(transport=httpx.MockTransport(self.answer)))
+        self.target = Target("http://engine", httpx.AsyncClient(transport=over_the_wire(self.answer)))
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
         self.excludes_unused = False

@@ -1,4 +1,6 @@
+import asyncio
 import errno
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -12,6 +14,7 @@ from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import Kind
 from gateway.tokens.normalise import Encoding
 from gateway.wire.request import Api, InvalidRequestError
+from tests.unit.tokens.wire import over_the_wire
 
 FIRST, SECOND = "http://first", "http://second"
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -32,7 +35,7 @@ def words(request: httpx.Request) -> httpx.Response:
 
 async def counted(answer: Answer, prompts: EngineWork, *urls: str) -> tuple[int, ...]:
     headers = {"authorization": "Bearer key"}
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=headers) as client:
+    async with httpx.AsyncClient(transport=over_the_wire(answer), headers=headers) as client:
         targets = [Target(url, client) for url in urls or (FIRST,)]
         return await EngineCounter(lambda: targets, lambda: 5).count(prompts, 1000)
 
@@ -64,8 +67,8 @@ async def test_the_endpoints_key_goes_along_as_json() -> None:
 
 async def test_each_endpoint_is_asked_through_its_own_client() -> None:
     async with (
-        httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(503))) as one,
-        httpx.AsyncClient(transport=httpx.MockTransport(words)) as other,
+        httpx.AsyncClient(transport=over_the_wire(lambda _: httpx.Response(503))) as one,
+        httpx.AsyncClient(transport=over_the_wire(words)) as other,
     ):
         targets = (Target(FIRST, one), Target(SECOND, other))
         assert await EngineCounter(lambda: targets, lambda: 5).count(work(ask("a b")), 1000) == (2,)
@@ -166,3 +169,43 @@ async def test_of_a_long_answer_only_the_count_at_its_beginning_is_read() -> Non
         return httpx.Response(200, content=pieces())
 
     assert await counted(endless, work(ask("a b"))) == (7,)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"x":' + b"[" * 100_000, b'{"count":-5}', b'{"count":1' + b"0" * 30 + b"}", b'{"count":"\xff"}'],
+    ids=["nested", "negative", "huge", "no text"],
+)
+async def test_a_count_that_cannot_be_is_none(body: bytes) -> None:
+    with pytest.raises(CountUnavailableError):
+        await counted(lambda _: httpx.Response(200, content=body), work(ask("a")))
+
+
+async def test_a_refusal_that_cannot_be_read_is_one_all_the_same() -> None:
+    with pytest.raises(InvalidRequestError, match="The engine refused"):
+        await counted(lambda _: httpx.Response(400, content=b'{"x":' + b"[" * 100_000), work(ask("a")))
+
+
+async def test_an_answer_that_drips_is_given_up() -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.001)
+
+    async with httpx.AsyncClient(transport=over_the_wire(lambda _: httpx.Response(200, content=drip()))) as drips:
+        counter = EngineCounter(lambda: [Target(FIRST, drips)], lambda: 0.02)
+        with pytest.raises(CountUnavailableError, match="did not come to an end"):
+            await asyncio.wait_for(counter.count(work(ask("a")), 1000), 5)
+
+
+async def test_a_small_answer_cannot_grow_while_it_is_read() -> None:
+    packed = gzip.compress(gzip.compress(b'{"count": 1}'))
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, stream=httpx.ByteStream(packed), headers={"content-encoding": "gzip, gzip"})
+
+    with pytest.raises(CountUnavailableError):
+        await counted(answer, work(ask("a")))
+    assert seen[0].headers["accept-encoding"] == "identity"

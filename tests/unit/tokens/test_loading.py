@@ -73,3 +73,9 @@ async def test_one_that_failed_for_a_reason_that_passes_is_raised_for_who_tries_
     assert tokenizers.unavailable(SOURCE) == "Too many open files"
     monkeypatch.setattr(loading, "load", lambda _: None)
     assert await tokenizers.load(SOURCE) == tokenizers.unavailable(SOURCE) == ""
+
+
+@pytest.mark.parametrize("config", ["[]", '{"architectures": 5}', '{"model_type": []}', "[" * 100_000])
+async def test_a_configuration_that_is_none_is_told(pool: CountingPool, tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert "cannot be loaded" in await Tokenizers(pool).load(TokenizerSource(str(tmp_path)))

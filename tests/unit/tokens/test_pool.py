@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -237,7 +238,28 @@ async def test_a_process_that_could_not_start_fails_one_job_and_no_other(
 
     with monkeypatch.context() as lack:
         lack.setattr("gateway.tokens.pool.ProcessPoolExecutor", out_of_descriptors)
-        for _ in range(3):
-            with pytest.raises(OSError, match="Too many open files"):
-                await pool.run("flow", LARGE, len, "abc")
+        jobs = [pool.run("flow", LARGE, len, "abc") for _ in range(3)]
+        errors = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [type(error) for error in errors] == [OSError] * 3
     assert await pool.run("flow", LARGE, len, "abc") == 3
+
+
+class Body:
+    """What a job is about: seen to be gone when nobody has it any more."""
+
+
+async def test_what_nobody_waits_for_is_let_go_at_once_and_not_when_its_turn_comes(pool: CountingPool) -> None:
+    gate = Gate()
+    first = asyncio.create_task(pool.run("flow", 1, gate.pass_through, "first"))
+    await until(lambda: gate.started)
+    body = Body()
+    seen = weakref.ref(body)
+    left = asyncio.create_task(pool.run("flow", 1, repr, body))
+    await asyncio.sleep(0)
+    left.cancel()
+    del body
+    await asyncio.wait([left])
+    del left
+    assert seen() is None
+    gate.opened.set()
+    await first

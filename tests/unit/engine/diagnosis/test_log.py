@@ -197,3 +197,11 @@ def test_what_kvgate_writes_as_json_is_read_as_well() -> None:
     )
     assert found.cause.startswith("engine a: ")
     assert found.sign == read_log([BANNER, PORT, *TAIL])[0].sign
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    assert diagnose([], -40).cause == "It was ended by signal 40."
+
+
+def test_a_line_of_json_that_is_nested_too_deeply_is_read_as_text() -> None:
+    assert read_log(['{"program":"x","line":' + 200_000 * "["]) == []

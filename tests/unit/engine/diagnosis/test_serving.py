@@ -96,3 +96,10 @@ def test_engines_that_name_no_process_are_told_by_their_files(source: str) -> No
 
 def test_every_serving_error_has_a_form() -> None:
     assert all(error.source != error.text for error in SERVING_ERRORS)
+
+
+@pytest.mark.parametrize("at", ["99-99 99:99:99", "02-30 10:00:00"])
+def test_a_time_that_is_none_hides_no_cause(at: str) -> None:
+    """What a client sends may be printed as a line of its own."""
+    log = [f"ERROR {at} [core.py:1] nothing", *core("10:00:00", "torch.OutOfMemoryError: CUDA out of memory.")]
+    assert diagnose(log, 1, served=True).kind is Kind.MEMORY
