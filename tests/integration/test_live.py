@@ -57,6 +57,7 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
             "body_timeout": 9,
             "shutdown_timeout": 9,
             "body_min_rate": 1,
+            "max_connections": 500,
         },
         "models": endpoints(second, max_num_seqs=50, kv_tokens=9_000, api_key_file=tmp_path / "key"),
         "admission": {
