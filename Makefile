@@ -14,7 +14,8 @@ test: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
 	$(BIN)/python -m engine.demo_model random
 	$(MAKE) --no-print-directory check
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not engine and not proof" -n 2 --dist loadfile
+	$(BIN)/pytest -m "engine and not proof"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
