@@ -155,7 +155,7 @@ async def used(target: Target, api: Api, fields: Mapping[str, Any], *, stream: b
 
 
 @pytest.mark.parametrize("details", [True, False], ids=["details", "plain"])
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", PLAIN)
 async def test_usage_is_read_right_cold_and_cached_streamed_and_whole(
     request: pytest.FixtureRequest, api: Api, *, details: bool
 ) -> None:
