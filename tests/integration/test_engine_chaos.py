@@ -142,7 +142,7 @@ async def test_a_surge_and_ten_kills_at_random_hurt_only_the_streams_on_the_engi
         if not isinstance(event, LinePrinted):
             told.append(event)
 
-    deployment = Deployment(settings(random_model, engine_python, port), lambda _: changed, tell, said.append)
+    deployment = Deployment(settings(random_model, engine_python, port), lambda *_: changed, tell, said.append)
     stop = asyncio.Event()
     running = asyncio.create_task(deployment.run(stop))
 
