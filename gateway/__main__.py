@@ -1,4 +1,4 @@
-"""What runs first. Ctrl-C is answered from here on, before the rest is imported, which takes a second."""
+"""The entry point: Ctrl-C is answered from here on, before the rest is imported, which takes a second."""
 
 import signal
 
