@@ -9,14 +9,13 @@ RUN apt-get update \
 # pip stays here: the environment that is shipped has none.
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/kvgate
 # What kvgate needs changes less often than kvgate: a layer of its own.
-COPY pyproject.toml ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-        > requirements.txt \
-    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --requirement requirements.txt
-COPY README.md LICENSE setup.py ./
+COPY requirements/build.txt requirements/image.txt ./
+RUN /opt/build/bin/pip install --require-hashes --requirement build.txt \
+    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --require-hashes --requirement image.txt
+COPY pyproject.toml README.md LICENSE setup.py ./
 COPY gateway ./gateway
 COPY engine ./engine
-RUN KVGATE_COMPILE=1 /opt/build/bin/pip wheel --no-deps --wheel-dir dist . \
+RUN KVGATE_COMPILE=1 /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/build/bin/pip --python /opt/kvgate/bin/python install --no-deps dist/*.whl
 
 FROM python:3.11-slim-bookworm

@@ -5,7 +5,7 @@ BIN := .venv/bin
 ARGS ?=
 READY := .venv/.ready
 
-.PHONY: demo test check quick proof format docs clean
+.PHONY: demo test check quick coverage proof format docs lock clean
 
 demo: $(READY)
 	$(BIN)/kvgate demo $(ARGS)
@@ -14,7 +14,7 @@ test: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
 	$(BIN)/python -m engine.demo_model random
 	$(MAKE) --no-print-directory check
-	$(BIN)/pytest -m "not engine and not proof" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not engine and not proof" -n 2 --dist loadgroup --no-loadscope-reorder
 	$(BIN)/pytest -m "engine and not proof"
 
 check: $(READY)
@@ -27,6 +27,10 @@ check: $(READY)
 quick: $(READY)
 	$(BIN)/pytest -m "not engine and not network and not slow and not proof" -n 3 -q
 
+# Lines and branches that unit and property tests run, by module; the suite does not wait for it.
+coverage: $(READY)
+	$(BIN)/pytest tests/unit tests/property -n 2 -q --cov --cov-report=term $(ARGS)
+
 proof: $(READY)
 	$(BIN)/python -m loadtests.proof $(ARGS)
 
@@ -37,12 +41,22 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.generate
 
-clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+# `make lock ARGS=--upgrade` takes the newest of everything; without it only what pyproject.toml changed does.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
-$(READY): pyproject.toml
+lock: $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(LOCK) $(ARGS) pyproject.toml --extra dev --output-file requirements/dev.txt
+	$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/image.txt
+	printf 'setuptools\nmypy\n' | $(LOCK) - --constraint requirements/dev.txt --output-file requirements/build.txt
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+
+$(READY): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvgate needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@echo "installing kvgate and its tools into .venv"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

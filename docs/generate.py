@@ -16,9 +16,11 @@ from rich.console import Console
 from engine.diagnosis import table
 from engine.plan import report
 from engine.plan.remedies import REMEDIES
+from gateway.admission.decide import REASONS
 from gateway.admission.outcomes import Outcome
-from gateway.config import Settings
-from gateway.live import NEEDS, every, inner_section
+from gateway.admission.placing.rules import RULES
+from gateway.config.live import NEEDS, every, inner_section
+from gateway.config.settings import Settings
 from gateway.relay.routes import NOT_SERVED, ROUTES, Action
 from gateway.tokens.fields import PROMPT_FIELDS, Use
 from gateway.wire.errors import REFUSALS
@@ -29,6 +31,9 @@ _CONFIGURATION = _HERE / "configuration.md"
 _INTERFACE = _HERE / "interface.md"
 _DIAGNOSIS = _HERE / "diagnosis.md"
 _PLANNING = _HERE / "planning.md"
+_ARCHITECTURE = _HERE / "architecture.md"
+_OPERATIONS = _HERE / "operations.md"
+_RULE_MARKS = ("<!-- rules: begin -->\n", "<!-- rules: end -->\n")
 _TABLE_MARKS = ("<!-- kvgate doctor --table: begin -->\n", "<!-- kvgate doctor --table: end -->")
 
 _HEADERS = (
@@ -60,7 +65,7 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Generated from `gateway/config.py` by `make docs`.",
+        "Generated from `gateway/config/settings.py` by `make docs`.",
         "",
         "A setting is taken from the command line, else from the environment, else from the file, else its default is",
         "used. In the environment a setting is `KVGATE_` and its name in capitals, `__` between the levels:",
@@ -204,6 +209,17 @@ def planning() -> str:
     return page
 
 
+def with_rules(page: Path, *, all_of_them: bool) -> str:
+    """A page with the table of the admission rules: of the endpoints, and of the pool where it has `all_of_them`."""
+    rows = [(rule.name, f"its endpoint: {rule.says_no}" if all_of_them else rule.says_no) for rule in RULES]
+    if all_of_them:
+        rows = [*REASONS.items(), *rows]
+    lines = ["", "| rule | meaning |", "|---|---|", *(f"| `{name}` | {meaning} |" for name, meaning in rows), "", ""]
+    begin, end = _RULE_MARKS
+    before, _, rest = page.read_text().partition(begin)
+    return before + begin + "\n".join(lines) + end + rest.partition(end)[2]
+
+
 def main() -> None:
     """Write the files, or compare them."""
     stale = []
@@ -212,6 +228,8 @@ def main() -> None:
         (_INTERFACE, interface()),
         (_DIAGNOSIS, diagnosis()),
         (_PLANNING, planning()),
+        (_ARCHITECTURE, with_rules(_ARCHITECTURE, all_of_them=False)),
+        (_OPERATIONS, with_rules(_OPERATIONS, all_of_them=True)),
     ):
         if not file.exists() or file.read_text() != text:
             stale.append(file)

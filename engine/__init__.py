@@ -1,1 +1,1 @@
-"""Everything about the vLLM processes behind the gateway: set up, launched, followed, restarted, diagnosed."""
+"""The vLLM processes behind the gateway: their setup, launch, supervision, restart and diagnosis."""

@@ -1,4 +1,4 @@
-"""What is made once and kept, such as the engine's environment: locked, redone after a crash, shown while made."""
+"""The cache of things made once, such as the engine's environment: locked, redone after a crash, progress shown."""
 
 import contextlib
 import fcntl
@@ -16,20 +16,20 @@ from typing import IO
 from engine import guard
 
 Progress = Callable[[str], None]
-"""Takes one line for a human about what is being done."""
+"""Takes one line about the work in progress, for a human."""
 
 MARKER = ".kvgate-complete"
-"""The file, written last, that tells a finished folder from one whose making was interrupted."""
+"""The file that marks a folder as finished. It is written last, so an interrupted folder lacks it."""
 
 HEARTBEAT = 5.0
 """Seconds between two progress lines of one step."""
 
 
 class SetupError(Exception):
-    """Something that kvgate sets up by itself could not be made.
+    """kvgate could not set something up.
 
     Attributes:
-        what: The thing, as a user would call it.
+        what: What it was, as a user would call it.
         why: The first real error.
         remedy: What to do about it.
     """
@@ -47,7 +47,7 @@ def to_stderr(line: str) -> None:
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where kvgate keeps what it made: `$KVGATE_CACHE`, else `$XDG_CACHE_HOME/kvgate`, else `~/.cache/kvgate`."""
+    """The folder of kvgate's cache: `$KVGATE_CACHE`, else `$XDG_CACHE_HOME/kvgate`, else `~/.cache/kvgate`."""
     if chosen := environ.get("KVGATE_CACHE"):
         return Path(chosen).expanduser().absolute()
     base = environ.get("XDG_CACHE_HOME")
@@ -55,10 +55,10 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def made_once(folder: Path, make: Callable[[Path], None], *, what: str, progress: Progress) -> Path:
-    """Return `folder`, first making it with `make(folder)` unless a finished one is there.
+    """Return `folder`. If no finished one is there, make it first with `make(folder)`.
 
-    A lock file beside the folder keeps two processes from making it at once: the second waits and then uses what
-    the first made. The kernel frees the lock when its holder dies, and a folder without the marker is made anew.
+    A lock file beside the folder keeps two processes from making it at once: the second waits and then uses the
+    first one's folder. The kernel frees the lock when its holder dies. A folder without the marker is made anew.
 
     Raises:
         SetupError: The cache cannot be written, or what `make` raises.
@@ -83,10 +83,10 @@ def made_once(folder: Path, make: Callable[[Path], None], *, what: str, progress
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """Refuse early what would fill the disk.
+    """Refuse early to fill the disk.
 
     Raises:
-        SetupError: Fewer than `needed` bytes are free where `folder` is.
+        SetupError: Fewer than `needed` bytes are free on the disk of `folder`.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -98,10 +98,10 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 
 class StepError(Exception):
-    """A command of a set-up failed.
+    """A setup command failed.
 
     Attributes:
-        output: All it printed.
+        output: Everything it printed.
     """
 
     def __init__(self, output: str) -> None:
@@ -109,22 +109,22 @@ class StepError(Exception):
         self.output = output
 
     def reason(self) -> str:
-        """The line that says why: the first that begins with an error, else the last one."""
+        """The line that gives the cause: the first that begins with an error, else the last."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith(("ERROR:", "error:"))]
         return (errors or lines[-1:] or ["it printed nothing"])[0]
 
 
 def run_step(argv: Sequence[str | Path], *, what: str, progress: Progress, env: Mapping[str, str] | None = None) -> str:
-    """Run one command of a set-up, showing what it does and for how long, and return what it printed.
+    """Run one setup command, show its progress and duration, and return its output.
 
-    It runs under a guard: when this process ends, it and its children end too.
+    It runs under a guard, so it and its children end with this process.
 
     Args:
         argv: The command.
-        what: The step, as a human would say it.
+        what: The step, in words for a human.
         progress: Gets a line at the start, one every `HEARTBEAT` seconds, and one at the end.
-        env: The whole environment of the command; this process's own where not given.
+        env: The whole environment of the command; this process's own by default.
 
     Raises:
         StepError: The command failed.
@@ -148,7 +148,7 @@ def run_step(argv: Sequence[str | Path], *, what: str, progress: Progress, env: 
             try:
                 said = _followed(ours, _stdout(process), lines, lambda: progress(_so_far(what, started, lines)))
             finally:
-                ours.close()  # the guard ends what is left, and itself
+                ours.close()  # the guard then ends what is left, and itself
     if said != "exited 0":
         raise StepError("\n".join(lines) if said.startswith("exited") else said)
     progress(f"{what}: done in {time.monotonic() - started:.0f} s")
@@ -166,7 +166,7 @@ def _so_far(what: str, started: float, lines: Sequence[str]) -> str:
 
 
 def _followed(channel: socket.socket, pipe: IO[bytes], lines: list[str], beat: Callable[[], None]) -> str:
-    """Collect a guarded program's lines, with a beat every `HEARTBEAT`; return how the guard says that it ended."""
+    """Collect a guarded program's lines, with a beat every `HEARTBEAT`. Return the guard's line about its end."""
     due = time.monotonic() + HEARTBEAT
     partial, said = b"", b""
     with selectors.DefaultSelector() as selector:
@@ -178,9 +178,9 @@ def _followed(channel: socket.socket, pipe: IO[bytes], lines: list[str], beat: C
                     said += (news := channel.recv(4096))
                     if not news or b"exited" in said or b"failed" in said:
                         selector.unregister(channel)
-                        channel.shutdown(socket.SHUT_WR)  # what still holds the pipe ends
+                        channel.shutdown(socket.SHUT_WR)  # ends whatever still holds the pipe
                 elif chunk := os.read(pipe.fileno(), 65536):
-                    # A carriage return is how progress bars end a line.
+                    # Progress bars end a line with a carriage return.
                     *whole, partial = (partial + chunk).replace(b"\r", b"\n").split(b"\n")
                     lines.extend(line.decode(errors="replace") for line in whole if line.strip())
                 else:

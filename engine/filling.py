@@ -1,10 +1,10 @@
-"""PURE. What an engine on GPUs is told that its user did not say: each argument with its reason."""
+"""PURE. The arguments kvgate adds for an engine on GPUs where its user set none, each with its reason."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.command import flags_of, value_of
+from engine.arguments import Arguments
 from engine.gpu import Gpu
 from engine.plan.budget import CONTEXT_BYTES, UTILIZATION
 
@@ -14,7 +14,7 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Arguments that kvgate adds, and why."""
+    """Added arguments, and why."""
 
     args: tuple[str, ...]
     why: str
@@ -23,38 +23,33 @@ class Filled:
         return f"{' '.join(self.args)}: {self.why}"
 
 
-def gpus_needed(args: Sequence[str]) -> int:
+def gpus_needed(given: Arguments) -> int:
     """Return how many GPUs these arguments spread an engine over: tensor x pipeline x data parallel size."""
-    sizes = [value_of(args, flag) or "1" for flag in _PARALLEL]
-    return math.prod(int(size) if size.isdecimal() else 1 for size in sizes)  # vLLM says what is wrong with others
+    return math.prod(max(1, given.integer(flag) or 1) for flag in _PARALLEL)
 
 
-def share_of(args: Sequence[str]) -> float:
-    """Return the share of each card's memory that an engine with these arguments takes."""
-    try:
-        return float(value_of(args, "--gpu-memory-utilization") or UTILIZATION)
-    except ValueError:
-        return UTILIZATION  # vLLM says what is wrong with it
+def share_of(given: Arguments) -> float:
+    """Return the share of each card's memory that an engine takes with these arguments."""
+    return given.fraction("--gpu-memory-utilization") or UTILIZATION
 
 
-def filled(args: Sequence[str], cards: Sequence[Gpu], *, named: bool, engines: int = 1) -> tuple[Filled, ...]:
-    """Return what to add to an engine's arguments. What the user gave, or may have given in a file, stays.
+def filled(given: Arguments, cards: Sequence[Gpu], *, named: bool, engines: int = 1) -> tuple[Filled, ...]:
+    """Return what to add to an engine's arguments. Arguments the user gave, or may have given in a file, stay.
 
     Args:
-        args: The user's arguments.
-        cards: The GPUs it runs on, as it will find them; empty on a machine without.
+        given: The user's arguments.
+        cards: The GPUs it runs on, as it will find them; empty on a machine without GPUs.
         named: Whether the user named these GPUs for it.
         engines: How many engines share them.
     """
-    given = flags_of(args)
-    if not cards or "--config" in given:
+    if not cards or given.has("--config"):
         return ()
     found = []
-    if named and len(cards) > 1 and not given & set(_PARALLEL):
+    if named and len(cards) > 1 and not given.has(*_PARALLEL):
         found.append(
             Filled(("--tensor-parallel-size", str(len(cards))), f"`gpus` gives this engine {len(cards)} of them")
         )
-    if "--gpu-memory-utilization" in given:
+    if given.has("--gpu-memory-utilization"):
         return tuple(found)
     fullest = min(cards, key=lambda card: card.free_bytes / card.total_bytes)
     fits = (fullest.free_bytes - CONTEXT_BYTES) / fullest.total_bytes / engines

@@ -1,8 +1,7 @@
-"""PURE. What to try next when an engine's start failed for memory: one rung of a short ladder, or a verdict.
+"""PURE. The ladder of retries for an engine whose start failed for lack of memory: the next rung, or a verdict.
 
-The order is the one people go by who do this by hand: what the engine itself says would fit, then fewer sequences,
-then nothing for CUDA graphs. What the user gave as an argument stays, and a context is shortened only where the user
-said how short it may become.
+The order is the one people use by hand: first what the engine itself says would fit, then fewer sequences, then no
+CUDA graphs. The user's own arguments stay. A context is shortened only as far as the user allowed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +9,28 @@ from dataclasses import dataclass
 
 from engine.command import KV_SPACE
 from engine.diagnosis.sign import Diagnosis, Kind
+from engine.sequences import fewer
 
 MOST_TRIES = 3
-"""Starts with less after the first one. A start of a large model takes minutes."""
+"""Retries with less after the first start. A large model takes minutes to start."""
 
 DEFAULT_MAX_NUM_SEQS = 256
-"""vLLM's on GPUs under 70 GiB (engine/arg_utils.py, 0.32). A larger one's is 1,024: half of 256 is then a longer step,
-and the one that fits."""
+"""vLLM's default on GPUs under 70 GiB (engine/arg_utils.py, 0.32). On larger ones it is 1,024: half of 256 is then a
+longer step, and it fits."""
 
 _ROOM_GIB = 1
-"""What a smaller KV cache leaves free of a machine's memory."""
+"""Share of a machine's memory that a smaller KV cache leaves free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be changed of an engine.
+    """The limits on what may be changed about an engine.
 
     Attributes:
         given: The flags the user gave.
-        min_model_len: The shortest context that is of use (tokens); where None, it is never shortened.
+        min_model_len: The shortest useful context (tokens); None to never shorten it.
         on_gpus: Whether it runs on GPUs.
-        kv_space: GiB of KV cache on a CPU, where kvgate chose it; None where the user did, and on GPUs.
+        kv_space: GiB of KV cache on a CPU, if kvgate chose it; None if the user did, and on GPUs.
     """
 
     given: frozenset[str] = frozenset()
@@ -39,17 +39,17 @@ class Bounds:
     kv_space: int | None = None
 
     def may_set(self, *flags: str) -> bool:
-        """Whether the user gave none of these flags, nor a file that may hold them."""
+        """Whether the user gave none of these flags, and no file that may hold them."""
         return not {*flags, "--config"} & self.given
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One try with less.
+    """One retry with less.
 
     Attributes:
         why: The change and its reason, in one sentence.
-        args: Arguments to add; of a repeated flag vLLM takes the last.
+        args: Arguments to add. vLLM takes the last of a repeated flag.
         env: Environment to set.
     """
 
@@ -60,11 +60,11 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """There is nothing left to try.
+    """Nothing is left to try.
 
     Attributes:
-        verdict: What was tried and what would help; empty where there is nothing to say.
-        tried: Whether starts with less have failed: then so will the next.
+        verdict: What was tried and what would help; empty if there is nothing to say.
+        tried: Whether starts with less have failed. Then the next will too.
     """
 
     verdict: str = ""
@@ -72,12 +72,12 @@ class Stop:
 
 
 def next_rung(diagnosis: Diagnosis, bounds: Bounds, tries: Sequence[Rung]) -> Rung | Stop:
-    """Return what to try after a start that failed, or why nothing is left.
+    """Return what to try after a failed start, or why nothing is left.
 
     Args:
         diagnosis: Why it failed.
         bounds: What may be changed.
-        tries: The rungs before, oldest first; what they changed stays changed.
+        tries: The rungs before, oldest first. Their changes stay.
     """
     if diagnosis.kind is not Kind.MEMORY:
         return Stop()
@@ -89,12 +89,12 @@ def next_rung(diagnosis: Diagnosis, bounds: Bounds, tries: Sequence[Rung]) -> Ru
 
 
 def arguments(tries: Sequence[Rung]) -> tuple[str, ...]:
-    """What these tries add to the engine's arguments."""
+    """The arguments these tries add to the engine's."""
     return tuple(argument for rung in tries for argument in rung.args)
 
 
 def environment(tries: Sequence[Rung]) -> dict[str, str]:
-    """What these tries set in the engine's environment."""
+    """The variables these tries set in the engine's environment."""
     return {name: value for rung in tries for name, value in (rung.env or {}).items()}
 
 
@@ -113,19 +113,20 @@ def _fewer_sequences(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[R
     if not _is_work_space(facts, bounds) or not bounds.may_set("--max-num-seqs"):
         return None
     warmed_up = _number(facts, "requests")
-    # Once, unless the sequences themselves are what does not fit: a second halving frees half as much as the first.
+    # Once, unless the sequences themselves do not fit: a second halving frees half as much as the first.
     if not warmed_up and _tried("--max-num-seqs", tries):
         return None
     before = warmed_up or DEFAULT_MAX_NUM_SEQS
     if before < 2:  # noqa: PLR2004 - one cannot be halved
         return None
     return Rung(
-        f"at most {before // 2:,} sequences at once: fewer take less work space", ("--max-num-seqs", str(before // 2))
+        f"at most {fewer(before):,} sequences at once: fewer take less work space",
+        ("--max-num-seqs", str(fewer(before))),
     )
 
 
 def _no_graphs(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[Rung]) -> Rung | None:
-    given = not bounds.may_set("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level")
+    given = not bounds.may_set("--enforce-eager", "--compilation-config", "--optimization-level")
     if given or not _is_work_space(facts, bounds) or _tried("--enforce-eager", tries):
         return None
     return Rung("no CUDA graphs: their memory goes to the KV cache, and decoding is slower", ("--enforce-eager",))
@@ -150,11 +151,11 @@ LADDER: tuple[Callable[[Mapping[str, str], Bounds, Sequence[Rung]], Rung | None]
     _no_graphs,
     _smaller_kv_space,
 )
-"""The rungs in their order; the first that applies is taken."""
+"""The rungs in order. The first that applies is taken."""
 
 
 def _is_work_space(facts: Mapping[str, str], bounds: Bounds) -> bool:
-    """Whether less work space helps: on a GPU, whose weights fit, and that others leave free."""
+    """Whether less work space helps: it runs on a GPU, its weights fit, and no other process holds the memory."""
     return bounds.on_gpus and not any(facts.get(name) for name in ("loading", "device", "node"))
 
 

@@ -2,20 +2,20 @@
 
     python guard.py FD PROGRAM [ARGUMENT]...
 
-The guard leads a process group of its own and starts the program in it. It is no session of its own: where the kernel
-groups what it schedules by session (`sched_autogroup_enabled`), an engine that is one stood still for a second and
-more at a time (measured, vLLM on two cores). FD is one end of a socket pair; the parent holds the other.
+The guard leads a process group of its own and starts the program in it. It opens no session: where the kernel
+schedules by session (`sched_autogroup_enabled`), an engine in its own session stood still for a second and more at a
+time (measured, vLLM on two cores). FD is one end of a socket pair; the parent holds the other.
 
-- When the parent dies, however it dies, the kernel closes its end: the guard reads end-of-file, kills the program and
-  what it leaves behind, and in the end the whole group, itself included, with one signal.
-- When the program ends, the guard sweeps up what it left behind, writes one line (`exited CODE`, as in
-  `subprocess.Popen.returncode`) and stays, so that the group's id cannot be taken by others until the parent has
-  killed whatever is still in it.
+- When the parent dies, in any way, the kernel closes its end. The guard reads end-of-file, kills the program and its
+  children, and at last the whole group, itself included, with one signal.
+- When the program ends, the guard sweeps up its children, writes one line (`exited CODE`, as in
+  `subprocess.Popen.returncode`) and stays. So nobody else can get the group's id until the parent has killed whatever
+  is still in the group.
 - When the guard dies, the parent sees the end-of-file and kills the group.
-- SIGTERM, SIGINT and SIGUSR1 go on to the program alone: a server winds its own children down in its own order.
-- Descriptors that the guard inherits, but for FD, are the program's, under the same numbers.
+- The guard passes SIGTERM, SIGINT and SIGUSR1 to the program alone: a server stops its own children in its own order.
+- The program gets every descriptor that the guard inherits except FD, under the same numbers.
 
-Only the standard library is imported, so that a guard costs 30 ms and a few megabytes.
+It imports only the standard library, so a guard costs 30 ms and a few megabytes.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def guard(parent: socket.socket, argv: list[str]) -> None:
     signal.set_wakeup_fd(writer.fileno())
     for number in (signal.SIGCHLD, _PARENT_DIED, *_FORWARDED):
         signal.signal(number, lambda *_: None)
-    # The socket says it all; this also covers a copy of the parent's end that some other process holds.
+    # The socket is enough, unless another process holds a copy of the parent's end. This covers that case too.
     _LIBC.prctl(_PR_SET_PDEATHSIG, _PARENT_DIED)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -78,9 +78,9 @@ def _start(parent: socket.socket, argv: list[str]) -> subprocess.Popen[bytes] | 
     except OSError as error:
         _tell(parent, f"failed {argv[0]}: {error.strerror}")
         return None
-    # The guard's copies would keep those at the other ends from ever seeing the program's end.
+    # With the guard's copies open, the other ends would never see the program's end.
     for inherited in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # that of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if os.get_inheritable(inherited):
                 os.close(inherited)
     _tell(parent, f"started {program.pid}")
@@ -88,10 +88,10 @@ def _start(parent: socket.socket, argv: list[str]) -> subprocess.Popen[bytes] | 
 
 
 def _sweep() -> None:
-    """Kill what the program left behind, but let go by itself, for a moment, what ignores SIGTERM.
+    """Kill what the program left behind. A process that ignores SIGTERM gets a moment to end by itself.
 
-    That is Python's resource tracker, which ignores it for this very purpose: once the others are dead it removes
-    their shared memory (hundreds of megabytes for a vLLM), and killed together with them it could not.
+    Python's resource tracker is one: once the others are dead it removes their shared memory (hundreds of megabytes
+    for a vLLM). Killed together with them it could not.
     """
     deadline = time.monotonic() + _SWEEP_TIMEOUT
     while time.monotonic() < deadline and (others := _others()):
@@ -99,14 +99,14 @@ def _sweep() -> None:
             with contextlib.suppress(OSError):
                 if not _ignores_sigterm(pid):
                     os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # orphans are the children of their subreaper, the guard
+        with contextlib.suppress(ChildProcessError):  # orphans become children of their subreaper, the guard
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
         time.sleep(0.02)
 
 
 def _others() -> list[int]:
-    """The other members of the guard's group, of any descent."""
+    """The other members of the guard's group, whoever started them."""
     members = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -122,7 +122,7 @@ def _ignores_sigterm(pid: int) -> bool:
 
 
 def _tell(parent: socket.socket, line: str) -> None:
-    with contextlib.suppress(OSError):  # a parent that is gone is noticed where it is watched
+    with contextlib.suppress(OSError):  # the watch on the parent notices when it is gone
         parent.sendall(f"{line}\n".encode())
 
 

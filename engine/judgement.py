@@ -1,4 +1,4 @@
-"""PURE. What the end of a program's process means for its next start."""
+"""PURE. The judgement on a program's end: its cause, and whether and how to start again."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is to be told, and done.
+    """The diagnosis to report, and the next step.
 
     Attributes:
-        diagnosis: Why it ended, with the verdict where nothing is left to try.
-        permanent: Whether another start must fail in the same way.
+        diagnosis: Why it ended, with the verdict if nothing is left to try.
+        permanent: Whether another start would fail in the same way.
         refit: What to launch instead, at once.
     """
 
@@ -33,9 +33,9 @@ def judge(program: Program, diagnosis: Diagnosis, code: int, before: Diagnosis |
         diagnosis: Why.
         code: Its exit code.
         before: Why it ended the time before, if it did.
-        starting: Whether it was starting and has never been ready: then what fails twice for one reason is given up,
-            so that a person hears of it within a minute, and what does not fit may be tried with less. An engine that
-            has run before keeps what it ran with.
+        starting: Whether it was starting and has never been ready. Such a program is given up after two failures with
+            one cause, so that a person hears of it within a minute, and may be tried with less if it does not fit. An
+            engine that has run before keeps its arguments.
     """
     permanent = diagnosis.permanent or code in program.final_codes
     if not starting:
@@ -52,5 +52,5 @@ def judge(program: Program, diagnosis: Diagnosis, code: int, before: Diagnosis |
 
 
 def _gist(diagnosis: Diagnosis) -> str:
-    """The cause without its numbers, which differ from start to start: what was free, who was killed."""
+    """The cause without its numbers, such as free bytes or a pid: they differ from start to start."""
     return _NUMBER.sub("", diagnosis.cause)

@@ -1,7 +1,7 @@
-"""PURE. The life of one supervised program, as a state machine.
+"""PURE. The state machine of one supervised program's life.
 
-Events go in with the time they happened; commands come out for somebody else to carry out. `TRANSITIONS` is all
-there is to it: what a raw event means (is this crash one too many?) is decided before the table is asked.
+Events go in with their times; commands come out for the caller to carry out. `TRANSITIONS` is the whole machine. The
+meaning of an event (is this crash one too many?) is decided before the table is asked.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class State(Enum):
-    """Where a program is in its life."""
+    """The states of a program's life."""
 
     STOPPED = auto()
     STARTING = auto()
@@ -18,19 +18,19 @@ class State(Enum):
     DRAINING = auto()
     """Asked to end."""
     BACKOFF = auto()
-    """Ended by itself; it is launched again when the time has come."""
+    """Ended by itself. It will be launched again later."""
     FAILED = auto()
     """Given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The program shall run."""
+    """Run the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The program shall end, and stay ended."""
+    """End the program for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Exited:
     """Its process ended.
 
     Attributes:
-        permanent: Another start must fail in the same way.
-        refitted: It failed to start, and what is launched next is changed so that it may not.
+        permanent: Another start would fail in the same way.
+        refitted: It failed to start, and the next launch is changed to avoid that.
     """
 
     permanent: bool = False
@@ -53,7 +53,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; sent at the time of the last `WakeAt`, or at any other."""
+    """Time has passed. It is sent at the time of the last `WakeAt`, and may be sent at any other."""
 
 
 Event = Start | Stop | BecameReady | Exited | Tick
@@ -74,7 +74,7 @@ class Kill:
     """Kill the process group.
 
     Attributes:
-        overdue: It had its time; otherwise it has nothing to end in order.
+        overdue: It ran out of time. Otherwise it had nothing to shut down in order.
     """
 
     overdue: bool = True
@@ -92,25 +92,25 @@ Command = Launch | Terminate | Kill | WakeAt
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How patient to be. Times in seconds."""
+    """Time limits and restarts. Times in seconds."""
 
     start_timeout: float = 1800.0
-    """From launch to ready; then it is killed, which counts as a failure."""
+    """Limit from launch to ready. After it the program is killed, which counts as a failure."""
     stop_timeout: float = 30.0
     """From SIGTERM to SIGKILL of the group."""
     max_restarts: int = 5
-    """Failures in a row, after the first, before it is given up."""
+    """Failures in a row, beyond the first, before it is given up."""
     backoff: float = 1.0
     """Wait after the first failure; it doubles with each further one."""
     max_backoff: float = 60.0
     steady_after: float = 60.0
-    """Ready for this long, and earlier failures are forgotten."""
+    """After this long in READY, earlier failures are forgotten."""
     hung_timeout: float | None = None
-    """Known to hang for this long, it is killed and started again; where None, never."""
+    """After this long in a known hang, it is killed and started again; None for never."""
 
 
 class Trigger(Enum):
-    """What an event means, given what happened before."""
+    """The meaning of an event, given what happened before."""
 
     START = auto()
     READY = auto()
@@ -141,7 +141,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.BACKOFF, Trigger.DUE): State.STARTING,
     (State.BACKOFF, Trigger.STOP): State.STOPPED,
 }
-"""Whatever is not here changes nothing."""
+"""An entry that is missing changes nothing."""
 
 
 class Lifecycle:
@@ -158,14 +158,14 @@ class Lifecycle:
         """Whether it has ever been ready."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in what happened at `now` (seconds of a monotonic clock) and return what to do."""
+        """Handle one event at `now` (seconds of a monotonic clock) and return the commands."""
         trigger = self._meaning(event, now)
         target = TRANSITIONS.get((self.state, trigger)) if trigger else None
         if trigger is None or target is None:
             return []
         before, self.state = self.state, target
         overdue = trigger is Trigger.DUE and target is before
-        # Who starts serves nobody yet, and vLLM that loads weights hears of SIGTERM when it has: half a minute.
+        # A starting program serves nobody yet, and vLLM hears SIGTERM only once its weights are loaded: half a minute.
         if overdue or (trigger is Trigger.STOP and before is State.STARTING):
             self._due = None
             return [Kill(overdue=overdue)]
@@ -178,7 +178,7 @@ class Lifecycle:
             case Exited() if self.state is State.DRAINING:
                 return Trigger.ENDED
             case Exited(refitted=True) if self.state is State.STARTING:
-                # Not a failure in a row: what failed is not what is launched next.
+                # Not a failure in a row: the next launch differs from the failed one.
                 return Trigger.REFITTED
             case Exited(permanent):
                 return self._failed(now, permanent=permanent)
@@ -189,7 +189,7 @@ class Lifecycle:
         if self._ready_since is not None and now - self._ready_since >= self.policy.steady_after:
             self.failures = 0
         self.failures += 1
-        # What has run before may run again, whatever its last words were.
+        # A program that ran before may run again, whatever its last words were.
         hopeless = permanent and not self.was_ready
         return Trigger.GAVE_UP if hopeless or self.failures > self.policy.max_restarts else Trigger.CRASHED
 

@@ -1,4 +1,4 @@
-"""PURE. What is common to every line vLLM prints: who printed it, how severe it is, and the text itself."""
+"""PURE. The parts common to all of vLLM's log lines: process, level, source, time and text."""
 
 import re
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _HEADER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line without `(EngineCore pid=7)` and `ERROR 11-20 18:04:19 [core.py:133]` in front of it.
+    """One line, with prefixes like `(EngineCore pid=7)` and `ERROR 11-20 18:04:19 [core.py:133]` taken off.
 
-    `level` is None where the line came from something else than vLLM's logger: a traceback, a progress bar.
-    `process` is `EngineCore pid=7`, `source` the file that said it, `core.py`, and `at` when, `11-20 18:04:19`; empty
-    where the line does not say.
+    `level` is None for a line that did not come from vLLM's logger, such as a traceback or a progress bar. In this
+    example `process` is `EngineCore pid=7`, `source` is `core.py` and `at` is `11-20 18:04:19`; each is empty if the
+    line does not say.
     """
 
     level: str | None

@@ -1,6 +1,6 @@
-"""PURE. How far an engine's start has come, read from its log.
+"""PURE. The phases of an engine's start, read from its log.
 
-The texts are those of vLLM 0.32, with the older forms of them that differ.
+The texts are those of vLLM 0.32, plus older forms where they differ.
 """
 
 import re
@@ -11,7 +11,7 @@ from engine.loglines import parse
 
 
 class Phase(IntEnum):
-    """The phases of a start, in their order. Not every start passes through each of them."""
+    """The phases of a start, in order. A start may skip some."""
 
     IMPORTING = 0
     CONFIGURING = 1
@@ -24,7 +24,7 @@ class Phase(IntEnum):
 
     @property
     def title(self) -> str:
-        """What a human is told."""
+        """The name shown to people."""
         return _TITLES[self]
 
 
@@ -42,7 +42,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A phase and what is known about it: a percentage, the size of the KV cache, or nothing."""
+    """A phase and its detail: a percentage, the size of the KV cache, or nothing."""
 
     phase: Phase
     detail: str = ""
@@ -69,7 +69,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], Phase, str], ...] = tuple(
 
 
 def read_progress(line: str) -> Progress | None:
-    """Return what a line of the log tells about the start, or None where it tells nothing."""
+    """Return the progress that a log line reports, or None."""
     text = parse(line).text
     for pattern, phase, detail in _SIGNS:
         if match := pattern.search(text):
@@ -78,13 +78,13 @@ def read_progress(line: str) -> Progress | None:
 
 
 class StartProgress:
-    """Follows one start: phases never go back, and what was said is not said again."""
+    """Follows one start. Phases never go back, and no progress is reported twice."""
 
     def __init__(self) -> None:
         self.current = Progress(Phase.IMPORTING)
 
     def read(self, line: str) -> Progress | None:
-        """Return the progress that this line makes, if it makes any."""
+        """Return the progress that this line adds, if any."""
         seen = read_progress(line)
         if seen is None or seen == self.current or seen.phase < self.current.phase:
             return None

@@ -1,22 +1,24 @@
-"""PURE. Which GPUs each engine gets."""
+"""PURE. The placement of engines on GPUs."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.command import EngineSpec
+
 
 class PlacementError(ValueError):
-    """The engines cannot be placed, for the reason the text gives."""
+    """The engines cannot be placed. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one engine that is launched needs.
+    """The GPUs one launched engine needs.
 
     Attributes:
-        gpus: The NVML indices configured; where None, it gets as many as it needs that no other has.
+        gpus: The configured NVML indices; None for as many free ones as it needs.
         size: GPUs it runs on: its tensor times its pipeline times its data parallel size.
-        shares: Whether it may be on a card that another one is on too.
+        shares: Whether it may share a card with another engine.
     """
 
     gpus: tuple[int, ...] | None = None
@@ -25,18 +27,18 @@ class Wish:
 
 
 def place(wishes: Sequence[Wish], present: Sequence[int], environ: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return, for each engine, what `CUDA_VISIBLE_DEVICES` shall hold for it; nothing to leave it as it is.
+    """Return the value of `CUDA_VISIBLE_DEVICES` for each engine; nothing to leave it unchanged.
 
-    A single engine for which no GPUs are configured sees all there are.
+    A single engine without configured GPUs sees all of them.
 
     Args:
         wishes: One for each engine.
         present: NVML indices of this machine's GPUs.
-        environ: kvgate's own environment: GPUs hidden from it by `CUDA_VISIBLE_DEVICES` are not handed out.
+        environ: kvgate's own environment. GPUs that its `CUDA_VISIBLE_DEVICES` hides are not handed out.
 
     Raises:
-        PlacementError: There are too few GPUs, one that is wanted does not exist or is hidden, or two engines want
-            the same and do not both say that they share it.
+        PlacementError: There are too few GPUs; a wanted one does not exist or is hidden; or two engines want the same
+            one and do not both share it.
     """
     seen = visible(present, environ)
     for wish in wishes:
@@ -58,15 +60,22 @@ def place(wishes: Sequence[Wish], present: Sequence[int], environ: Mapping[str, 
 
 
 def visible(present: Sequence[int], environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that programs started with this environment see: those that `CUDA_VISIBLE_DEVICES` lists, else all.
-
-    CUDA stops at the first that is none, such as -1.
-    """
+    """The GPUs that programs see in this environment: those that `CUDA_VISIBLE_DEVICES` lists, else all."""
     said = environ.get("CUDA_VISIBLE_DEVICES")
-    if said is None:
-        return [str(index) for index in present]
+    return [str(index) for index in present] if said is None else listed(said)
+
+
+def listed(said: str) -> list[str]:
+    """The GPUs in a value of `CUDA_VISIBLE_DEVICES`. Empty hides all; CUDA stops at the first invalid entry."""
     parts = [part.strip() for part in said.split(",")]
     return list(itertools.takewhile(lambda part: part and not part.startswith("-"), parts))
+
+
+def devices(spec: EngineSpec, present: Sequence[int], environ: Mapping[str, str]) -> list[str]:
+    """The GPUs that an engine started from this environment sees."""
+    if spec.gpus and "CUDA_VISIBLE_DEVICES" not in spec.env:
+        return list(spec.gpus)
+    return visible(present, {**environ, **spec.env})
 
 
 def _check(wish: Wish, present: Sequence[int], seen: Sequence[str]) -> None:
@@ -74,7 +83,7 @@ def _check(wish: Wish, present: Sequence[int], seen: Sequence[str]) -> None:
         return
     if missing := set(wish.gpus) - set(present):
         raise PlacementError(f"there is no GPU {min(missing)}; NVML shows {list(present) or 'none'}")
-    # Where UUIDs are listed, nothing tells which index they are.
+    # Nothing maps a listed UUID to its index.
     if all(device.isdecimal() for device in seen):
         for index in wish.gpus:
             if str(index) not in seen:
@@ -89,7 +98,7 @@ def _check(wish: Wish, present: Sequence[int], seen: Sequence[str]) -> None:
 
 
 def _taken(wishes: Sequence[Wish]) -> set[str]:
-    """The GPUs that are configured for some engine."""
+    """The GPUs configured for any engine."""
     holders: dict[int, Wish] = {}
     for wish in wishes:
         for index in wish.gpus or ():

@@ -1,4 +1,4 @@
-"""A guarded program as asyncio sees it: started, read line by line, signalled, and killed with its whole group."""
+"""The asyncio handle of a guarded program: start it, read its lines, signal it, kill its whole group."""
 
 import asyncio
 import contextlib
@@ -15,26 +15,26 @@ from typing import Self
 OnLine = Callable[[str], None]
 
 NEWS = "KVGATE_NEWS_FD"
-"""The variable in which a program that was promised one finds the descriptor to talk with its supervisor on."""
+"""The variable that names the descriptor on which a program talks with its supervisor, if it was promised one."""
 _GUARD = Path(__file__).with_name("guard.py")
-_LINE_END = re.compile(rb"[\r\n]")  # progress bars end their lines with a carriage return
+_LINE_END = re.compile(rb"[\r\n]")  # progress bars end a line with a carriage return
 _LONGEST_LINE = 16_384
 _OUTPUT_GRACE = 2.0
 
 
 class LaunchError(Exception):
-    """The program could not be started at all, for the reason the text gives."""
+    """The program could not be started at all. The text gives the reason."""
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free at this moment."""
+    """Return a TCP port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class GuardedProcess:
-    """One run of a program under a guard (see `engine.guard`). Made by `launch`; over when `wait` returns.
+    """One run of a program under a guard (see `engine.guard`). `launch` makes it; it is over when `wait` returns.
 
     Attributes:
         pid: The program's own process id.
@@ -66,14 +66,14 @@ class GuardedProcess:
         Args:
             argv: The program and its arguments.
             env: Its whole environment.
-            stdin: What it reads on its standard input before end-of-file.
-            on_line: Gets each line of its output and errors; without it, both go where this process's own go.
-            fds: Descriptors of this process that it gets too, under the same numbers.
-            on_news: Gets each line that it writes to the descriptor named in its environment by `NEWS`, where it is
-                told things, too.
+            stdin: Its whole standard input.
+            on_line: Gets each line of its stdout and stderr. Without it, both go to this process's own.
+            fds: Descriptors of this process that it inherits, under the same numbers.
+            on_news: Gets each line that it writes to the descriptor that `NEWS` names in its environment. `tell` writes
+                to the same descriptor.
 
         Raises:
-            LaunchError: There is no such program, it may not be executed, or the machine has no room for a process.
+            LaunchError: The program does not exist or may not be executed, or the machine has no room for a process.
         """
         ours, theirs = socket.socketpair()
         news, tells = socket.socketpair()
@@ -92,7 +92,7 @@ class GuardedProcess:
             except BaseException as error:
                 ours.close()
                 news.close()
-                if isinstance(error, OSError):  # no memory or no process ids are left
+                if isinstance(error, OSError):  # no memory or process ids left
                     raise LaunchError(f"{argv[0]}: {error.strerror}") from error
                 raise
         process = cls(guard, *await asyncio.open_connection(sock=ours))
@@ -114,7 +114,7 @@ class GuardedProcess:
             self._guard.send_signal(number)
 
     def tell(self, line: bytes) -> bool:
-        """Write a line to the descriptor that `NEWS` names; False where the program was promised none."""
+        """Write a line to the descriptor that `NEWS` names; False if the program was promised none."""
         if self._told is None:
             return False
         self._told.write(line + b"\n")
@@ -122,12 +122,12 @@ class GuardedProcess:
 
     def kill(self) -> None:
         """Kill the program, its children and their guard at once."""
-        # The id stays taken while a member of the group lives, and the guard lives until this kills it.
+        # The id stays taken while a member of the group lives, and the guard lives until it is killed here.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for the program's end, kill what it left behind, and return its exit code (negative: the signal)."""
+        """Wait for the program's end, kill the rest of its group, and return its exit code (negative: the signal)."""
         try:
             said = (await self._reader.readline()).split()
         finally:
@@ -149,7 +149,7 @@ class GuardedProcess:
         self.kill()
         await self._guard.wait()
         if self._readers:
-            # Only a process that left the group can still hold a pipe.
+            # Only a process outside the group can still hold a pipe.
             _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
             for reader in left:
                 reader.cancel()

@@ -1,46 +1,46 @@
-"""PURE. Whether one more engine has room beside what runs, so that it can be ready before an old one goes."""
+"""PURE. The check that one more engine fits beside the running ones, so that it is ready before an old one stops."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from engine.command import GIB, KV_SPACE, flags_of, value_of
+from engine.command import GIB, KV_SPACE, EngineSpec
 from engine.filling import gpus_needed, share_of
 from engine.gpu import Gpu
+from engine.placement import devices
 
 CPU_PROCESSES = 2 * GIB
-"""What an engine on a CPU takes beside its weights and its KV cache: API server, engine core and worker are half a
-GiB each (measured: 1.5 GiB in all for a model of 5 MB), and the rest is work space."""
+"""Memory of an engine on a CPU beside its weights and KV cache. API server, engine core and worker take half a GiB each
+(measured: 1.5 GiB in all for a model of 5 MB); the rest is work space."""
 
 _FULL = ("float32", "float")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def shortage(
-    argv: Sequence[str],
-    env: Mapping[str, str],
+    spec: EngineSpec,
+    environ: Mapping[str, str],
     *,
     gpus: Sequence[Gpu],
     host_free: int,
     weights: int | None,
 ) -> str | None:
-    """Return why an engine does not fit beside what runs now, in a clause; None where it does.
+    """Return why an engine does not fit beside what runs now, as a clause; None if it does.
 
-    On GPUs it is vLLM's own test at its start that is made here before: the share of each card that it may use must be
-    free (v1/worker/utils.py, `request_memory`, 0.32). On a CPU it is the sum of what it will hold.
+    On GPUs this is the test that vLLM makes at its start: the share of each card that it may use must be free
+    (v1/worker/utils.py, `request_memory`, 0.32). On a CPU it is the sum of all the memory it will hold.
 
     Args:
-        argv: The engine's command line.
-        env: Its environment.
-        gpus: The cards of this machine, as measured now.
-        host_free: Bytes of memory that this machine, or the container, has to give.
-        weights: Bytes of the model's weights; None where they are not known.
+        spec: The engine.
+        environ: The environment it is started from, which its own overrides.
+        gpus: The cards of this machine, measured now.
+        host_free: Free memory of this machine, or of the container, in bytes.
+        weights: Bytes of the model's weights; None if unknown.
     """
-    if not gpus:
-        return _on_cpu(argv, env, host_free, weights)
-    visible = [part.strip() for part in env[_VISIBLE].split(",")] if env.get(_VISIBLE) else [str(g.index) for g in gpus]
     by_index = {str(gpu.index): gpu for gpu in gpus}
-    share = share_of(argv)
-    for device in visible[: gpus_needed(argv)]:
+    seen = devices(spec, [gpu.index for gpu in gpus], environ)
+    if not seen:
+        return _on_cpu(spec, environ, host_free, weights)
+    share = share_of(spec.arguments)
+    for device in seen[: gpus_needed(spec.arguments)]:
         gpu = by_index.get(device)
         if gpu is None:
             return f"nothing is known of the memory of GPU {device}"
@@ -50,18 +50,17 @@ def shortage(
     return None
 
 
-def _on_cpu(argv: Sequence[str], env: Mapping[str, str], host_free: int, weights: int | None) -> str | None:
+def _on_cpu(spec: EngineSpec, environ: Mapping[str, str], host_free: int, weights: int | None) -> str | None:
     if weights is None:
         return "the size of its weights is not known"
-    space, given = env.get(KV_SPACE, ""), value_of(argv, "--kv-cache-memory-bytes")
-    if given is not None and given.isdecimal():
-        cache = int(given)
-    elif space.isdecimal() and int(space) and not {"--kv-cache-memory-bytes", "--config"} & flags_of(argv):
+    given = spec.arguments
+    space, cache = {**environ, **spec.env}.get(KV_SPACE, ""), given.integer("--kv-cache-memory-bytes")
+    if cache is None and space.isdecimal() and not given.has("--kv-cache-memory-bytes", "--config"):
         cache = int(space) * GIB
-    else:
-        return "the size of its KV cache is not known"  # a share of the machine, for one
-    # Weights are stored in 16 bits, but for old models, which are small.
-    held = weights * 2 if value_of(argv, "--dtype") in _FULL else weights
+    if not cache:
+        return "the size of its KV cache is not known"  # it may be a share of the machine
+    # Weights are stored in 16 bits, except in old models, which are small.
+    held = weights * 2 if given.text("--dtype") in _FULL else weights
     wanted = held + cache + CPU_PROCESSES
     if host_free < wanted:
         return f"the machine has {_gib(host_free)} of memory to give, and a second engine takes {_gib(wanted)}"

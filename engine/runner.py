@@ -1,4 +1,4 @@
-"""asyncio around one program's lifecycle: events in, commands carried out, what happened told."""
+"""The asyncio driver of one program's lifecycle: it feeds in events, carries out commands and reports."""
 
 import asyncio
 import signal
@@ -20,10 +20,10 @@ from engine.program import Program
 from engine.start_times import StartTimes, Stopwatch
 
 Probe = Callable[[str], Awaitable[bool]]
-"""Says whether a URL answers 200."""
+"""Returns whether a URL answers 200."""
 
 READY = "ready"
-"""What a program that tells its supervisor things says when it is."""
+"""A program's line to its supervisor when it is ready."""
 
 _PROBE_INTERVAL = 0.25
 _TURN_INTERVAL = 0.5
@@ -32,7 +32,7 @@ _OVER = frozenset({State.STOPPED, State.FAILED})
 
 
 class Runner:
-    """Keeps one program running until it is stopped or given up. `run` is the only writer of its lifecycle."""
+    """Keeps one program running until it is stopped or given up. Only `run` writes to its lifecycle."""
 
     def __init__(
         self,
@@ -58,26 +58,26 @@ class Runner:
 
     @property
     def state(self) -> State:
-        """Where the program is in its life."""
+        """The program's state."""
         return self._lifecycle.state
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """Have the program end, told by this signal; `run` returns when it has. It may be told again by another."""
+        """Ask the program to end, with this signal. `run` returns when it has. A later call may send another signal."""
         self._ending = by
         if self.state is State.DRAINING and self._process is not None:
             self._process.send(by)
         self._inbox.put_nowait(lifecycle.Stop())
 
     def hung(self, reason: str) -> None:
-        """End a program that runs and does nothing, as if it had crashed for that reason."""
+        """End a hung program, as if it had crashed for that reason."""
         if self.state is State.READY and self._process is not None:
             self._hung = reason
             self._process.kill()
 
     def become(self, program: Program, line: bytes) -> bool:
-        """Go on as another program of the same command line, told so by this line; False where nothing runs to hear it.
+        """Go on as another program with the same command line, told by this line; False if no process runs.
 
-        The next start is that of the new one.
+        The next start will be the new program's.
         """
         self.program = program
         self._lifecycle.policy = program.policy
@@ -186,7 +186,7 @@ class Runner:
             self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
             self._inbox.put_nowait(lifecycle.Exited(permanent=True))
             return
-        # Asked to end, or out of time, while it was being launched.
+        # It was asked to end, or ran out of time, during its launch.
         if self._killed:
             self._process.kill()
         elif self.state is State.DRAINING:
@@ -205,7 +205,7 @@ class Runner:
         self._tell(events.Progressed(self.program.name, progress, takes, left))
 
     async def _turn_to_download(self) -> bool:
-        """Wait while another launch downloads the same model; False when asked to end meanwhile, or out of time."""
+        """Wait while another launch downloads the same model; False if asked to end, or out of time, meanwhile."""
         download, told = self.program.download, False
         while download is not None and not await asyncio.to_thread(download.take):
             if self._killed or self.state is State.DRAINING:
@@ -234,7 +234,7 @@ class Runner:
         return corroborated(diagnose([line for at, line in log if at >= since], code, served=served))
 
     def _conclude(self, diagnosis: Diagnosis, code: int) -> None:
-        """Take in why the process ended, and what that means for the next start."""
+        """Judge why the process ended, and what that means for the next start."""
         starting = self.state is State.STARTING and not self._lifecycle.was_ready
         judgement = judge(self.program, diagnosis, code, self._diagnosis, starting=starting)
         self._diagnosis = judgement.diagnosis
@@ -242,13 +242,7 @@ class Runner:
             name = self.program.name
             self._tell(events.Crashed(name, judgement.diagnosis))
             self._tell(events.Refitted(name, refit.attempt, MOST_TRIES, refit.why))
-            self.program = replace(
-                self.program,
-                argv=refit.program.argv,
-                env=refit.program.env,
-                history=refit.program.history,
-                refit=refit.program.refit,
-            )
+            self.program = replace(refit.program, download=self.program.download)
         self._inbox.put_nowait(lifecycle.Exited(judgement.permanent, refitted=refit is not None))
 
     def _hear(self, news: str) -> None:
@@ -265,7 +259,7 @@ class Runner:
             await self._ready.wait()
         if self.program.history is not None:
             self.program.history.write(watch.ready(_now()))
-        log.clear()  # what went wrong before it ran is not why it ends later
+        log.clear()  # errors before it ran do not explain a later end
         self._inbox.put_nowait(lifecycle.BecameReady())
 
 

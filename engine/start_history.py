@@ -1,4 +1,4 @@
-"""How long starts took, kept in the cache folder from one kvgate to the next."""
+"""The history of start times, kept in the cache folder from one kvgate to the next."""
 
 import contextlib
 import hashlib
@@ -13,11 +13,11 @@ from engine.start_times import StartTimes
 
 
 class StartHistory:
-    """The times of the last start of one engine. What cannot be read or written is done without.
+    """The times of one engine's last start. A file that cannot be read or written is ignored.
 
     Args:
         model: Folder or hub id.
-        args: The engine's arguments: others take another time.
+        args: The engine's arguments. Other arguments have times of their own.
         environ: kvgate's environment, which names the cache folder.
     """
 
@@ -26,7 +26,7 @@ class StartHistory:
         self._file = cache_folder(environ) / "starts" / f"{digest}.json"
 
     def read(self) -> StartTimes:
-        """The times of the last start; none where there was none."""
+        """The times of the last start; none if there was none."""
         try:
             kept = json.loads(self._file.read_text())
             return StartTimes({Phase[name]: float(seconds) for name, seconds in kept.items()})
@@ -34,7 +34,7 @@ class StartHistory:
             return StartTimes()
 
     def write(self, times: StartTimes) -> None:
-        """Keep these."""
+        """Keep these times."""
         partial = Path(f"{self._file}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)

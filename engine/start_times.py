@@ -1,4 +1,4 @@
-"""PURE. How long the phases of a start took, and what is left of one that follows."""
+"""PURE. The times of a start's phases, and the estimate of the time a later start still needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ class StartTimes:
     seconds: Mapping[Phase, float] = field(default_factory=dict)
 
     def of(self, phase: Phase) -> float | None:
-        """What the phase took; None where it is not known."""
+        """Seconds the phase took; None if unknown."""
         return self.seconds.get(phase)
 
     def left(self, phase: Phase) -> float | None:
-        """Seconds from the beginning of the phase until it was ready; None where that is not known."""
+        """Seconds from the beginning of the phase until ready; None if unknown."""
         return sum(took for later, took in self.seconds.items() if later >= phase) if phase in self.seconds else None
 
 
@@ -34,7 +34,7 @@ class Stopwatch:
         self._seconds: dict[Phase, float] = {}
 
     def enter(self, phase: Phase, now: float) -> bool:
-        """Take in that the start has come to this phase; says whether it was not there before."""
+        """Note that the start has reached this phase. Returns whether it is a new one."""
         if phase is self._phase:
             return False
         self._seconds[self._phase] = now - self._since
@@ -42,5 +42,5 @@ class Stopwatch:
         return True
 
     def ready(self, now: float) -> StartTimes:
-        """The times of a start that is ready now."""
+        """The times of a start that has just become ready."""
         return StartTimes({**self._seconds, self._phase: now - self._since})

@@ -17,16 +17,16 @@ _PROBE_TIMEOUT = 5.0
 _STOP_ORDER = (Role.GATEWAY, Role.ENGINE)
 
 News = Callable[[Program, str], None]
-"""Takes a line that a program told its supervisor."""
+"""Takes a line from a program to its supervisor."""
 
 
 class Supervisor:
-    """Runs programs, each with a lifecycle of its own, so that one that crashes finds the others running.
+    """Runs programs, each with a lifecycle of its own, so that a crash of one leaves the others running.
 
     Args:
         programs: What to run from the start.
-        on_event: Told of everything that happens; `str(event)` is a line for a human.
-        on_news: Gets what programs tell beside that they are ready.
+        on_event: Gets every event. `str(event)` is a line for a human.
+        on_news: Gets what programs report, except that they are ready.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_news = on_news
         self._running: dict[Runner, asyncio.Task[State]] = {}
-        """What shall run, also what was given up."""
+        """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
         self._changed = asyncio.Event()
         self._changing = False
@@ -47,9 +47,9 @@ class Supervisor:
         self._probe: Probe
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Run until `stop` is set, or nothing useful can run any more; return the exit code: 0, or 1 for the latter.
+        """Run until `stop` is set (exit code 0), or until nothing useful can run any more (exit code 1).
 
-        Gateways end first, within the bound of their policy, then the engines. When cancelled, everything is killed.
+        Gateways end first, within their policy's time limit, then the engines. When cancelled, it kills everything.
         """
         async with httpx.AsyncClient(timeout=_PROBE_TIMEOUT, trust_env=False) as client:
 
@@ -75,7 +75,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Within it a role that nobody fills is one that is about to be filled, and no reason to end."""
+        """While the block runs, a role without a program is about to get one and is no reason to end."""
         self._changing = True
         try:
             yield
@@ -84,9 +84,9 @@ class Supervisor:
             self._changed.set()
 
     async def add(self, program: Program) -> Diagnosis | None:
-        """Run one more program. Returns None when it is ready, else why its first start failed: then it is gone again.
+        """Run one more program. Returns None when it is ready. If its first start fails, drop it and return why.
 
-        Only while `run` runs. When cancelled, the program stays.
+        Call it only while `run` runs. When cancelled, the program stays.
         """
         outcome: asyncio.Future[Diagnosis | None] = asyncio.get_running_loop().create_future()
         crash = Diagnosis("It was stopped before it was ready.")
@@ -107,7 +107,7 @@ class Supervisor:
         return failure
 
     async def remove(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
-        """Have a program end, told by this signal, and wait for its end."""
+        """Ask a program to end, with this signal, and wait for its end."""
         runner = self._find(name)
         self._leaving[runner] = task = self._running.pop(runner)
         runner.stop(by)
@@ -115,19 +115,19 @@ class Supervisor:
         del self._leaving[runner]
 
     def become(self, name: str, program: Program, line: bytes) -> bool:
-        """Have a program go on as another one of its name, see `Runner.become`."""
+        """Turn a program into another one of the same name, see `Runner.become`."""
         return self._find(name).become(program, line)
 
     def program(self, name: str) -> Program:
-        """A program as it runs now: one that did not fit was changed."""
+        """A program as it runs now, with changes made to fit it."""
         return self._find(name).program
 
     def gave_up(self, name: str) -> bool:
-        """Whether a program is not started any more."""
+        """Whether a program will not be started again."""
         return self._find(name).state is State.FAILED
 
     def hung(self, name: str, reason: str) -> None:
-        """Kill a program that runs and does nothing, and have it started again as one that crashed."""
+        """Kill a hung program. It starts again as after a crash."""
         self._find(name).hung(reason)
 
     def _find(self, name: str) -> Runner:
@@ -140,7 +140,7 @@ class Supervisor:
         task.add_done_callback(lambda _: self._changed.set())
 
     async def _of_no_use(self, stop: asyncio.Event) -> bool:
-        """Wait for the first of: a stop is asked for (False), what still runs is of no use (True)."""
+        """Wait until a stop is asked for (False), or until the remaining programs are of no use (True)."""
         stopping = self._tasks.create_task(stop.wait())
         stopping.add_done_callback(lambda _: self._changed.set())
         try:
@@ -154,6 +154,6 @@ class Supervisor:
         return False
 
     def _unfilled(self) -> bool:
-        """Whether a role that was to be filled is filled by nobody any more."""
+        """Whether a role that had a program has none left."""
         filled = {runner.program.role for runner, task in self._running.items() if not task.done()}
         return any(runner.program.role not in filled for runner in self._running)

@@ -1,13 +1,16 @@
-"""The entry point: Ctrl-C is answered from here on, before the rest is imported, which takes a second."""
+"""The entry point: signals are answered from here on, before the rest is imported, which takes a second."""
 
 import signal
+import sys
 
-from gateway.interrupts import end_at_once
+from gateway.runtime.interrupts import early, end_at_once
 
 
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGINT, end_at_once)
+    if sys.argv[1:2] == ["serve"]:
+        early.listen()
     from gateway.cli import main as run  # noqa: PLC0415 - after the handler
 
     run()

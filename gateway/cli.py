@@ -19,26 +19,26 @@ import gateway
 from engine.cache import SetupError
 from engine.control import ControlError, Reload, ask
 from engine.diagnosis.look import listener
-from gateway.advise_command import advise_command
-from gateway.config import LogSettings, Settings
-from gateway.demo import DemoError, demo
-from gateway.doctor_command import doctor_command
-from gateway.engine_setup import debugged
-from gateway.interrupts import Stop, end_at_once
-from gateway.launch import USAGE_ERROR
+from gateway.commands.advise import advise_command
+from gateway.commands.demo import DemoError, demo
+from gateway.commands.doctor import doctor_command
+from gateway.commands.plan import plan_command
+from gateway.commands.simulate import simulate
+from gateway.config.settings import LogSettings, Settings
+from gateway.config.sources import ConfigurationError, Sources, load, redacted
 from gateway.ops.logs import configure, for_people
-from gateway.plan_command import plan_command
-from gateway.preflight import check, preflight
-from gateway.process import run
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
-from gateway.reload import Deployment
-from gateway.server import PortTakenError
-from gateway.settings_sources import ConfigurationError, Sources, load, redacted
-from gateway.simulation.cli import simulate
-from gateway.supervision_log import SupervisionLog, engine_logs
+from gateway.relay.server import PortTakenError
+from gateway.runtime.interrupts import Stop, end_at_once
+from gateway.serve.checks import check, preflight
+from gateway.serve.engine_setup import debugged
+from gateway.serve.gateway_process import run
+from gateway.serve.launch import USAGE_ERROR
+from gateway.serve.reload import Deployment
+from gateway.serve.supervision_log import SupervisionLog, engine_logs
 
 cli = typer.Typer(
     help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
@@ -47,7 +47,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 DIFFERS = 1
-"""Exit code of a replay that does not decide as the record did."""
+"""Exit code of a replay whose decisions differ from the record's."""
 _console = Console(stderr=True, highlight=False)
 
 
@@ -238,7 +238,7 @@ def _models(
 
 
 def _changes(given: list[str], only: str | None = None) -> dict[str, Any]:
-    """Nested settings, as `--set` takes them: of any section, or of only one."""
+    """Nested settings from `--set`: of any section, or of only one."""
     changes: dict[str, Any] = {}
     for change in given:
         name, equals, value = change.partition("=")
@@ -269,7 +269,7 @@ def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
     if all(model.engine is None for model in settings.models):
         return _gateway(settings, sources=sources)
 
-    from gateway.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
+    from gateway.serve.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
 
     configure(settings.log)
     people = for_people(settings.log)
@@ -321,14 +321,14 @@ def _gateway(
 
 def _with_way_out(error: PortTakenError) -> str:
     taken = listener(error.port)
-    if taken is None:  # the address is not this machine's, or the port is not for everybody
+    if taken is None:  # the address is not this machine's, or the port needs privileges
         return f"{error}\nListen somewhere else with --host and --port."
     who = f"{taken.name} (process {taken.pid})" if taken.pid is not None else "a process of another user"
     return f"{error}: {who} listens there\nEnd it, or listen somewhere else with --port."
 
 
 def _fail(message: str, log: LogSettings | None = None) -> NoReturn:
-    """Say it, as a line of the log where that is one of JSON, and end."""
+    """Print the error, as a line of JSON if the log is JSON, and exit."""
     if log is not None and not for_people(log):
         structlog.get_logger("kvgate").error(message)
         sys.exit(USAGE_ERROR)

@@ -1,1 +1,1 @@
-"""Load tests: what kvgate does to an overload, and what it costs. They speak HTTP and know nothing of its insides."""
+"""Load tests: kvgate's effect on an overload, and its cost. They speak HTTP and know nothing of its internals."""

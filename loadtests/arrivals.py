@@ -1,6 +1,6 @@
-"""Scenario -> requests: when each arrives and how long it is, the same for the same seed.
+"""The requests of a scenario, with arrival times and lengths, the same for the same seed.
 
-Every flow has random numbers of its own, so that it sends the same whether or not others do.
+Every flow has random numbers of its own, so it sends the same requests with or without the others.
 """
 
 import itertools
@@ -22,20 +22,20 @@ class Planned:
 
     number: int
     at: float
-    """Seconds after the run's start; 0 where it comes when another has ended."""
+    """Seconds after the run's start; 0 if it comes when another has ended."""
     flow: str
     kind: int
-    """Which of its flow's kinds of requests it is."""
+    """Index of its kind among its flow's."""
     prompt: int
-    """The shared prefix counted."""
+    """Including the shared prefix."""
     output: int
     max_tokens: int
     prefix: int = 0
     group: int = 0
-    """Which of the shared prefixes it begins with."""
+    """Index of the shared prefix it begins with."""
 
     def prompt_ids(self, salt: str) -> list[int]:
-        """Token ids of its prompt; another salt gives others, so that no run finds the cache of the one before."""
+        """Token ids of its prompt. Another salt gives others, so that no run hits the cache of the one before."""
         shared = _prefix(f"{salt} {self.kind} {self.group}", self.prefix) if self.prefix else ()
         own = random.Random(f"{salt} {self.flow} {self.number}").choices(TOKEN_IDS, k=self.prompt - self.prefix)
         return [*shared, *own]
@@ -58,7 +58,7 @@ class Segment:
 
 
 def segments(scenario: Scenario, rate: float) -> list[Segment]:
-    """The scenario's phases one after the other until its end. `rate` is requests per second at a load of 1."""
+    """The scenario's phases in order until its end. `rate` is requests per second at a load of 1."""
     found, start = [], 0.0
     for phase in itertools.cycle(scenario.phases):
         end = min(start + phase.seconds, scenario.duration)
@@ -70,7 +70,7 @@ def segments(scenario: Scenario, rate: float) -> list[Segment]:
 
 
 def open_loop(scenario: Scenario, rate: float, seed: int, context: int | None = None) -> list[Planned]:
-    """Every request of a run, by arrival. `context` is the longest sequence the model takes, in tokens.
+    """Every request of a run, by arrival. `context` is the model's longest sequence, in tokens.
 
     Raises:
         ScenarioError: a request, or every row of a trace, is longer than that.
@@ -86,10 +86,10 @@ def open_loop(scenario: Scenario, rate: float, seed: int, context: int | None = 
 
 
 def closed_loop(scenario: Scenario, seed: int, context: int | None = None) -> Iterator[Planned]:
-    """Requests without end and without times, for clients that wait.
+    """An endless supply of requests without times, for clients that wait.
 
     Raises:
-        ScenarioError: as `open_loop`.
+        ScenarioError: as in `open_loop`.
     """
     draws = [_Draw(scenario, flow, seed, context) for flow in scenario.flows]
     rng = random.Random(f"{seed} flows")
@@ -98,13 +98,13 @@ def closed_loop(scenario: Scenario, seed: int, context: int | None = None) -> It
 
 
 def mean_output(scenario: Scenario, context: int | None = None, sample: int = 4000) -> float:
-    """Tokens that a request of this scenario generates on average."""
+    """Mean output tokens of a request of this scenario."""
     drawn = itertools.islice(closed_loop(scenario, 0, context), sample)
     return sum(request.output for request in drawn) / sample
 
 
 def _times(gaps: Iterator[float], timeline: Iterable[Segment]) -> Iterator[float]:
-    """Arrivals of a process with these gaps at rate 1, at the rates of the timeline instead."""
+    """Arrival times: gaps at rate 1, stretched to the rates of the timeline."""
     owed = next(gaps)
     for segment in timeline:
         at = segment.start
@@ -182,7 +182,7 @@ def _beside(kind: Request) -> int:
 
 @cache
 def _fitting(trace: Trace, beside: int, context: int | None) -> tuple[Row, ...]:
-    """The scaled rows that the model takes; longer ones are left out, since it would refuse them."""
+    """The scaled rows that the model takes. Longer ones are left out, since it would refuse them."""
     rows = [
         Row(row.at, scaled(row.prompt, trace.prompt_scale), scaled(row.output, trace.output_scale))
         for row in read_trace(trace.file)

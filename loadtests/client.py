@@ -1,6 +1,7 @@
-"""One streamed completion on a connection of its own, timed: the client shares its cores with what it measures.
+"""The load client: one timed, streamed completion on a connection of its own.
 
-An event that is plainly a token costs a search for its marker and a time stamp; only the others are decoded.
+It shares its cores with the program it measures, so it must be cheap.
+An event that is plainly a token costs a search for its marker and a time stamp. Only the others are decoded.
 """
 # ruff: noqa: D102, ARG002 - the methods without a docstring are those of asyncio.Protocol and of httptools' parser
 
@@ -21,40 +22,40 @@ from loadtests.raw_client import post
 from loadtests.sse import EventReader
 
 TOKEN = b'"finish_reason":null'
-"""In every event with a token but the last, as vLLM writes them; quotes inside of a text are escaped."""
+"""Marker in every event with a token except the last, as vLLM writes them. Quotes in a text are escaped."""
 STOP_TOKEN = 99
-"""Ends an answer before its `max_tokens`: in any vocabulary, and in no prompt."""
+"""A token that ends an answer before its `max_tokens`. Every vocabulary has it and no prompt does."""
 BUSY_STATUS = (429, 503)
 BUSY_CODES = ("queue_full", "wait_too_long", "queue_timeout", "rate_limit_exceeded", "no_endpoint", "draining")
-"""Error codes of a refusal that comes in a stream which a 200 has opened already."""
+"""Error codes of a refusal within a stream, after a 200 has opened it."""
 STOP_TOLERANCE = 2
-"""Tokens by which an engine that schedules ahead may miss the end it was asked for."""
+"""Tokens by which an engine that schedules ahead may miss the requested end."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What one request got. Times are seconds after the run's start; those that never came are None."""
+    """The result of one request. Times are seconds after the run's start; None for those that never came."""
 
     planned: Planned
     arrived: float
-    """When it was due, whether or not the client was late to send it."""
+    """Its due time, even if the client sent it late."""
     sent: float = 0.0
     first: float | None = None
     """The first token."""
     ended: float = 0.0
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
-    """Seconds between each two events with tokens."""
+    """Seconds between successive events with tokens."""
     tokens: int = 0
-    """Generated, as the engine counts them; the events with tokens where the answer is not whole."""
+    """Generated, by the engine's count. For a broken answer, the number of events with tokens."""
     status: int | None = None
     code: str | None = None
-    """Of an error."""
+    """The code of an error."""
     reason: str | None = None
     """`x-kvgate-reason`."""
     retry_after: float | None = None
     """Seconds."""
     loss: str | None = None
-    """Why the answer is not whole; None where it is."""
+    """Why the answer is incomplete; None if it is complete."""
 
     @property
     def ttft(self) -> float | None:
@@ -68,7 +69,7 @@ class Record:
 
     @property
     def refused(self) -> bool:
-        """It was told to come back later, before it got anything."""
+        """Whether it was told to come back later, before it got anything."""
         busy = self.status in BUSY_STATUS or self.code in (*BUSY_CODES, *map(str, BUSY_STATUS))
         return self.loss is not None and self.first is None and busy
 
@@ -76,8 +77,8 @@ class Record:
 def body(planned: Planned, model: str, salt: str) -> bytes:
     """A completion that generates exactly what was planned.
 
-    Where `max_tokens` is larger than that, the answer stops by itself, by a token that the engine may not choose before
-    its time and has to choose then.
+    If `max_tokens` is larger than that, a stop token ends the answer: the engine may not choose it before its time and
+    must choose it then.
     """
     fields: dict[str, Any] = {
         "model": model,
@@ -101,7 +102,7 @@ def body(planned: Planned, model: str, salt: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where requests go."""
+    """The address that requests go to."""
 
     host: str
     port: int
@@ -121,12 +122,12 @@ class Address:
 
 
 async def exchange(address: Address, request: bytes, record: Record, epoch: float, timeout: float) -> None:
-    """Send a request and follow its answer; a failure is written into the record, never raised.
+    """Send a request and follow its answer. A failure goes into the record and is never raised.
 
     Args:
-        address: where to.
+        address: the target.
         request: its bytes.
-        record: is filled.
+        record: to fill.
         epoch: `time.monotonic()` of the run's start.
         timeout: seconds until an answer counts as lost.
     """
@@ -213,7 +214,7 @@ class _Stream(asyncio.Protocol):
         self._end(f"status {self._record.status}")
 
     def close(self) -> None:
-        """Let the engine stop working for an answer that nobody waits for any more."""
+        """Close the connection, so that the engine stops work on an answer nobody waits for."""
         self._transport.abort()
 
     def _token(self) -> None:

@@ -1,4 +1,4 @@
-"""What a reader wants to know before the first figure: when, where, under which load, and what was asked of it."""
+"""The facts a reader needs before the first figure: time, machine, load and requests."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from loadtests.scenario import Scenario, Slo
 
 
 def facts(document: Document) -> dict[str, str]:
-    """By heading; what a measurement does not tell is missing."""
+    """The facts by heading. Unknown ones are missing."""
     told = document.provenance
     found = {
         "measured": _when(told.get("measured_at"), told.get("commit")),
@@ -55,7 +55,7 @@ def _loads(document: Document) -> Iterable[str]:
 
 
 def _rates(scenario: Scenario, rate: float) -> str:
-    """Each phase once: those that come again do so until the end."""
+    """Each phase once, since phases repeat until the end."""
     phases = segments(scenario, rate)
     once = phases[: len(scenario.phases)]
     text = ", then ".join(f"{readable(phase.rate)} requests/s for {phase.end - phase.start:g} s" for phase in once)

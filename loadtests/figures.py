@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of `values` lie, interpolated; NaN of nothing."""
+    """The value below which `share` (0 to 1) of `values` lie, interpolated; NaN without values."""
     return percentiles(values, (share,))[0]
 
 
@@ -29,7 +29,7 @@ def _between(ordered: Sequence[float], share: float) -> float:
 
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of every figure over the rounds that have it, in the order of the first."""
+    """The median of every figure over the rounds that have it, in the order of the first round."""
     found = {name: [measured[name] for measured in rounds if name in measured] for name in rounds[0]}
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -46,7 +46,7 @@ def readable(value: float) -> str:
 
 
 def print_table(title: str, columns: Mapping[str, Mapping[str, float]]) -> None:
-    """Print figures as rows and runs as columns, as wide as they are; what a run does not have is a dash."""
+    """Print figures as rows and runs as columns. A missing figure is a dash."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in columns:
@@ -57,5 +57,5 @@ def print_table(title: str, columns: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def rows(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Every figure that a column has, in the order of their first appearance."""
+    """Every figure of any column, in the order of first appearance."""
     return list(dict.fromkeys(name for column in columns.values() for name in column))

@@ -1,4 +1,4 @@
-"""The nginx to compare with: one worker, connections kept to the engine, nothing buffered."""
+"""The nginx to compare with: one worker, connections to the engine kept open, no buffering."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ http {{
 
 
 def nginx_command(folder: Path, engine: int, port: int) -> list[str]:
-    """Write a configuration into `folder` and give back the command that runs it; needs nginx on the path."""
+    """Write a configuration into `folder` and return the command that runs it. It needs nginx on the path."""
     config = folder / "nginx.conf"
     config.write_text(CONFIG.format(folder=folder, engine=engine, port=port))
     return ["nginx", "-e", str(folder / "error.log"), "-p", str(folder), "-c", str(config)]

@@ -1,4 +1,4 @@
-"""A measurement as one HTML page that loads nothing: its tables, and what the tables hide."""
+"""The HTML page of a measurement, which loads nothing: its tables, and charts of what tables hide."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -12,7 +12,7 @@ from loadtests.summary import Outcome
 from loadtests.svg import Limit, Points, bar_chart, line_chart, swatch
 
 STRENGTHS = {Outcome.IN_SLO: 1.0, Outcome.LATE: 0.5, Outcome.REFUSED: 0.15, Outcome.LOST: 0.0}
-"""How much of its target's colour an outcome has: colours are the targets', and nothing else's."""
+"""Strength of the target's colour for each outcome. Only targets have colours of their own."""
 SMOOTHING = 5
 """Seconds over which goodput over time is averaged."""
 

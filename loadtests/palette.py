@@ -1,15 +1,15 @@
-"""One colour for each subject of a measurement, wherever it is drawn or named."""
+"""The colours of a measurement: one for each subject, wherever it is drawn or named."""
 
 from collections.abc import Iterable
 
 KNOWN = {"direct": "#0072b2", "limited": "#d55e00", "kvgate": "#009e73"}
 """The same on every page."""
 OTHERS = ("#c0699a", "#b8860b", "#7f6ad6")
-"""All of these are told apart by colour-blind readers too, on either background."""
+"""Colour-blind readers can tell all of these apart too, on either background."""
 BACKGROUNDS = ("#ffffff", "#0d1117")
-"""Of the page, by day and by night."""
+"""The page's background, by day and by night."""
 TURN = 137.5
-"""Degrees of hue from one colour to the next, for subjects beyond all of these: no two come out alike."""
+"""Degrees of hue between colours for further subjects. No two come out alike."""
 
 
 def colours(subjects: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Child processes of a measurement: where they run, whether they are up, and what CPU they and theirs used."""
+"""Child processes of a measurement: their cores, their readiness, and the CPU time of their process trees."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ STOP_TIMEOUT = 10.0
 
 @contextlib.contextmanager
 def child(argv: Sequence[str], core: int | None, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a process group of its own, on one core where `core` names it; the group ends with the block."""
+    """Run a command in a process group of its own, on `core` if given. The group ends with the block."""
     pinned = ["taskset", "-c", str(core), *argv] if core is not None else list(argv)
     with log.open("wb") as output:
         process = subprocess.Popen(pinned, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0)
@@ -36,7 +36,7 @@ def child(argv: Sequence[str], core: int | None, log: Path) -> Iterator[subproce
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """Run on these, with all children that begin in the block."""
+    """Run on these cores, with all children that begin in the block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -46,16 +46,16 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def split_cores() -> tuple[list[int], int]:
-    """Those of what is measured, and the last, of what measures it: on a single core, both are that one."""
+    """The cores for the measured programs, and the last for the clients. On a single core, both use that one."""
     *others, last = sorted(os.sched_getaffinity(0))
     return others or [last], last
 
 
 async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a GET of `url` is answered with 200.
+    """Wait until a GET of `url` answers 200.
 
     Raises:
-        RuntimeError: the process ended, or a minute passed; the message has the end of its log.
+        RuntimeError: the process ended, or a minute passed. The message has the end of its log.
     """
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT
     async with aiohttp.ClientSession() as session:
@@ -70,7 +70,7 @@ async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all its descendants, those that have ended with them."""
+    """CPU time of a process and all its descendants, including those that have ended."""
     own = 0.0
     with contextlib.suppress(FileNotFoundError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

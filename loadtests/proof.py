@@ -1,10 +1,10 @@
-"""Every long measurement, one after the other: `make proof`.
+"""All long measurements in turn: `make proof`.
 
     python -m loadtests.proof [--out FOLDER] [--rounds N] [--seconds S] [--only NAME ...]
 
-Sets up two real vLLMs with a small random model behind kvgate, one of them with vLLM's own limits, and writes a file
-for each measurement, with the hardware, versions and commit it was taken with. The engines have their cores to
-themselves, as they would have a GPU; kvgate and the clients share the last one.
+It sets up two real vLLMs with a small random model behind kvgate, one of them with vLLM's own limits. It writes a file
+for each measurement, with its hardware, versions and commit. The engines have their cores to themselves, as they would
+have a GPU. kvgate and the clients share the last core.
 """
 
 import argparse
@@ -30,14 +30,14 @@ ENGINE_ARGS = (
     *("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32"),
     *("--block-size", "32", "--num-gpu-blocks-override", "256"),
 )
-"""8,192 tokens of KV cache: as small as an overload needs that shows in minutes."""
+"""8,192 tokens of KV cache: small enough for an overload within minutes."""
 LIMITS = ("--watermark", "0.05", "--max-num-queued-reqs", "40")
-"""What vLLM itself offers. 40 requests, running and waiting, are what it can begin within the TTFT target."""
+"""vLLM's own limit. It can begin 40 requests, running and waiting, within the TTFT target."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """A run of a scenario. `targets`: of direct, limited (vLLM's own limits), and kvgate."""
+    """A run of a scenario. `targets` are some of direct, limited (vLLM's own limits) and kvgate."""
 
     scenario: str
     options: tuple[str, ...]
@@ -58,11 +58,11 @@ LOAD_TESTS = {
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
 COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,)}
-"""Measurements that print a table, by the module's name; `MODEL` stands for its folder."""
+"""Measurements that print a table, by module name. `MODEL` stands for the model's folder."""
 
 
 def main() -> None:
-    """Measure everything, or what is named."""
+    """Run all measurements, or the named ones."""
     known = (*LOAD_TESTS, "calibration", "relay_cost", *COSTS, "plan_accuracy")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
@@ -101,7 +101,7 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
         ]
         server = {"port": port, "host": "127.0.0.1", "trusted_flow_header": "x-flow"}
         file.write_text(yaml.safe_dump({"server": server, "models": models}))
-        # Each begins without what others have learned.
+        # Each begins without what others have learnt.
         environment = ["env", f"KVGATE_ENGINE_PYTHON={python}", "KVGATE_SERVER__STATE_DIR=none"]
         serve = [*environment, sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
         with child(serve, None, log) as process:
@@ -123,7 +123,7 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
 
 
 def _pinned(interpreter: str, cores: Sequence[int], at: Path) -> Path:
-    """Write a command that is the interpreter, on these cores."""
+    """Write a command that runs the interpreter on these cores."""
     on = ",".join(map(str, cores))
     at.write_text(f'#!/bin/sh\nexec taskset -c {on} {shlex.quote(interpreter)} "$@"\n')
     at.chmod(0o755)
@@ -131,7 +131,7 @@ def _pinned(interpreter: str, cores: Sequence[int], at: Path) -> Path:
 
 
 async def _engines(kvgate: str, process: "subprocess.Popen[bytes]", log: Path) -> dict[str, str]:
-    """Wait until the engines behind kvgate are healthy; return their own URLs by model."""
+    """Wait until the engines behind kvgate are healthy. Return their own URLs by model."""
     async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:
         while process.poll() is None:
             try:
@@ -147,7 +147,7 @@ async def _engines(kvgate: str, process: "subprocess.Popen[bytes]", log: Path) -
 
 
 def _run(*arguments: str) -> None:
-    """Run a measurement; one whose verdict is a failure has said so, and the next still tells something."""
+    """Run a measurement. If its verdict is a failure, it has printed that, and the next ones still run."""
     print(f"\n$ python {' '.join(arguments)}", flush=True)
     done = subprocess.run([sys.executable, *arguments], check=False)
     if done.returncode not in {0, 1}:

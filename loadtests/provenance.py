@@ -1,4 +1,4 @@
-"""Where a measurement comes from: a figure without it is a rumour."""
+"""The provenance of a measurement. A figure without it is a rumour."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def provenance(**extra: str) -> dict[str, object]:
-    """Hardware, versions, commit and command line, with whatever the caller adds."""
+    """Hardware, versions, commit and command line, plus the caller's additions."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["python", "-m", f"loadtests.{Path(sys.argv[0]).stem}", *map(without_user, sys.argv[1:])],
@@ -27,7 +27,7 @@ def provenance(**extra: str) -> dict[str, object]:
 
 
 def without_user(url: str) -> str:
-    """A URL, or an argument that has one, without the name and the password before its host."""
+    """A URL, or an argument with one, without the user name and password before its host."""
     return re.sub(r"://[^/?#]*@", "://", url)
 
 
@@ -44,7 +44,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit, with a plus where tracked files differ from it, but for results: a measurement before wrote those."""
+    """The commit, with a plus if tracked files differ. Results, which measurements write, do not count."""
     try:
         commit = _git("describe", "--always", "--abbrev=12")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)docs/results")

@@ -1,4 +1,4 @@
-"""A load client on raw protocols: what it costs must not be what is measured."""
+"""The load client on raw protocols, so cheap that its cost does not spoil the measurement."""
 # ruff: noqa: D102, ARG002 - the methods without a docstring are those of asyncio.Protocol and of httptools' parser
 
 import asyncio
@@ -11,7 +11,7 @@ from loadtests.stream_check import StreamCheck
 
 
 class Tally:
-    """What all streams of a run have in common."""
+    """The shared counts of a run's streams."""
 
     def __init__(self, streams: int) -> None:
         self.waiting = streams
@@ -21,7 +21,7 @@ class Tally:
 
 
 class Stream(asyncio.Protocol):
-    """One request on a connection of its own, followed to its end."""
+    """One request, followed to its end on a connection of its own."""
 
     def __init__(self, request: bytes, tally: Tally) -> None:
         self.check = StreamCheck()
@@ -56,7 +56,7 @@ class Stream(asyncio.Protocol):
 
 
 class Repeater(asyncio.Protocol):
-    """Sends the same request again as soon as it is answered, on one connection, until told to stop."""
+    """Sends the same request on one connection as soon as the last one is answered, until told to stop."""
 
     def __init__(self, request: bytes) -> None:
         self.answered = 0
@@ -88,7 +88,7 @@ class Repeater(asyncio.Protocol):
             self._send()
 
     def stop(self) -> None:
-        """Let the request in flight be the last."""
+        """Make the request in flight the last."""
         self._stopping = True
 
     def _send(self) -> None:
@@ -97,7 +97,7 @@ class Repeater(asyncio.Protocol):
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A request as bytes; `headers` come beside its length and its type."""
+    """A request as bytes, with `headers` beside its length and type."""
     given = {"Host": "loadtest", **(headers or {}), "Content-Type": "application/json", "Content-Length": len(body)}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body

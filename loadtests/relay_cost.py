@@ -1,10 +1,10 @@
-"""What a relay costs: CPU of kvgate per streamed event and per plain request, beside nginx in the same run.
+"""The cost of the relay: kvgate's CPU per streamed event and per plain request, beside nginx's in the same run.
 
     python -m loadtests.relay_cost
 
-The proxy under test has core 0 to itself; the engine's stand-in and the load client share core 1. CPU is that of the
-proxy's whole process tree. Streams are measured while all of them run; every one is then read to its end and checked
-to have arrived intact and in order.
+The proxy under test has core 0 to itself. The engine's stand-in and the load client share core 1. CPU is that of the
+proxy's whole process tree. Streams are measured while all of them run. Each is then read to its end and checked to be
+intact and in order.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from loadtests.raw_client import Repeater, Stream, Tally, post
 
 PROXY_CORE, LOAD_CORE = 0, 1
 CONNECTIONS = 32
-"""For plain requests."""
+"""Connections for plain requests."""
 WARM_UP_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
-"""Streams go on for this long before and after they are measured."""
+"""Seconds that streams run before and after the measurement."""
 START_SECONDS = 60.0
 QUIET_SHARE = 0.05
-"""Of a core: what a proxy without work may use before its measurement begins."""
+"""Share of a core that an idle proxy may use before its measurement begins."""
 PATH = "/v1/chat/completions"
 QUESTION = "how now brown cow " * 60
 """About 1 KB."""
@@ -47,20 +47,20 @@ ENGINE = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at so many events per second each; no streams: plain requests."""
+    """A number of streams and their events per second; no streams for plain requests."""
 
     streams: int
     rate: float = 50.0
 
     @property
     def label(self) -> str:
-        """What a figure of this load is called."""
+        """The name of this load's figure."""
         return f"us per event, {self.streams:,} streams" if self.streams else "us per plain request"
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that runs."""
+    """A running proxy."""
 
     pid: int
     port: int
@@ -68,7 +68,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What stays the same over a run."""
+    """The constants of a run."""
 
     kvgate: str
     tokenizer: str | None
@@ -86,7 +86,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def proxy(self, name: str, engine: Proxy, folder: Path) -> AsyncIterator[Proxy]:
-        """The proxy of that name in front of an engine; "direct" is the engine itself."""
+        """The proxy with this name in front of an engine; "direct" is the engine itself."""
         if name == "direct":
             yield engine
             return
@@ -104,7 +104,7 @@ class Bench:
             yield Proxy(process.pid, port)
 
     async def measure(self, name: str, load: Load) -> float:
-        """Microseconds of CPU per event or request, on processes of its own."""
+        """Microseconds of CPU per event or request, measured on fresh processes."""
         with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
             folder = Path(made)
             async with self.engine(load.rate, folder) as engine, self.proxy(name, engine, folder) as proxy:
@@ -138,10 +138,10 @@ class Bench:
 
 
 async def repeat(port: int, seconds: float) -> int:
-    """Send plain requests over and over on a few connections and count them.
+    """Send plain requests repeatedly on a few connections and count them.
 
     Raises:
-        RuntimeError: one was not answered with 200.
+        RuntimeError: an answer was not 200.
     """
     loop = asyncio.get_running_loop()
     request = post(PATH, body(stream=False, max_tokens=1))
@@ -159,7 +159,7 @@ async def repeat(port: int, seconds: float) -> int:
 
 
 async def quiet(pid: int) -> None:
-    """Wait until a process has done what it does on start: an answer to a probe is not the end of that.
+    """Wait until a process has finished its work at start, which goes on after it first answers a probe.
 
     Raises:
         RuntimeError: it is still busy after half a minute.
@@ -183,7 +183,7 @@ LOADS = (Load(64), Load(256), Load(1000, rate=20.0), Load(0, rate=200.0))
 
 
 async def run(bench: Bench, proxies: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Every load on every proxy in turn, `rounds` times."""
+    """Run every load on every proxy in turn, `rounds` times."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in proxies}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", flush=True)

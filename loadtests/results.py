@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: every run, and the medians of its rounds."""
+"""The results of a measurement: every run, and the medians of its rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from loadtests.verdict import Finding, judge, passed
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where load goes, and the pages that tell what it does there."""
+    """A target of load, and the metrics pages that show the effect."""
 
     name: str
     url: str
@@ -24,7 +24,7 @@ class Target:
     metrics: tuple[str, ...] = ()
 
     def public(self) -> "Target":
-        """The same without what gives access to it."""
+        """The same without its secrets."""
         return replace(self, url=without_user(self.url), metrics=tuple(map(without_user, self.metrics)))
 
 
@@ -36,28 +36,28 @@ class Measured:
     load: float
     round: int
     only: str | None
-    """The one flow that was sent; None: all were."""
+    """The only flow that was sent; None if all were."""
     figures: Mapping[str, float]
     flows: Mapping[str, Mapping[str, float]]
     reasons: Mapping[str, int]
     """Why requests were refused or lost."""
     distributions: Mapping[str, Sequence[tuple[float, float]]]
-    """Of whole answers: seconds, and the share below."""
+    """Distributions over complete answers: seconds, and the share below."""
     offered_by_second: Sequence[int]
-    """Arrivals."""
+    """Arrivals in each second."""
     served_by_second: Sequence[int]
-    """Those of them that were served in the SLO, by the second of their arrival."""
+    """The arrivals of each second that were served in the SLO."""
     tokens_by_second: Sequence[float]
     times: Sequence[float]
-    """Seconds after the start, of the series."""
+    """Times of the series, in seconds after the start."""
     series: Mapping[str, Sequence[float]]
     requests: Sequence[Mapping[str, object]] = ()
-    """A row for each request, where they were asked for."""
+    """A row for each request, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Everything that was measured by one command."""
+    """Everything measured by one command."""
 
     name: str
     provenance: Mapping[str, object]
@@ -69,11 +69,11 @@ class Document:
 
     @property
     def loads(self) -> list[float]:
-        """In the order they were run."""
+        """The loads, in the order of their runs."""
         return list(dict.fromkeys(run.load for run in self.runs))
 
     def medians(self, load: float) -> dict[str, dict[str, float]]:
-        """Of the rounds at one load, by target."""
+        """The medians of the rounds at one load, by target."""
         chosen = {
             target.name: [r.figures for r in self.runs if (r.target, r.load, r.only) == (target.name, load, None)]
             for target in self.targets
@@ -82,7 +82,7 @@ class Document:
 
     @property
     def verdicts(self) -> dict[str, list[Finding]]:
-        """On each target, at the greatest load; nothing where the scenario has no rules."""
+        """The verdict on each target at the greatest load; empty if the scenario has no rules."""
         if not self.scenario.verdict:
             return {}
         return {target: judge(self.scenario.verdict, found) for target, found in self.medians(max(self.loads)).items()}
@@ -99,7 +99,7 @@ class Document:
         return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
 
     def write(self, path: Path) -> None:
-        """Write everything as JSON; what is no number, or never happened, is null."""
+        """Write everything as JSON. NaN, infinity and missing values become null."""
         loads = {f"{load:g}": self.medians(load) for load in self.loads}
         fields = {name: getattr(self, name) for name in ("name", "provenance", "scenario", "capacity", "targets")}
         document = {**fields, "medians": loads, "verdicts": self.verdicts, "runs": self.runs}
@@ -107,7 +107,7 @@ class Document:
 
 
 def distributions(judged: Judged) -> dict[str, list[tuple[float, float]]]:
-    """Of what was answered in full."""
+    """The distributions over complete answers."""
     whole = judged.whole
     return {
         "TTFT": distribution([record.ttft for record in whole if record.ttft is not None]),

@@ -1,4 +1,4 @@
-r"""An open-loop load test: one scenario against one or several targets, in turn, on the same arrivals.
+r"""An open-loop load test: one scenario against one or more targets in turn, with the same arrivals.
 
     python -m loadtests.run long-outputs --target direct=http://127.0.0.1:8000 --target kvgate=http://127.0.0.1:8080 \
         --metrics kvgate=http://127.0.0.1:8000/metrics --load 2 --seconds 300 --out results.json --html page.html
@@ -6,8 +6,8 @@ r"""An open-loop load test: one scenario against one or several targets, in turn
     python -m loadtests.run peak --target kvgate=http://127.0.0.1:8080 --metrics kvgate=http://127.0.0.1:8000/metrics \
         --peak-prompt 8000 --peak-concurrency 64 --minutes 5
 
-Requests are sent at their times, whether or not those before them are answered, and none is sent again. The exit code
-is 1 where the scenario has a verdict and the last target fails it.
+Requests are sent at their times, whether or not earlier ones are answered. None is sent again. The exit code is 1 if
+the scenario has a verdict and the last target fails it.
 """
 
 import argparse
@@ -39,23 +39,23 @@ from loadtests.verdict import check, passed, print_verdict
 from loadtests.worker import Run, Worked, ready, work
 
 LEAD = 0.5
-"""Seconds between telling the client processes and the first arrival."""
+"""Seconds between the start of the client processes and the first arrival."""
 CALIBRATION_CLIENTS = 8
-"""To begin with."""
+"""Clients at the start of a calibration."""
 CALIBRATION_GAIN = 1.05
-"""What twice as many clients have to bring, to double them again."""
+"""Gain from twice as many clients that is needed to double them again."""
 CALIBRATION_WARM_UP = 0.3
-"""The share of a calibration that is not counted."""
+"""Share of a calibration that is left out at its start."""
 BUSY_CLIENT = 0.8
-"""Share of a core above which a client process is too slow for its load."""
+"""A client process that uses more than this share of a core is too slow for its load."""
 LATE_CLIENT = 0.05
-"""Seconds by which requests may be sent late before the figures are in doubt."""
+"""Seconds of delay in sending that put the figures in doubt."""
 EVERY_FLOW = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a scenario is measured."""
+    """The options of a measurement."""
 
     loads: tuple[float, ...]
     rounds: int
@@ -64,19 +64,19 @@ class Options:
     interval: float
     keep_requests: bool
     keys: Mapping[str, str]
-    """API keys by flow; `*` is that of every other flow."""
+    """API keys by flow; `*` is the key of every other flow."""
     flow_header: str
 
 
 class Bench:
-    """Client processes, and what they need to know of a target."""
+    """The client processes, and what they need to know about a target."""
 
     def __init__(self, session: aiohttp.ClientSession, workers: int, options: Options) -> None:
         self.context: int | None = None
-        """The longest sequence that every target takes, in tokens."""
+        """The longest sequence that all targets take, in tokens."""
         self._session = session
         self._options = options
-        # A process that is spawned inherits no event loop; with an executor each, none takes two shares.
+        # A spawned process inherits no event loop. With an executor each, none takes two shares.
         spawn = multiprocessing.get_context("spawn")
         self._workers = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(workers)]
 
@@ -90,7 +90,7 @@ class Bench:
             worker.shutdown(cancel_futures=True)
 
     async def discover(self, name: str, url: str, metrics: Sequence[str], model: str | None) -> Target:
-        """Ask a target for what it serves: this model, or else its first, and how much that takes."""
+        """Ask a target for its model (this one, or by default its first) and that model's longest sequence."""
         key = next(iter(self._options.keys.values()), None)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with self._session.get(f"{url}/v1/models", headers=headers) as response:
@@ -102,9 +102,9 @@ class Bench:
         return Target(name, url, chosen, (f"{url}/metrics", *metrics))
 
     async def calibrate(self, target: Target, scenario: Scenario, seconds: float) -> float:
-        """The most requests per second of the scenario's mix that a target completes, however many clients wait.
+        """The most requests per second of the scenario's mix that a target completes, with any number of clients.
 
-        Twice as many clients each time, until they bring no more: an engine that is pushed too far completes less.
+        It doubles the clients until they gain nothing: an engine pushed too far completes less.
         """
         best, clients = 0.0, CALIBRATION_CLIENTS
         while True:
@@ -126,7 +126,7 @@ class Bench:
         return tokens / (seconds - warm_up) / mean_output(saturating, self.context)
 
     async def measure(self, target: Target, document: Document, load: float, number: int, only: str | None) -> Measured:
-        """One run at a load, in a round, of one flow or of all, once nothing else runs."""
+        """One run at a load, in a round, of one flow or all, once the target is idle."""
         scenario, capacity = document.scenario, document.capacity
         seed = self._options.seed + number
         run = self._run(scenario, target, capacity * load, seed, f"{seed} {target.name} {load} {only}")
@@ -193,7 +193,7 @@ class Bench:
 
 
 async def measure(bench: Bench, targets: Sequence[Target], document: Document, options: Options) -> None:
-    """Every load, round and target; in every other round the targets come in the reverse order."""
+    """Run every load, round and target. Every other round takes the targets in reverse order."""
     scenario = document.scenario
     for factor in options.loads:
         for number in range(options.rounds):
@@ -209,7 +209,7 @@ async def measure(bench: Bench, targets: Sequence[Target], document: Document, o
 
 
 def report(document: Document) -> None:
-    """Print the medians side by side, the flows, why requests failed, and the verdict."""
+    """Print the medians side by side, the flows, the reasons for failures, and the verdict."""
     for factor in document.loads:
         closed = document.scenario.concurrency
         what = f"{closed} clients" if closed else f"load {factor:g} of {readable(document.capacity)} requests/s"
@@ -238,7 +238,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Scenario, Optio
     """Read the command line.
 
     Raises:
-        ScenarioError: there is no such scenario, or the options do not suit it.
+        ScenarioError: the scenario does not exist, or the options do not suit it.
     """
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -291,7 +291,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Scenario, Optio
 
 
 async def main(arguments: Sequence[str]) -> bool:
-    """Measure, report and write; False where the last target fails the verdict."""
+    """Measure, report and write. Returns False if the last target fails the verdict."""
     given, scenario, options = parse(arguments)
     async with AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

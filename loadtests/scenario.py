@@ -1,7 +1,7 @@
-"""Scenarios: who sends what and how often, as data in `loadtests/scenarios`.
+"""Scenarios, as data in `loadtests/scenarios`: the flows, their requests and their rates.
 
-Rates are multiples of a capacity in requests per second, which is given or measured, so that a scenario means the same
-on a laptop and on a rack.
+Rates are multiples of a capacity in requests per second, which is given or measured. So a scenario means the same on a
+laptop and on a rack.
 """
 
 from pathlib import Path
@@ -15,13 +15,13 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
-# A fixed-length tuple beside a bounded number is read wrongly by msgspec 0.20, up to a crash.
+# Msgspec 0.20 misreads a fixed-length tuple beside a bounded number, and may crash.
 Length = Tokens | Annotated[tuple[Tokens, ...], msgspec.Meta(min_length=2, max_length=2)]
 """A fixed number of tokens, or the ends of a uniform distribution, both included."""
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be run; the message names the file and the field."""
+    """A scenario cannot be run. The message names the file and the field."""
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slo(_Table, frozen=True):
-    """What a client calls served: both limits in seconds."""
+    """The limits for a served request, in seconds."""
 
     ttft: Positive = 5.0
     """From the arrival to the first token."""
@@ -38,7 +38,7 @@ class Slo(_Table, frozen=True):
 
 
 class Trace(_Table, frozen=True):
-    """Lengths of a recorded service, prompt and output of one row together."""
+    """Lengths from a recorded trace: prompt and output of one row together."""
 
     file: str
     """Name in `loadtests/traces`, gzip-compressed there or not, or an absolute path."""
@@ -47,26 +47,26 @@ class Trace(_Table, frozen=True):
 
 
 class Prefix(_Table, frozen=True):
-    """Tokens that requests begin with in common, before their own prompt."""
+    """Tokens that requests share at the start, before their own prompt."""
 
     tokens: Tokens
     groups: Tokens = 1
-    """So many different prefixes, each as likely as the others."""
+    """Number of different prefixes, all equally likely."""
 
 
 class Request(_Table, frozen=True):
-    """A kind of request: lengths from a trace, or of `prompt` and `output` each on its own."""
+    """A kind of request. Lengths come from a trace, or separately from `prompt` and `output`."""
 
     weight: Positive = 1.0
-    """How often it comes, beside the weights of the other kinds."""
+    """Its frequency, relative to the weights of the other kinds."""
     trace: Trace | None = None
     prompt: Length | None = None
-    """Tokens of the prompt's own, the shared prefix not counted."""
+    """Tokens of the prompt, without the shared prefix."""
     output: Length | None = None
-    """Tokens that are generated."""
+    """Generated tokens."""
     prefix: Prefix | None = None
     max_tokens_slack: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """By how much the `max_tokens` a client sends exceeds what is generated."""
+    """Excess of the client's `max_tokens` over the generated tokens."""
 
     def __post_init__(self) -> None:
         own = self.prompt is not None and self.output is not None
@@ -80,13 +80,13 @@ class Request(_Table, frozen=True):
 
 
 class Flow(_Table, frozen=True):
-    """A client that the gateway tells from others, by its key or by a header."""
+    """A client that the gateway distinguishes, by its key or by a header."""
 
     name: str
     share: Positive = 1.0
-    """Of all arrivals, beside the shares of the other flows."""
+    """Its part of all arrivals, relative to the shares of the other flows."""
     requests: tuple[Request, ...] = ()
-    """What it sends, where that is not what all send."""
+    """Its requests, if they differ from the scenario's."""
 
 
 class Phase(_Table, frozen=True):
@@ -100,7 +100,7 @@ class Phase(_Table, frozen=True):
 
 
 class Rule(_Table, frozen=True):
-    """A limit on a figure; a target that breaks one fails the verdict."""
+    """A limit on a figure. A target that breaks one fails the verdict."""
 
     figure: str
     most: float | None = None
@@ -116,18 +116,18 @@ class Scenario(_Table, frozen=True):
 
     description: str
     phases: Annotated[tuple[Phase, ...], msgspec.Meta(min_length=1)]
-    """They come one after the other, again and again until `seconds` have passed."""
+    """The phases come in order, repeated until `seconds` have passed."""
     requests: tuple[Request, ...] = ()
     flows: Annotated[tuple[Flow, ...], msgspec.Meta(min_length=1)] = (Flow("all"),)
     arrivals: Literal["poisson", "constant", "trace"] = "poisson"
-    """`trace`: in the order and at the relative times of the trace that the lengths are from."""
+    """`trace`: in the order and at the relative times of the trace that gives the lengths."""
     seconds: Positive | None = None
-    """How long requests arrive; without it, each phase comes once."""
+    """Seconds during which requests arrive. Without it, each phase comes once."""
     concurrency: Tokens | None = None
-    """Not open-loop: so many clients, each of which sends its next request when the one before has ended."""
+    """Closed loop: this many clients. Each sends its next request when the one before has ended."""
     slo: Slo = Slo()
     alone: str | None = None
-    """A flow that is also measured alone, on the same arrivals."""
+    """A flow that is also measured alone, with the same arrivals."""
     verdict: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -149,11 +149,11 @@ class Scenario(_Table, frozen=True):
         return self.seconds or sum(phase.seconds for phase in self.phases)
 
     def kinds(self, flow: Flow) -> tuple[Request, ...]:
-        """What a flow sends."""
+        """The kinds of requests a flow sends."""
         return flow.requests or self.requests
 
     def with_requests(self, change: "RequestChange") -> "Scenario":
-        """The same with every kind of request changed."""
+        """The same scenario with every kind of request changed."""
         flows = tuple(replace(flow, requests=tuple(map(change, flow.requests))) for flow in self.flows)
         return replace(self, requests=tuple(map(change, self.requests)), flows=flows)
 
@@ -162,9 +162,9 @@ class RequestChange:
     """Lengths for another machine: scaled, or fixed.
 
     Args:
-        prompt_scale: on prompts and prefixes.
-        output_scale: on outputs and the slack above them.
-        prompt: tokens of every prompt, prefix not counted, instead of what the scenario says.
+        prompt_scale: factor on prompts and prefixes.
+        output_scale: factor on outputs and the slack above them.
+        prompt: tokens of every prompt without its prefix, instead of the scenario's.
         output: the same of every output.
     """
 
@@ -184,7 +184,7 @@ class RequestChange:
         """The request, changed.
 
         Raises:
-            ScenarioError: a length is to be fixed of a request whose lengths are a trace's.
+            ScenarioError: a fixed length is given, but the request's lengths come from a trace.
         """
         if request.trace is not None:
             if self._prompt is not None or self._output is not None:
@@ -226,10 +226,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Scenario:
-    """A scenario by its name, or by the path of a file of one's own.
+    """A scenario by its name, or by a file's path.
 
     Raises:
-        ScenarioError: there is no such scenario, or something in it is wrong.
+        ScenarioError: the scenario does not exist, or is wrong.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else SCENARIOS / f"{name}.yaml"
     try:

@@ -1,14 +1,14 @@
-"""What engines and gateways say of themselves while a run goes on, as series over time."""
+"""The time series of a run, scraped from the metrics of engines and gateways."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import aiohttp
-
-from loadtests.prometheus import Page, scrape
+from prometheus_client.parser import text_string_to_metric_families
 
 IDLE_TIMEOUT = 120.0
 IDLE_INTERVAL = 0.25
@@ -16,11 +16,11 @@ IDLE_INTERVAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """One series, read off every page that has the metric."""
+    """One series, read from every page with the metric."""
 
     metric: str
     join: Callable[[Sequence[float]], float] = sum
-    """What several pages, or several endpoints of one page, make together."""
+    """How several pages, or several endpoints of one page, combine."""
 
 
 GAUGES = {
@@ -31,22 +31,35 @@ GAUGES = {
     "preemptions": Gauge("vllm:num_preemptions_total"),
 }
 COUNTERS = {"preemptions"}
-"""Series that only grow: what a run is told is how far they moved."""
+"""Counters: a run reports their increase."""
 BUSY = ("running", "waiting in engine", "queued in kvgate")
 
 
+Page = Mapping[str, Sequence[float]]
+"""One scrape: each metric's values over its labels."""
+
+
+def page(text: str) -> Page:
+    """Read a page in Prometheus' text format."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name].append(sample.value)
+    return values
+
+
 def read(pages: Sequence[Page]) -> dict[str, float]:
-    """The series that the pages have; one that no page has is missing, not zero."""
-    found = {name: [value for page in pages for value in page.values(gauge.metric)] for name, gauge in GAUGES.items()}
+    """The series that the pages have. One that no page has is missing, not zero."""
+    found = {name: [value for page in pages for value in page.get(gauge.metric, ())] for name, gauge in GAUGES.items()}
     return {name: GAUGES[name].join(values) for name, values in found.items() if values}
 
 
 class Sampler:
-    """Scrapes a target's pages at an interval while its block runs; a scrape that fails leaves a hole."""
+    """Scrapes a target's pages at an interval while its block runs. A failed scrape leaves a hole."""
 
     def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], interval: float, epoch: float) -> None:
         self.times: list[float] = []
-        """Seconds after the epoch, of `time.monotonic()`."""
+        """Seconds from the epoch, a time of `time.monotonic()`, to each sample."""
         self.samples: list[dict[str, float]] = []
         self._session = session
         self._urls = urls
@@ -67,7 +80,7 @@ class Sampler:
 
     @property
     def series(self) -> dict[str, list[float]]:
-        """Every series that was seen, a value for each of `times`; counters from 0, holes NaN."""
+        """Every series seen, with a value for each of `times`. Counters begin at 0; holes are NaN."""
         names = [name for name in GAUGES if any(name in sample for sample in self.samples)]
         found = {name: [sample.get(name, float("nan")) for sample in self.samples] for name in names}
         for name in COUNTERS & set(names):
@@ -87,16 +100,22 @@ class Sampler:
 
 
 async def sample(session: aiohttp.ClientSession, urls: Sequence[str]) -> dict[str, float]:
-    """The series as they are now."""
-    pages = await asyncio.gather(*(scrape(session, url) for url in urls), return_exceptions=True)
-    return read([page for page in pages if isinstance(page, Page)])
+    """The current values of the series."""
+    pages = await asyncio.gather(*(_scrape(session, url) for url in urls), return_exceptions=True)
+    return read([page for page in pages if not isinstance(page, BaseException)])
+
+
+async def _scrape(session: aiohttp.ClientSession, url: str) -> Page:
+    async with session.get(url) as response:
+        response.raise_for_status()
+        return page(await response.text())
 
 
 async def idle(session: aiohttp.ClientSession, urls: Sequence[str]) -> None:
-    """Wait until nothing runs, so that no run pays for the one before.
+    """Wait until nothing runs, so that no run suffers from the one before.
 
     Raises:
-        TimeoutError: something still runs after two minutes; something else loads the engine.
+        TimeoutError: requests still run after two minutes, so something else loads the engine.
     """
     async with asyncio.timeout(IDLE_TIMEOUT):
         while True:

@@ -1,8 +1,8 @@
-"""Incremental reading of server-sent events."""
+"""The incremental reader of server-sent events."""
 
 
 class EventReader:
-    """Cuts bytes, however they arrive, into the data of events.
+    """Turns bytes, in any chunks, into the data of events.
 
     Comments and fields other than `data` are dropped. Lines may end in LF or CR LF.
     """
@@ -11,7 +11,7 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived and give back the data of every event that is now complete."""
+        """Take arrived bytes and return the data of every event that is now complete."""
         text = self._rest + data
         if b"\r" in text:
             held = b"\r" if text.endswith(b"\r") else b""
@@ -26,5 +26,5 @@ class EventReader:
 
     @property
     def torn(self) -> bool:
-        """Part of an event is here and its end is not."""
+        """Whether an event has begun but not ended."""
         return bool(self._rest.strip())

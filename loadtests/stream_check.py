@@ -1,4 +1,4 @@
-"""Whether a stream of counted tokens arrives whole: pure, and cheap enough for a thousand streams on one core."""
+"""The check that a stream of counted tokens arrives whole: pure, and cheap enough for 1,000 streams on one core."""
 
 ROLE = b'"role":"assistant"'
 FIRST = b'"content":" 0"'
@@ -8,19 +8,19 @@ DONE = b"data: [DONE]"
 class StreamCheck:
     """Follows one chat stream whose n-th token has the text " n".
 
-    The first token's event is the pattern; every later one has to be equal to it but for its number, byte for byte.
-    Only the role before it, the finishing event and `[DONE]` may be otherwise.
+    The first token's event is the pattern. Every later one must equal it byte for byte except for its number. Only the
+    role before it, the finishing event and `[DONE]` may differ.
     """
 
     __slots__ = ("_before", "_behind", "_expected", "_rest", "done", "error", "events", "finished")
 
     def __init__(self) -> None:
         self.events = 0
-        """Events with a token, so far."""
+        """Events with a token so far."""
         self.finished = False
         self.done = False
         self.error: bytes | None = None
-        """The first event that is not the one that was due."""
+        """The first unexpected event."""
         self._rest = b""
         self._before = b""
         self._behind = b""
@@ -28,11 +28,11 @@ class StreamCheck:
 
     @property
     def intact(self) -> bool:
-        """All came, in order, and nothing else did."""
+        """Whether all tokens came in order, and nothing else."""
         return self.error is None and self.finished and self.done and not self._rest
 
     def feed(self, data: bytes) -> int:
-        """Take bytes of the body and give back how many tokens they completed."""
+        """Take bytes of the body and return how many tokens they completed."""
         before = self.events
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:

@@ -12,27 +12,27 @@ from loadtests.workload import Arrival
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request got. Times are seconds after the run's start."""
+    """The result of one request. Times are seconds after the run's start."""
 
     arrival: Arrival
     started: float = 0.0
     events: list[float] = field(default_factory=list)
-    """When each event with a token came."""
+    """Arrival time of each event with a token."""
     ended: float = 0.0
     completion_tokens: int = 0
     loss: str | None = None
-    """Why the answer is not whole; None where it is."""
+    """Why the answer is incomplete; None if it is complete."""
 
     @property
     def ttft(self) -> float:
-        """Seconds from the time of arrival, not of sending, to the first token."""
+        """Seconds from its due arrival, not its sending, to the first token."""
         return self.events[0] - self.arrival.at
 
 
 async def stream_completion(
     session: aiohttp.ClientSession, base_url: str, model: str, arrival: Arrival, epoch: float
 ) -> Outcome:
-    """Send a request at its time and read its stream to the end; a failure is an outcome, never an exception."""
+    """Send a request at its time and read its stream to the end. A failure is an outcome, never an exception."""
     loop = asyncio.get_running_loop()
     outcome = Outcome(arrival)
     await asyncio.sleep(epoch + arrival.at - loop.time())

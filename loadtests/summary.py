@@ -1,4 +1,4 @@
-"""Records of a run -> its figures: who was served within the SLO, how fast, and how much."""
+"""The figures of a run, from its records: goodput, latency and tokens."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -12,23 +12,23 @@ from loadtests.figures import percentile, percentiles
 from loadtests.scenario import Slo
 
 RECOVERED = 0.9
-"""Goodput is back when this share of what it was before the spike is served in the SLO."""
+"""Goodput has recovered at this share of its value before the spike."""
 RECOVERY_SECONDS = 5
-"""For so many seconds on end."""
+"""Seconds in a row at that share."""
 SHARES = (*(share / 100 for share in range(100)), 0.995, 0.999, 1.0)
-"""Of a distribution, where it is drawn."""
+"""Points of a drawn distribution."""
 
 
 class Outcome(StrEnum):
-    """How a request ended, for its client."""
+    """The ways a request ends for its client."""
 
     IN_SLO = "in SLO"
     LATE = "late"
-    """Whole, and over the time to the first token or over a gap."""
+    """Complete, but over the limit on the first token or on a gap."""
     REFUSED = "refused"
     """Told to come back later, before it got anything."""
     LOST = "lost"
-    """Anything but the whole of what it asked for."""
+    """Anything but a complete answer."""
 
 
 def outcome(record: Record, slo: Slo) -> Outcome:
@@ -47,9 +47,9 @@ class Judged:
     records: Sequence[Record]
     outcomes: Sequence[Outcome]
     seconds: float
-    """How long requests arrived."""
+    """Seconds during which requests arrived."""
     by_second: Mapping[str, Sequence[float]]
-    """For each flow, tokens that reached its clients in each second of that time."""
+    """By flow, the tokens that reached its clients in each second of that time."""
 
     @classmethod
     def of(cls, records: Sequence[Record], slo: Slo, seconds: float) -> "Judged":
@@ -59,7 +59,7 @@ class Judged:
 
     @property
     def flows(self) -> list[str]:
-        """Those that sent something."""
+        """The flows that sent requests."""
         return sorted({record.planned.flow for record in self.records})
 
     def flow(self, name: str) -> "Judged":
@@ -74,21 +74,21 @@ class Judged:
 
     @property
     def whole(self) -> list[Record]:
-        """What was answered in full."""
+        """The requests with complete answers."""
         return [record for record in self.records if record.loss is None]
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why requests were refused or lost, the commonest first."""
+        """The reasons for refusals and losses, the commonest first."""
         failed = (r for r in self.records if r.loss is not None)
         return dict(Counter(f"{r.loss} {r.reason or r.code or ''}".strip() for r in failed).most_common())
 
     def tokens(self, ended: Outcome) -> int:
-        """Generated for requests with this outcome."""
+        """Generated tokens of requests with this outcome."""
         return sum(r.tokens for r, o in zip(self.records, self.outcomes, strict=True) if o is ended)
 
     def arrivals_by_second(self) -> tuple[list[int], list[int]]:
-        """Requests by the second of their arrival: all, and those that were served in the SLO."""
+        """Requests by the second of their arrival: all, and those served in the SLO."""
         offered, served = [0] * _bins(self.seconds), [0] * _bins(self.seconds)
         for record, ended in zip(self.records, self.outcomes, strict=True):
             second = min(int(record.arrived), len(offered) - 1)
@@ -131,7 +131,7 @@ def figures(judged: Judged) -> dict[str, float]:
 
 
 def flow_figures(judged: Judged) -> dict[str, dict[str, float]]:
-    """What each flow got. Service is prompt tokens of what was begun, and twice the tokens generated."""
+    """Each flow's figures. Its service is the prompt tokens of begun requests plus twice the generated tokens."""
     tokens = {name: sum(judged.by_second.get(name, ())) for name in judged.flows}
     service = {
         name: 2 * tokens[name]
@@ -153,7 +153,7 @@ def flow_figures(judged: Judged) -> dict[str, dict[str, float]]:
 def beside(
     flow: str, among: Mapping[str, Mapping[str, float]], alone: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """What a flow's waiting is among others, against what it is alone: the flows' figures of both runs."""
+    """A flow's waiting among others and alone: its figures of both runs."""
     with_others, by_itself = (table.get(flow, {}).get("TTFT p99 s", float("nan")) for table in (among, alone))
     return {
         f"{flow}: TTFT p99 s": with_others,
@@ -163,7 +163,7 @@ def beside(
 
 
 def client_figures(records: Sequence[Record], cpu: Sequence[float]) -> dict[str, float]:
-    """What the load clients themselves cost, and whether they kept up. `cpu` is seconds of each process."""
+    """The load clients' own cost, and whether they kept up. `cpu` is seconds of each process."""
     events = sum(len(record.gaps) + (record.first is not None) for record in records)
     return {
         "client us per event": sum(cpu) / events * 1e6 if events else float("nan"),
@@ -173,7 +173,7 @@ def client_figures(records: Sequence[Record], cpu: Sequence[float]) -> dict[str,
 
 
 def series_figures(series: Mapping[str, Sequence[float]], offered: int) -> dict[str, float]:
-    """The engine's and the gateway's side of a run; what no page told is missing."""
+    """The engine's and the gateway's side of a run. Series that no page had are missing."""
     found = {}
     for name, values in series.items():
         seen = [value for value in values if value == value]  # noqa: PLR0124 - not NaN
@@ -186,10 +186,10 @@ def series_figures(series: Mapping[str, Sequence[float]], offered: int) -> dict[
 
 
 def recovery(judged: Judged, timeline: Sequence[Segment]) -> float:
-    """Seconds from the end of the last spike until goodput is back, in bins of a second; infinite where it is not.
+    """Seconds from the end of the last spike until goodput recovers, in bins of a second; infinite if it does not.
 
-    Goodput is the share of the requests which arrive in a second that are served in the SLO. It is back with the first
-    second from which on, over five seconds, it is nine tenths of what it was before the first spike.
+    Goodput is the share of a second's arrivals that are served in the SLO. It has recovered at the first second from
+    which on, over five seconds, it is nine tenths of its value before the first spike.
     """
     spikes = [segment for segment in timeline if segment.spike]
     offered, served = judged.arrivals_by_second()
@@ -204,7 +204,7 @@ def recovery(judged: Judged, timeline: Sequence[Segment]) -> float:
 
 
 def distribution(values: Sequence[float]) -> list[tuple[float, float]]:
-    """A cumulative distribution: values, and the share that lies below each."""
+    """A cumulative distribution: values, and the share below each."""
     return list(zip(percentiles(values, SHARES), SHARES, strict=True)) if values else []
 
 

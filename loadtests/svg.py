@@ -1,4 +1,8 @@
-"""Charts as SVG text: small, and at home in a page that loads nothing."""
+"""Charts as SVG text: small, and fit for a page that loads nothing.
+
+They take the page's font and its light or dark colours, and a bar shows its value under the pointer. matplotlib's SVG
+would do neither.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +16,16 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 20, 40
 TICKS = 5
-"""About so many on an axis."""
+"""About this many ticks on an axis."""
 ROW, BAR = 38, 16
-"""The height of a bar with its name above it, and its own."""
+"""Height of a bar with its name above it, and of the bar alone."""
 FAINT = 0.5
-"""A part of a bar that is fainter than this has an outline, so that an empty one is seen too."""
+"""A part of a bar fainter than this gets an outline, so that an empty one is visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A value on the axis to the right that lines are read against."""
+    """A value on the horizontal axis to compare lines with."""
 
     at: float
     label: str
@@ -38,20 +42,20 @@ def line_chart(
     marks: bool = False,
     limit: Limit | None = None,
 ) -> str:
-    """Lines over a common axis; a point that is not finite, or not positive on a logarithmic axis, is left out.
+    """Lines over a common axis. A point that is not finite, or not positive on a logarithmic axis, is left out.
 
     Args:
         title: above the chart.
-        lines: points by the name in the legend; a line without any is not in the legend either.
+        lines: points by the name in the legend. A line without points is not in the legend.
         colours: of the lines, by name.
-        x_label: what is drawn to the right, with its unit.
-        y_label: what is drawn upwards, from 0 on.
-        log_x: a logarithmic axis to the right.
+        x_label: the horizontal quantity, with its unit.
+        y_label: the vertical quantity, from 0 on.
+        log_x: whether the horizontal axis is logarithmic.
         marks: a dot at each point.
-        limit: drawn as a line upwards.
+        limit: drawn as a vertical line.
 
     Returns:
-        The chart, or nothing where there is nothing to see: no point, or all of them at 0.
+        The chart; empty if there is nothing to see: no point, or all of them at 0.
     """
     kept = {name: [p for p in points if _drawable(p, log_x=log_x)] for name, points in lines.items()}
     kept = {name: points for name, points in kept.items() if points}
@@ -75,7 +79,7 @@ def line_chart(
 def bar_chart(
     title: str, bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], strengths: Mapping[str, float]
 ) -> str:
-    """A bar for each row, of parts that add up: a row has its colour, and a part how strong it is in it, 0 to 1."""
+    """A stacked bar for each row. A row has a colour, and a part its strength of that colour, 0 to 1."""
     most = max((sum(parts.values()) for parts in bars.values()), default=0.0)
     if not most:
         return ""
@@ -169,7 +173,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _figure(title: str, legend: Iterable[str], parts: Iterable[str], height: int) -> str:
-    """The legend is text outside of the drawing: it wraps, however long the names are."""
+    """A chart with its legend as text outside of the drawing, where long names wrap."""
     label = f'role="img" aria-label="{escape(title)}"'
     drawn = f'<svg viewBox="0 0 {WIDTH} {height}" {label}>{"".join(parts)}</svg>'
     return f"<figure><figcaption><b>{escape(title)}</b> {' '.join(legend)}</figcaption>{drawn}</figure>"

@@ -1,4 +1,4 @@
-"""Recorded services: when requests came, with how much in and how much out."""
+"""The reader of recorded traces: arrival times, prompt lengths and output lengths."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ def read_trace(file: str) -> tuple[Row, ...]:
     """Read a trace of Azure's columns, gzip-compressed or not, by its name or its absolute path.
 
     Raises:
-        FileNotFoundError: neither the file nor a .gz of it is there.
+        FileNotFoundError: neither the file nor its .gz exists.
     """
     path = TRACES / file
     packed = path.with_name(f"{path.name}.gz")

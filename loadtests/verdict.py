@@ -1,4 +1,4 @@
-"""Figures -> pass or fail, with the reasons."""
+"""The verdict on a run's figures: pass or fail, with the reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ OF_SOME_RUNS = (
     *(f"peak {name}" for name in GAUGES if name not in COUNTERS),
     *("preemptions", "preemptions per request", "seconds to recover"),
 )
-"""What only a metrics page tells, or a run with a spike."""
+"""Figures that need a metrics page, or a run with a spike."""
 NOT_MEASURED = "not measured"
 
 
@@ -26,23 +26,23 @@ class Finding:
     figure: str
     limit: str
     measured: float | None
-    """None: nothing told."""
+    """None if not reported."""
     passed: bool | None
-    """None: not measured, and so no reason to fail."""
+    """None if not measured, which is no reason to fail."""
 
     @property
     def word(self) -> str:
-        """For the reader."""
+        """The verdict in a word, for the reader."""
         if self.passed is None:
             return NOT_MEASURED
         return "pass" if self.passed else "FAIL"
 
 
 def check(scenario: Scenario) -> None:
-    """See that a verdict can be given, before anything is measured.
+    """Check before the measurement that a verdict is possible.
 
     Raises:
-        ScenarioError: a rule is about a figure that no run has.
+        ScenarioError: a rule needs a figure that no run has.
     """
     nothing = Judged.of([], scenario.slo, scenario.duration)
     known = [*figures(nothing), *client_figures([], [0.0]), *OF_SOME_RUNS]
@@ -54,17 +54,17 @@ def check(scenario: Scenario) -> None:
 
 
 def judge(rules: Iterable[Rule], measured: Mapping[str, float]) -> list[Finding]:
-    """Hold figures to rules. A figure that came out as no number fails: nothing was there to measure it on."""
+    """Apply rules to figures. A NaN fails, since there was nothing to measure."""
     return [_finding(rule, measured) for rule in rules]
 
 
 def passed(findings: Iterable[Finding]) -> bool:
-    """No rule is broken."""
+    """Whether no rule is broken."""
     return all(finding.passed is not False for finding in findings)
 
 
 def print_verdict(target: str, findings: Iterable[Finding]) -> None:
-    """Print the rules, and what came of each."""
+    """Print the rules and their results."""
     found = list(findings)
     word = "pass" if passed(found) else "FAIL"
     table = Table(title=f"verdict on {target}: {word}", title_justify="left")

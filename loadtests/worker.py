@@ -1,4 +1,4 @@
-"""A client process: its share of a run's requests, sent at their times or by clients that wait for answers."""
+"""The client process, which sends its share of a run's requests, at their times or after earlier answers."""
 
 import asyncio
 import itertools
@@ -13,12 +13,12 @@ from loadtests.client import Address, Record, body, exchange
 from loadtests.scenario import Scenario
 
 REFUSED_PAUSE = 1.0
-"""Seconds a client that waits for answers stays away after a refusal that names no time."""
+"""Seconds a waiting client stays away after a refusal without a retry time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run against one target, as every client process is told it."""
+    """One run against one target, as described to every client process."""
 
     scenario: Scenario
     url: str
@@ -27,20 +27,20 @@ class Run:
     """Requests per second in a phase whose load is 1."""
     seed: int
     salt: str
-    """Makes the prompts of this run unlike those of any other."""
+    """Makes this run's prompts differ from any other's."""
     context: int | None
-    """The longest sequence the model takes, in tokens."""
+    """The model's longest sequence, in tokens."""
     headers: Mapping[str, Mapping[str, str]]
-    """What each flow sends with its requests."""
+    """The headers each flow sends with its requests."""
     drain: float
-    """Seconds after the last arrival until an answer counts as lost."""
+    """Seconds after the last arrival after which an answer counts as lost."""
     only: str | None = None
-    """The one flow that sends; None: all do."""
+    """The only flow that sends; None if all do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What a client process brings back."""
+    """The result of a client process."""
 
     records: list[Record]
     cpu: float
@@ -48,12 +48,12 @@ class Worked:
 
 
 def ready() -> bool:
-    """A process that answers has imported everything."""
+    """Do nothing. A process that answers has imported everything."""
     return True
 
 
 def work(run: Run, share: int, shares: int, epoch: float) -> Worked:
-    """Send every `shares`-th request of a run, from the one numbered `share`; `epoch` is of `time.monotonic()`."""
+    """Send every `shares`-th request of a run, from number `share` on. `epoch` is a time of `time.monotonic()`."""
     worked: Worked = uvloop.run(_work(run, share, shares, epoch))
     return worked
 

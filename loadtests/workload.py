@@ -1,10 +1,10 @@
-"""Open-loop workloads: who arrives when, with how much in and how much out."""
+"""Open-loop workloads: arrival times, prompt lengths and output lengths."""
 
 import random
 from dataclasses import dataclass
 
 VOCABULARY = (100, 5000)
-"""Range of token ids: inside any vocabulary, away from the special ones at its ends."""
+"""Range of token ids inside any vocabulary, away from the special ones at its ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Poisson arrivals with uniform lengths; the defaults are the overload of a cache of 8,192 tokens."""
+    """Poisson arrivals with uniform lengths. The defaults overload a cache of 8,192 tokens."""
 
     requests: int = 100
     rate: float = 40.0
@@ -29,7 +29,7 @@ class Workload:
     output_tokens: tuple[int, int] = (300, 600)
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """The same for the same seed."""
+        """The arrivals, the same for the same seed."""
         rng = random.Random(seed)
         arrivals, at = [], 0.0
         for _ in range(self.requests):

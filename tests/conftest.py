@@ -65,6 +65,13 @@ class Vllm:
 VllmFactory = Callable[..., Vllm]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers one has all tests with real engines, which it starts once; each other file stays whole."""
+    for item in items:
+        engines = item.get_closest_marker("engine")
+        item.add_marker(pytest.mark.xdist_group("engines" if engines else item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Gateways of the tests learn nothing from those of others."""
@@ -137,6 +144,21 @@ def vllm(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempP
 def random_vllm(vllm: VllmFactory) -> Vllm:
     """The shared default server: random model, 8,192 tokens of KV cache, 2,048 positions."""
     return vllm()
+
+
+@pytest.fixture(scope="session")
+def chat_vllm(vllm: VllmFactory, demo_model: Path) -> Vllm:
+    """The shared server of the real chat model, which calls tools: 2,560 tokens of KV cache, 1,024 positions."""
+    return vllm(
+        model=demo_model,
+        served_name="smollm2",
+        args={
+            "--num-gpu-blocks-override": "80",
+            "--max-model-len": "1024",
+            "--enable-auto-tool-choice": None,
+            "--tool-call-parser": "hermes",
+        },
+    )
 
 
 def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path) -> Vllm:

@@ -1,1 +1,1 @@
-"""Why an engine failed, or runs badly: what its log, its machine and its answers show, the cause, and the way out."""
+"""The diagnosis of an engine that failed or runs badly: its log, machine and answers lead to cause and remedy."""

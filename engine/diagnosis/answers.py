@@ -1,6 +1,6 @@
-"""PURE. Signs of an answer that is no language: what tokens of the wrong model, or numbers that are none, look like.
+"""PURE. Signs of an answer that is no language: the look of tokens from the wrong model, and of NaN.
 
-They are searched for in every line: a client prints an answer bare, as JSON or as an object. Shapes: issues 13035 and
+Every line is searched for them, since a client prints an answer bare, as JSON or as an object. Shapes: issues 13035 and
 22881 of vllm-project/vllm, and chat templates' own markers.
 """
 

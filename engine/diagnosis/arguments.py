@@ -11,7 +11,7 @@ _sign = partial(Sign, kind=Kind.ARGUMENT)
 
 
 def _whole(facts: Facts) -> Facts:
-    """The positions as a whole number: vLLM prints 8192.0."""
+    """The positions as a whole number. vLLM prints 8192.0."""
     return {"own": facts["own"].partition(".")[0]}
 
 

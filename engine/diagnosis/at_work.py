@@ -1,4 +1,4 @@
-"""PURE. What an engine that runs shows of itself, in its log or its metrics, and what is wrong with it.
+"""PURE. The diagnosis of a running engine, from the statistics in its log or its metrics.
 
 vLLM prints a line of statistics every 10 s (`v1/metrics/loggers.py`, 0.8.5 to 0.33), and its arguments at start.
 """
@@ -12,15 +12,14 @@ from engine.diagnosis.sign import Diagnosis, Kind
 from engine.loglines import parse
 from engine.plan.exposition import Samples
 from engine.plan.traffic import LOW_HIT_RATE
+from engine.sequences import enough, more, too_many
 
 ENOUGH_TOKENS = 20_000
-"""Prompt tokens before a hit rate says anything."""
+"""Fewest prompt tokens for a meaningful hit rate."""
 FULL = 0.95
-"""From this share of the KV cache on, the next long answer throws another request out."""
-FAR = 4
-"""A sequence limit so many times over the most that ever ran takes memory from the KV cache for nobody."""
+"""Above this share of the KV cache, the next long answer preempts another request."""
 ENOUGH_LINES = 6
-"""Lines of statistics with requests in them (10 s each) before the most that ran says anything."""
+"""Fewest lines of statistics with requests in them (10 s each) for a meaningful peak."""
 
 _STATISTICS = re.compile(
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs, (?:GPU|CPU|XPU)? ?KV cache usage: "
@@ -33,7 +32,7 @@ _MAX_NUM_SEQS = re.compile(r"[\"' ]max_num_seqs[\"']?[:=] ?(?P<limit>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One engine over some time. None where it does not say.
+    """One engine, observed over some time. None stands for a figure it does not report.
 
     Attributes:
         hit_rate: Share of prompt tokens found in the prefix cache, 0 to 1.
@@ -41,8 +40,8 @@ class Observed:
         most_running: The most sequences that ran at once.
         most_waiting: The most requests that waited at once.
         most_used: The highest use of the KV cache, 0 to 1.
-        max_num_seqs: Its limit of sequences.
-        preemptions: Requests thrown out of the KV cache.
+        max_num_seqs: Its limit on sequences.
+        preemptions: Requests preempted for lack of KV cache.
         busy: Samples in which something ran.
     """
 
@@ -79,7 +78,7 @@ def from_log(lines: Iterable[str]) -> Observed:
 
 
 def from_metrics(samples: Samples) -> Observed:
-    """Read vLLM's own metrics: one moment, and counters since its start."""
+    """Read vLLM's own metrics: gauges of this moment, and counters since its start."""
     queried = samples.total("vllm:prefix_cache_queries_total") or 0.0
     hits = samples.total("vllm:prefix_cache_hits_total") or 0.0
     used = samples.values("vllm:kv_cache_usage_perc") or samples.values("vllm:gpu_cache_usage_perc")
@@ -95,7 +94,7 @@ def from_metrics(samples: Samples) -> Observed:
 
 
 def from_state(endpoint: Mapping[str, Any]) -> Observed:
-    """Read what a kvgate tells of one of its endpoints (`/kvgate/state`)."""
+    """Read one endpoint's entry in a kvgate's `/kvgate/state`."""
     engine, kv = endpoint.get("engine") or {}, endpoint.get("kv") or {}
     queried, hits = engine.get("prefix_queried_tokens") or 0, engine.get("prefix_hit_tokens") or 0
     return Observed(
@@ -110,7 +109,7 @@ def from_state(endpoint: Mapping[str, Any]) -> Observed:
 
 
 def judge(seen: Observed) -> Iterator[Diagnosis]:
-    """Say what is wrong with an engine that runs like this."""
+    """Say what is wrong with an engine that shows these figures."""
     if seen.hit_rate is not None and seen.hit_rate < LOW_HIT_RATE and seen.prompt_tokens >= ENOUGH_TOKENS:
         yield Diagnosis(
             f"The prefix cache does not pay: {seen.hit_rate:.0%} of the prompts' tokens were in it.",
@@ -141,10 +140,10 @@ def judge(seen: Observed) -> Iterator[Diagnosis]:
 
 
 def _limit(seen: Observed, most: int, limit: int) -> Iterator[Diagnosis]:
-    if limit >= FAR * most:
+    if too_many(limit, most):
         yield Diagnosis(
             f"--max-num-seqs {limit} is far over the {most} sequences that ever ran at once.",
-            f"Give --max-num-seqs {2 * most}: the work space that is kept for the rest goes to the KV cache.",
+            f"Give --max-num-seqs {enough(most)}: the work space that is kept for the rest goes to the KV cache.",
             f"at most {most} running over {seen.busy} samples",
             kind=Kind.SERVICE,
             sign="max_num_seqs far from use",
@@ -153,7 +152,7 @@ def _limit(seen: Observed, most: int, limit: int) -> Iterator[Diagnosis]:
         yield Diagnosis(
             f"{seen.most_waiting} requests waited for one of {limit} places, while the KV cache was never fuller than "
             f"{seen.most_used:.0%}.",
-            f"Give --max-num-seqs {2 * limit}.",
+            f"Give --max-num-seqs {more(limit)}.",
             f"running {most} of {limit}, waiting {seen.most_waiting}, KV cache usage {seen.most_used:.1%}",
             kind=Kind.SERVICE,
             sign="max_num_seqs far from use",

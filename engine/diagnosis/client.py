@@ -1,4 +1,4 @@
-"""PURE. Signs in the log of a client: it reached no server, or got no whole answer.
+"""PURE. Signs in the log of a client that reached no server, or got no whole answer.
 
 Texts, measured where `log_texts.yaml` says so: openai 3.54 over httpx2, httpx, aiohttp, requests, curl, Node's fetch.
 """
@@ -10,7 +10,7 @@ from functools import partial
 from engine.diagnosis.sign import Facts, Kind, Sign, Weight
 
 _sign = partial(Sign, kind=Kind.CLIENT, permanent=False, within=r"\A(?![\s\S]*(?:huggingface|modelscope))")
-"""What is loaded from a hub is no server of ours: `network.py` knows of it."""
+"""A client's sign. It excludes a download from a hub, which is no server of ours: `network.py` has those signs."""
 
 LOOK = "`kvgate doctor --url http://HOST:PORT` looks at the server itself."
 _ADDRESSES = tuple(
@@ -25,7 +25,7 @@ _ADDRESSES = tuple(
         r"https?://(?P<host>[\w.-]{1,200}|\[[\da-f:]{2,40}\]):(?P<port>\d{1,5})\b",
     )
 )
-"""How clients name the server; the last: any URL with a port."""
+"""The ways clients name the server; the last is any URL with a port."""
 
 SIGNS = (
     _sign(
@@ -110,11 +110,11 @@ SIGNS = (
         weight=Weight.EFFECT,
     ),
 )
-"""Of several in one log the first of these counts: one failed attempt shows as more than one of them."""
+"""If a log shows several, the first in this order counts: one failed attempt can show several."""
 
 
 def address(texts: Iterable[str]) -> Facts:
-    """The server that a client asked for, as `host` and `port`; empty where the log does not say."""
+    """The client's server, as `host` and `port`; empty if the log does not say."""
     found: dict[int, Facts] = {}
     for text in texts:
         for rank, pattern in enumerate(_ADDRESSES):

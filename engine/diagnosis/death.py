@@ -1,4 +1,4 @@
-"""PURE. Signs of an engine that died at work, and what the last words of every failed run are worth.
+"""PURE. Signs of an engine that died at work, and the last words that every failed run has.
 
 Texts: vLLM 0.32 (`v1/engine/core.py`, `v1/executor/multiproc_executor.py`, `v1/utils.py`), CUDA.
 """
@@ -14,7 +14,7 @@ _DMESG = "Most often the machine ran out of memory: `dmesg` names what was kille
 
 
 def _how(facts: Facts) -> Facts:
-    """What an exit code means, as multiprocessing gives it: negative for a signal."""
+    """The meaning of a multiprocessing exit code, negative for a signal."""
     code = int(facts["code"] or 0)
     try:
         return {"how": f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"}
@@ -101,4 +101,4 @@ SIGNALS: dict[int, Diagnosis] = {
         sign="illegal instruction",
     ),
 }
-"""What an exit by a signal says where the log says nothing."""
+"""The causes of an exit by a signal, for a log that gives none."""

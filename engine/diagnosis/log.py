@@ -1,16 +1,16 @@
-"""PURE. Why an engine failed, read from its log.
+"""PURE. The cause of an engine's failure, read from its log.
 
 vLLM ends every failed start with the same two lines, "Engine core initialization failed. See root cause above." and
-a traceback of the process that waited. The cause is the first real error, many lines earlier. Which of several counts:
+a traceback of the process that waited. The cause is the first real error, many lines earlier. In order of precedence:
 
-1. A sign that names a cause. Of several, the first in the log: what fails later fails because of it.
-2. That the program was killed from outside (SIGKILL): no older error did that.
-3. The first error that is left: a sign of an effect (`Weight.EFFECT`) or one nobody knows. Where the effect was raised
-   from an unknown error, the effect is the cause told, and that error the evidence shown.
+1. A sign that names a cause. Of several, the first in the log, since later failures follow from it.
+2. A kill from outside (SIGKILL): no earlier error did that.
+3. The first remaining error: a sign of an effect (`Weight.EFFECT`), or an unknown error. If the effect was raised from
+   an unknown error, the effect is reported as the cause, with that error as its evidence.
 4. The last words that every failed run has (`Weight.TAIL`).
 
-Of an engine that served only what `serving.of_the_end` leaves is looked at. A log in which no line is vLLM's or
-kvgate's is a client's: what it says of connections is about the way to its server.
+If the engine had served, only the lines that `serving.of_the_end` leaves count. A log without a line of vLLM's or
+kvgate's is a client's: its connection errors are about the way to its server.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ _RAISED_FROM = re.compile(
     r"^(?:The above exception was the direct cause of the following|During handling of the above) "
 )
 _LONGEST = 600
-"""Characters of a line that are looked at and shown: vLLM lists every architecture it knows in one."""
+"""Characters of a line that are searched and shown. One line of vLLM's lists every architecture it knows."""
 _DEEPEST = 400
-"""Lines of a stack that are kept."""
+"""Lines of a stack to keep."""
 _SOURCE = re.compile(r"^ {4}")
 _START = re.compile(r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v")
 _KVGATE = re.compile(r'^\d\d:\d\d:\d\d  |"event":"[^"]*","level":"\w+","timestamp":"[^"]*"\}$')
@@ -53,7 +53,7 @@ _NAMED = re.compile(r"\(\?P([<=])")
 
 
 class _Signs:
-    """Some of the signs, with one pattern that says of a line whether it is worth asking each of them."""
+    """A group of signs, with one pattern that tells whether a line is worth checking against each."""
 
     def __init__(self, signs: Iterable[Sign]) -> None:
         self._each = tuple(signs)
@@ -62,7 +62,7 @@ class _Signs:
         )
 
     def first(self, text: str, frames: Iterable[str]) -> tuple[Sign, Diagnosis] | None:
-        """The first sign that a line shows, with the stack above it."""
+        """The first sign that a line, with the stack above it, shows."""
         if not self._any.search(text):
             return None
         stack = "\n".join(frames)
@@ -84,7 +84,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Chain:
-    """What one process has printed of exceptions that were raised from each other."""
+    """A chain of exceptions raised from each other, as one process prints it."""
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=_DEEPEST))
     first_error: tuple[int, str] | None = None
@@ -92,7 +92,7 @@ class _Chain:
     goes_on: bool = False
 
     def next(self, text: str, *, is_error: bool) -> "_Chain":
-        """The chain that a line belongs to: this one, or a new one where another exception begins."""
+        """The chain that a line belongs to: this one, or a new one if another exception begins."""
         if _RAISED_FROM.match(text):
             self.goes_on = True
         begins = is_error or text.startswith(_TRACEBACK)
@@ -101,18 +101,18 @@ class _Chain:
         return chain
 
     def error(self, position: int, text: str) -> None:
-        """Take in that an exception of the chain ends here."""
+        """Note that an exception of the chain ends here."""
         self.ended, self.goes_on = True, False
         self.first_error = self.first_error or (position, text)
 
 
 def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosis:
-    """Say why a program ended that was not asked to.
+    """Say why a program ended unasked.
 
     Args:
-        log: What it printed, oldest line first.
+        log: Its output, oldest line first.
         code: Its exit code; negative for the signal that killed it.
-        served: Whether it was ready before.
+        served: Whether it had been ready.
     """
     lines = [parse(line) for line in log]
     signs = _AT_WORK if served else _HEAVY
@@ -128,9 +128,9 @@ def diagnose(log: Sequence[str], code: int, *, served: bool = False) -> Diagnosi
 
 
 def read_log(log: Iterable[str]) -> list[Diagnosis]:
-    """Say all that a log file tells: what ended the last run of each program in it, if anything did, and hints.
+    """Report everything found in a log file: what ended each program's last run, if it ended, and hints.
 
-    Lines may begin with `NAME | `, as kvgate and `docker compose` write them, and with a time, or be kvgate's JSON.
+    Lines may begin with `NAME | `, as kvgate and `docker compose` write them, or with a time, or be kvgate's JSON.
     """
     by_engine: dict[str, list[LogLine]] = defaultdict(list)
     for raw in log:
@@ -149,7 +149,7 @@ def read_log(log: Iterable[str]) -> list[Diagnosis]:
 
 
 def _name(number: int) -> str:
-    """Of a signal; those for real-time use have none."""
+    """The name of a signal. Real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -163,7 +163,7 @@ def _is_of_a_server(line: LogLine) -> bool:
 
 
 def _of_a_client(lines: Sequence[LogLine]) -> Diagnosis | None:
-    """Why a client did not get through, with the server's address where its log has it."""
+    """Why a client did not get through, with the server's address if its log has it."""
     if any(map(_is_of_a_server, lines)):
         return None
     found = [one.diagnosis for one in _failures(lines, "", _OF_A_CLIENT)]
@@ -185,13 +185,13 @@ def _worst(lines: Sequence[LogLine], unknown: str, signs: _Signs, *, killed: boo
 
 
 def _failures(lines: Sequence[LogLine], unknown: str, signs: _Signs) -> Iterable[_Found]:
-    """All signs of a failure, in the order of the log; an error nobody knows is an effect, of what is not known."""
+    """All signs of a failure, in the order of the log. An unknown error counts as an effect of an unknown cause."""
     chains: dict[str, _Chain] = defaultdict(_Chain)
     for position, line in enumerate(lines):
         if line.level in _QUIET or _KVGATE.search(line.text):
             continue
         chain = chains[line.process]
-        if _SOURCE.match(line.text):  # of a traceback: its strings are not what was said
+        if _SOURCE.match(line.text):  # source code in a traceback: its strings are no messages
             chain.frames.append(line.text.strip())
             continue
         text = _plain(line.text)
@@ -214,7 +214,7 @@ def _failures(lines: Sequence[LogLine], unknown: str, signs: _Signs) -> Iterable
 
 
 def _asserted(frames: Reversible[str]) -> str:
-    """What a bare AssertionError is about."""
+    """The text of an AssertionError, with its assertion if the stack shows it."""
     return next(
         (f"AssertionError: {frame}" for frame in reversed(frames) if frame.startswith("assert ")), "AssertionError"
     )
@@ -234,7 +234,7 @@ _TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-
 
 
 def _collected(raw: str) -> tuple[str, LogLine]:
-    """Whose line it is, and the line, without what a collector of logs puts in front."""
+    """The name of the line's program, and the line without a log collector's prefix."""
     text = _TIMESTAMP.sub("", raw.rstrip("\n"))
     if (start := text.find('{"')) >= 0 and '"program":' in text:
         with contextlib.suppress(ValueError, KeyError, RecursionError):
@@ -249,5 +249,5 @@ def _of(engine: str, found: Diagnosis) -> Diagnosis:
 
 
 def _plain(text: str) -> str:
-    """The text without what pydantic adds to it, the values of half the configuration, and of a length to be read."""
+    """The text, cut to a readable length, without the configuration values that pydantic appends."""
     return text.partition(" [type=")[0].strip()[:_LONGEST]

@@ -1,4 +1,4 @@
-"""Look at this machine: GPUs and who is on them, memory, the hub's cache, ports, and what the kernel killed."""
+"""The look at this machine: GPUs and their processes, memory, the hub's cache, ports, and the kernel's kills."""
 
 import contextlib
 import errno
@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from engine.arguments import Arguments
 from engine.diagnosis import way
 from engine.diagnosis.machine import Cache, Card, Download, Holder, Listener, Machine, who_holds
 from engine.diagnosis.sign import Diagnosis, Kind
-from engine.gpu import Gpu, gpus, holders
-from engine.host_memory import free_bytes
+from engine.gpu import Gpu
+from engine.host_memory import free_bytes, physical_bytes, total_bytes
+from engine.nvml import gpus, holders
 from engine.plan.hub import HubSettings
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -23,34 +25,32 @@ _KILLED = re.compile(
     rb"(?:^\d+,\d+,(\d+),[^;\n]*;)?((?:Out of memory|Memory cgroup out of memory): Kill\w* process [^\n]*)",
     re.MULTILINE,
 )
-"""A line of /dev/kmsg: microseconds since the machine started, and what is said."""
+"""A line of /dev/kmsg: microseconds since the machine started, and the message."""
 _LATELY = 60.0
-"""Seconds for which a kill may be why a program of ours has just ended."""
+"""Seconds for which a kill may explain the end of one of our programs."""
 _KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
 _ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
-_PORT = re.compile(rb"\0--port[\0=](\d+)")
 _KERNEL_LOG = 2**20
-"""Bytes of it that are read at most."""
+"""Most bytes of it to read."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 def look(environ: Mapping[str, str], ports: tuple[int, ...], engine: str, now: float | None = None) -> Machine:
-    """See what an engine would find here.
+    """See what an engine would find on this machine.
 
     Args:
-        environ: CUDA_VISIBLE_DEVICES and the hub's variables are read from it.
-        ports: To look for listeners on.
-        engine: Where the engine's environment is; empty where there is none.
-        now: Seconds since the epoch; the clock's where not given.
+        environ: Holds CUDA_VISIBLE_DEVICES and the hub's variables.
+        ports: Ports to look for listeners on.
+        engine: Folder of the engine's environment; empty if there is none.
+        now: Seconds since the epoch; by default the clock's.
     """
-    memory, available, limited = _memory()
     kills, line = killed_for_memory()
     return Machine(
         cards=cards(),
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
-        memory=memory,
-        available=available,
-        limited=limited,
+        memory=total_bytes(_CGROUP),
+        available=free_bytes(cgroup=_CGROUP),
+        limited=total_bytes(_CGROUP) < physical_bytes(),
         oom_kills=kills,
         killed=line,
         shared_memory=_size(Path("/dev/shm")),  # noqa: S108 - its size is asked for
@@ -61,7 +61,7 @@ def look(environ: Mapping[str, str], ports: tuple[int, ...], engine: str, now: f
 
 
 def corroborated(found: Diagnosis) -> Diagnosis:
-    """The diagnosis of something that ran on this machine, with what the machine knows about it beside its evidence."""
+    """The diagnosis of a program that ran on this machine, with the machine's findings added to its evidence."""
     more = ""
     if found.kind is Kind.MEMORY:
         more = who_holds(cards(), found.facts)
@@ -72,11 +72,11 @@ def corroborated(found: Diagnosis) -> Diagnosis:
 
 
 def on_its_way(found: Diagnosis, environ: Mapping[str, str]) -> Diagnosis:
-    """The diagnosis of a client, with what this machine shows of the way to its server; any other as it is.
+    """A client's diagnosis, with this machine's findings on the way to its server added. Any other stays unchanged.
 
     Args:
-        found: What the client's log says.
-        environ: Of the client: its proxies.
+        found: The diagnosis from the client's log.
+        environ: The client's environment, for its proxies.
     """
     if found.kind is not Kind.CLIENT:
         return found
@@ -89,7 +89,7 @@ def _beside(found: Diagnosis, more: str) -> Diagnosis:
 
 
 def cards() -> tuple[Card, ...]:
-    """Every GPU with the processes on it; none where there is no driver."""
+    """Every GPU with the processes on it; none without a driver."""
     return tuple(_card(gpu) for gpu in gpus())
 
 
@@ -99,25 +99,17 @@ def _card(gpu: Gpu) -> Card:
 
 
 def process_name(pid: int) -> str:
-    """A process by its short name: its command line may hold secrets."""
+    """The short name of a process: its command line may hold secrets."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "a process of another container"
 
 
-def _memory() -> tuple[int, int, bool]:
-    """Bytes in all, bytes free, and whether the control group's limit is what counts."""
-    limit = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text())
-    return min(limit, total), free_bytes(cgroup=_CGROUP), limit < total
-
-
 def killed_for_memory(since: float = 0.0) -> tuple[int, str]:
-    """How many processes the kernel killed for memory in this control group, and its last line about any, if shown.
+    """How many processes the kernel killed for memory in this control group, and its last line about one, if any.
 
-    `since`: seconds after the machine's start from which on a line counts.
+    `since`: Ignore lines from before this time, in seconds after the machine's start.
     """
     kills = 0
     with contextlib.suppress(OSError, ValueError):
@@ -141,7 +133,7 @@ def _kernel_log() -> bytes:
 
 
 def hub_cache(folder: Path, now: float) -> Cache:
-    """What lies in the hub's cache that should not."""
+    """The faults in the hub's cache."""
     downloads = []
     for path in folder.glob("*/blobs/*.incomplete"):
         with contextlib.suppress(OSError):
@@ -154,7 +146,7 @@ def hub_cache(folder: Path, now: float) -> Cache:
 
 
 def _unlockable(folder: Path) -> Iterator[Path]:
-    """Lock files on a disk without locks. On one with locks, a file that is left is one that nobody holds."""
+    """Lock files on a disk that cannot lock. On one that can, a leftover file is held by nobody."""
     for path in (folder / ".locks").glob("*/*.lock"):
         try:
             with path.open("rb") as file:
@@ -165,7 +157,7 @@ def _unlockable(folder: Path) -> Iterator[Path]:
 
 
 def listener(port: int) -> Listener | None:
-    """Who listens on a TCP port of this machine, if anybody does."""
+    """The process that listens on a TCP port of this machine, if any."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -184,12 +176,12 @@ def listener(port: int) -> Listener | None:
 
 
 def way_to(host: str, port: int | None, environ: Mapping[str, str]) -> way.Way:
-    """What lies between a client of this machine and its server, as far as this machine shows it.
+    """The way from a client of this machine to its server, as far as this machine shows it.
 
     Args:
-        host: Of the server; empty where it is not known: then this machine is looked at.
-        port: Of the server, where it is known.
-        environ: Of the client.
+        host: The server's host; empty if unknown, which means this machine.
+        port: The server's port, if known.
+        environ: The client's environment.
     """
     ports = way.ports(host, port)
     listeners = tuple(found for each in ports if (found := listener(each)) is not None)
@@ -205,13 +197,13 @@ def way_to(host: str, port: int | None, environ: Mapping[str, str]) -> way.Way:
 
 
 def starting(port: int) -> Iterator[str]:
-    """Engines of this machine that are to listen on this port."""
+    """Engines of this machine that will listen on this port."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes()
-                said = _PORT.search(command)
-                if _ENGINE.search(command) and (int(said[1]) if said else way.VLLM_PORT) == port:
+                words = command.decode(errors="replace").split("\0")
+                if _ENGINE.search(command) and (Arguments.parse(words).integer("--port") or way.VLLM_PORT) == port:
                     yield f"process {entry.name} ({process_name(int(entry.name))})"
 
 

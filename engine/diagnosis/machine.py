@@ -1,22 +1,23 @@
-"""PURE. What is wrong with a machine that is to run an engine, from what was seen of it."""
+"""PURE. The diagnosis of a machine that is to run an engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.diagnosis.sign import Diagnosis, Kind
+from engine.placement import listed
 from engine.plan.budget import UTILIZATION
 
 GIB = 2**30
 LITTLE_DISK = 10 * GIB
 LITTLE_MEMORY = 2 * GIB
 STALE = 600.0
-"""Seconds after which a download that does not grow is one that nobody works on."""
+"""Seconds without growth after which a download counts as abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds a GPU's memory. `bytes` is None where the driver does not say, as in a container."""
+    """A process that holds a GPU's memory. `bytes` is None if the driver does not say, as in a container."""
 
     pid: int
     name: str
@@ -24,7 +25,7 @@ class Holder:
 
     @property
     def is_engine(self) -> bool:
-        """Whether it is a vLLM: that is what the memory is for."""
+        """Whether it is a vLLM, which the memory is for."""
         return self.name.startswith(("VLLM", "vllm"))
 
     def __str__(self) -> str:
@@ -34,7 +35,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU and who is on it. `index` is NVML's; sizes in bytes."""
+    """A GPU and the processes on it. `index` is NVML's; sizes in bytes."""
 
     index: int
     name: str
@@ -45,12 +46,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A half-loaded file of the hub cache."""
+    """An unfinished download in the hub cache."""
 
     path: Path
     bytes: int
     seconds_still: float
-    """Since it last grew."""
+    """Seconds since it last grew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class Cache:
 
     Attributes:
         folder: Where it is.
-        free: Bytes left on its disk; None where it cannot be asked.
-        downloads: Files that are half there.
-        locks: Lock files that no process holds though the file system cannot lock: whoever waits for one waits forever.
+        free: Bytes left on its disk; None if unknown.
+        downloads: Unfinished downloads.
+        locks: Lock files left on a file system that cannot lock. No process holds them; a wait for one never ends.
         broken: Files of a model that point to nothing.
     """
 
@@ -74,7 +75,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who listens on a port. `pid` is None where that is another user's process."""
+    """The process that listens on a port. `pid` is None for another user's process."""
 
     port: int
     pid: int | None = None
@@ -84,20 +85,20 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was seen of a machine. Sizes in bytes.
+    """The observed state of a machine. Sizes in bytes.
 
     Attributes:
         cards: Its GPUs.
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        memory: Main memory it has, or the control group allows.
-        available: Main memory that is free.
-        limited: Whether the control group's limit is what counts.
+        visible: CUDA_VISIBLE_DEVICES; None if it is not set.
+        memory: Its main memory, or the control group's limit.
+        available: Free main memory.
+        limited: Whether the control group's limit applies.
         oom_kills: Processes that the kernel killed in this control group for memory.
-        killed: The kernel's last line about one, where it may be read.
-        shared_memory: Size of /dev/shm; None where there is none.
+        killed: The kernel's last line about one, if readable.
+        shared_memory: Size of /dev/shm; None if there is none.
         cache: The hub's cache.
-        listeners: Who listens on the ports asked for.
-        engine: Where the engine's environment is; empty where kvgate has none yet.
+        listeners: The listeners on the given ports.
+        engine: Folder of the engine's environment; empty if kvgate has none yet.
     """
 
     cards: tuple[Card, ...] = ()
@@ -133,7 +134,7 @@ def judge(machine: Machine) -> Iterator[Diagnosis]:
 
 
 def looked_at(machine: Machine) -> Iterator[str]:
-    """What was looked at, for a person to see that it was."""
+    """The things that were looked at, for a person to see."""
     for card in machine.cards:
         engines = [str(holder) for holder in card.holders if holder.is_engine]
         serving = f", serving: {'; '.join(engines)}" if engines else ""
@@ -156,7 +157,7 @@ def looked_at(machine: Machine) -> Iterator[str]:
 
 
 def who_holds(cards: Sequence[Card], facts: Mapping[str, str]) -> str:
-    """Who holds the memory of the GPU that a diagnosis is about, in one clause; empty where nobody is known."""
+    """The processes that hold memory of the diagnosis's GPU, in one clause; empty if none is known."""
     device = facts.get("device", "").rpartition(":")[2] or facts.get("gpu", "")
     chosen = [card for card in cards if str(card.index) == device] or list(cards)
     held = [str(holder) for card in chosen for holder in card.holders]
@@ -181,9 +182,9 @@ def _memory_taken(card: Card) -> Iterator[Diagnosis]:
 def _mask(machine: Machine) -> Iterator[Diagnosis]:
     if machine.visible is None or not machine.cards:
         return
-    named = [name.strip() for name in machine.visible.split(",") if name.strip()]
+    named = listed(machine.visible)
     present = {str(card.index) for card in machine.cards}
-    if not named or named == ["-1"]:
+    if not named:
         yield Diagnosis(
             f"CUDA_VISIBLE_DEVICES hides all {len(present)} GPUs of this machine.",
             "Unset it, or name the GPUs to use.",

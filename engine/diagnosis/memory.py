@@ -11,10 +11,11 @@ from functools import partial
 
 from engine.diagnosis.sign import Facts, Kind, Sign, Weight
 from engine.plan.budget import UTILIZATION
+from engine.sequences import fewer
 
 _sign = partial(Sign, kind=Kind.MEMORY)
 _OTHERS = 0.02
-"""Share of a GPU that others hold, from which on it is worth telling."""
+"""Smallest share of a GPU in others' hands that is worth reporting."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _MORE_KV = (
@@ -35,28 +36,28 @@ _OUT_OF_MEMORY = (
 
 
 def _fitting_share(facts: Facts) -> Facts:
-    """The utilization that the free memory allows, in hundredths, and what it would take away from others."""
+    """The utilization that the free memory allows, in hundredths, and the memory others hold."""
     share = math.floor(float(facts["free"]) / float(facts["total"]) * 100) / 100
     taken = float(facts["total"]) - float(facts["free"])
     return {"fitting": f"{share:.2f}", "taken": f"{taken:.2f}"}
 
 
 def _held_by_others(facts: Facts) -> Facts:
-    """The same for a GPU, which vLLM names since 0.11."""
+    """The same for a GPU. vLLM names it since 0.11."""
     return {**_fitting_share(facts), "device": facts["device"] or "cuda"}
 
 
 def _fitting_space(facts: Facts) -> Facts:
-    """Whole GiB of KV cache under what is free: the setting takes whole ones, and 0 would mean a share of all."""
+    """Whole GiB of KV cache that fit the free memory. The setting takes whole ones, and 0 would mean a share of all."""
     return {"fitting": str(max(1, math.ceil(float(facts["free"])) - 1))}
 
 
 def _half(facts: Facts) -> Facts:
-    return {"fewer": str(max(1, int(facts["requests"]) // 2))}
+    return {"fewer": str(fewer(int(facts["requests"])))}
 
 
 def _sizes(facts: Facts) -> Facts:
-    """What the allocator says, as one clause, and a remedy for memory in crumbs where there are enough of them."""
+    """The allocator's figures in one clause, and a remedy for fragmentation if there is enough of it."""
     gpu, total, free = (facts[name] or facts[f"old_{name}"] for name in ("gpu", "total", "free"))
     tried, reserved = facts["tried"], facts["reserved"]
     clause = f": it asked for {tried}" if tried else ""
@@ -77,7 +78,7 @@ def _sizes(facts: Facts) -> Facts:
 
 
 def _figures(tried: str, gpu: str, total: str, free: str, own: str) -> Iterator[str]:
-    """What is missing, and who has the rest of the GPU; sizes as the allocator says them, empty where it does not."""
+    """The missing memory, and who holds the rest of the GPU. Sizes in the allocator's words, empty if unknown."""
     if not free:
         return
     if tried and (short := _bytes(tried) - _bytes(free)) > 0:
@@ -95,7 +96,7 @@ def _figures(tried: str, gpu: str, total: str, free: str, own: str) -> Iterator[
 
 
 def _less(facts: Facts) -> Facts:
-    """The same, with by how much the share of the GPU must fall that the engine fills with KV cache."""
+    """The same, and by how much the engine's share of the GPU must fall."""
     said = dict(_sizes(facts))
     if said["free"] and facts["tried"] and (short := _bytes(facts["tried"]) - _bytes(said["free"])) > 0:
         points = math.ceil(short / _bytes(said["total"]) * 100) / 100
@@ -121,7 +122,7 @@ def _said(size: float) -> str:
 
 
 _oom = partial(_sign, pattern=_OUT_OF_MEMORY, derive=_sizes)
-"""An allocation that failed; the stack says while what."""
+"""A failed allocation. The stack tells during which work."""
 
 SIGNS = (
     _sign(

@@ -1,4 +1,4 @@
-"""Read a model's tokenizer, template and headers, without its weights and without torch, and see what does not fit."""
+"""The check of a model's tokenizer, template and headers against each other, without its weights and without torch."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _CONVERSATION = [{"role": "user", "content": "Hello"}]
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was looked at, in words, and what was found."""
+    """The things looked at, in words, and the findings."""
 
     looked_at: tuple[str, ...]
     findings: tuple[Diagnosis, ...]
@@ -63,7 +63,7 @@ def examine(model: str, environ: Mapping[str, str] = os.environ) -> Examined:
 
 
 def _loaded(checkpoint: Checkpoint) -> "PreTrainedTokenizerBase":
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no PyTorch: none is needed
     import transformers  # noqa: PLC0415 - it takes a second, and only this needs it
 
     transformers.logging.set_verbosity_error()

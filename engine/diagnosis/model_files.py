@@ -1,4 +1,4 @@
-"""PURE. Signs of a model that cannot be had, or whose files are not what they should be.
+"""PURE. Signs of a model that is out of reach, or whose files are wrong.
 
 Texts: vLLM 0.32 (`model_executor/model_loader/`, `lora/`), transformers 5.19, huggingface_hub 1.x and the older forms
 of huggingface_hub 0.x, safetensors.

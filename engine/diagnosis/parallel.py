@@ -1,4 +1,4 @@
-"""PURE. Signs of several GPUs: how a model is split, which cards are seen, how they talk.
+"""PURE. Signs of trouble with several GPUs: the split of the model, the visible cards, their communication.
 
 Texts: vLLM 0.32 (`config/`, `distributed/`), torch 2.1 to 2.13 (ProcessGroupNCCL), NCCL 2.18 and later.
 """
@@ -9,7 +9,7 @@ from engine.diagnosis.sign import Facts, Kind, Sign, Weight
 
 _sign = partial(Sign, kind=Kind.PARALLEL)
 _MOST = 16
-"""Larger groups are not proposed."""
+"""Largest group to propose."""
 
 
 def _divisors(facts: Facts) -> Facts:

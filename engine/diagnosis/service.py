@@ -1,4 +1,4 @@
-"""Look at a vLLM or a kvgate through its URL, the way a client would: is it there, does it pay, does it stream."""
+"""The check of a vLLM or a kvgate through its URL, as a client sees it: does it answer, run well and stream?"""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from engine.plan.exposition import Samples
 PATIENCE = 30.0
 """Seconds of silence after which a stream is given up."""
 _LENGTHS = (64, 512)
-"""Tokens asked for: more where the first answer was too fast to tell."""
+"""Tokens to ask for: more if the first answer was too fast to judge."""
 _HTTP = 80
 _GATEWAY_ERRORS = {502, 503, 504}
 _ERROR = re.compile(rb'\{"error": ?\{.*')
@@ -36,18 +36,18 @@ def examine(
     admin_key: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Examined:
-    """Ask a server all that can be asked of it; one short answer is generated to see how it streams.
+    """Check a server in every way. It generates one short answer to show how it streams.
 
     Args:
         url: Base URL, with or without `/v1`.
-        model: Whose answer to stream; the first one it serves where not given.
-        api_key: For `/v1`.
-        admin_key: Of a kvgate, for its state.
-        clock: Seconds.
+        model: The model whose answer to stream; by default the first one it serves.
+        api_key: Key for `/v1`.
+        admin_key: A kvgate's admin key, for its state.
+        clock: Returns seconds.
     """
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    # Straight: a proxy of the environment would get the key, and its own answers would be taken for the server's.
+    # Without proxies: a proxy would see the key, and its answers would look like the server's.
     with httpx.Client(
         base_url=base, headers=headers, timeout=PATIENCE, follow_redirects=True, trust_env=False
     ) as client:
@@ -67,7 +67,7 @@ def examine(
 
 
 def proxied(url: str, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Say that clients of this environment do not get to a server of this machine straight, where that is so."""
+    """Report a proxy between clients of this environment and a server of this machine, if there is one."""
     with contextlib.suppress(httpx.InvalidURL):
         address = httpx.URL(url)
         if is_local(address.host) and (proxy := proxy_between(address.host, environ, scheme=address.scheme)):
@@ -166,7 +166,7 @@ def _streams(client: httpx.Client, model: str, seen: list[str], clock: Callable[
 
 
 def stream(client: httpx.Client, model: str, length: int, clock: Callable[[], float]) -> Arrivals | Diagnosis:
-    """Have an answer of `length` tokens streamed and note when its bytes come, or say why there was none."""
+    """Stream an answer of `length` tokens and note when its bytes arrive, or say why none came."""
     body = {
         "model": model,
         "prompt": "Count: one, two, three,",
@@ -201,7 +201,7 @@ def _refused(said: bytes) -> Diagnosis:
 
 
 def _tokens(said: bytes) -> int | None:
-    """What the last usage in a stream says was generated."""
+    """The generated tokens by the last usage in a stream."""
     for line in reversed(said.splitlines()):
         if line.startswith(b"data: {"):
             with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""PURE. Signs in the log of an engine that runs: not as fast as it could, or refusing what it is sent.
+"""PURE. Signs in the log of a running engine: it is slower than it could be, or refuses requests.
 
 Texts: vLLM 0.32 (`platforms/cuda.py`, `renderers/params.py`) and the older forms of them: `Using XFormers backend`
 until 0.10, the context error of 0.8 to 0.31.

@@ -1,8 +1,8 @@
-"""PURE. The errors of requests in the log of an engine that served: they are not why it ended.
+"""PURE. The filter for errors of single requests in the log of an engine that served: they did not end it.
 
-A bad tool call, a body that is no JSON, a client that left: each is an error in the log, often with a traceback, and
-the engine goes on. So of an engine that was ready only what was said about its end counts: shortly before it, and by
-those of its processes that hold the model, or about them.
+A bad tool call, a body that is no JSON, a client that left: each logs an error, often with a traceback, and the engine
+goes on. So once an engine was ready, only lines about its end count: those shortly before it, from the processes that
+hold the model, or about these processes.
 
 Sources: vLLM 0.32 (`entrypoints/`, `tool_parsers/`, `v1/engine/core_client.py`), uvicorn.
 """
@@ -17,20 +17,20 @@ from engine.diagnosis.sign import Kind
 from engine.loglines import LogLine
 
 BEFORE_THE_END = 60.0
-"""Seconds before its end in which an engine says why. A call that hangs is given up later, and said then."""
+"""Seconds before its end in which an engine says why. A hung call times out later, and is reported then."""
 KINDS = frozenset({Kind.MEMORY, Kind.PARALLEL, Kind.NETWORK, Kind.DEATH})
-"""What can end an engine that served. Its arguments, its model and its tokenizer were read before."""
+"""The kinds of failure that can end an engine that served. Its arguments, model and tokenizer were read before."""
 
 _READY = re.compile(r"^INFO:\s+Application startup complete\.")
 _END = re.compile(r"EngineCore encountered a fatal error|died unexpectedly|died with exit code|EngineDeadError")
 _API_SERVER = re.compile(r"^ApiServer|^APIServer")
 _OF_THE_ENGINE = frozenset({"async_llm.py", "coordinator.py", "core_client.py", "launcher.py", "utils.py"})
-"""Files in which an API server speaks of the engine's other processes."""
+"""Source files whose log lines come from an API server and are about the engine's other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingError:
-    """What a failed request looks like: the file that logs it, or the first line of a traceback without a header."""
+    """The mark of a failed request: the file that logs it, or the first line of a traceback without a header."""
 
     name: str
     source: str = r"(?!)"
@@ -53,7 +53,7 @@ def was_ready(lines: Sequence[LogLine]) -> bool:
 
 
 def of_the_end(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Of an engine that served, the lines that may say why it ended."""
+    """The lines that may say why an engine that served has ended."""
     end = next((number for number, line in enumerate(lines) if _END.search(line.text)), None)
     times = _times(lines)
     at = times[-1 if end is None else end] if times else None
@@ -66,19 +66,19 @@ def of_the_end(lines: Sequence[LogLine]) -> list[LogLine]:
 
 
 def _times(lines: Sequence[LogLine]) -> list[datetime | None]:
-    """When each was said: one without a time, with the one before."""
+    """The time of each line. A line without a time has the time of the one before."""
     times: list[datetime | None] = []
     last: datetime | None = None
     for line in lines:
         if line.at:
-            with contextlib.suppress(ValueError):  # a request's text may look like a time, and be none
+            with contextlib.suppress(ValueError):  # a request's text may look like a time
                 last = datetime.strptime(f"2000-{line.at}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - only compared
         times.append(last)
     return times
 
 
 def _told(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, bool]]:
-    """Each line, and whether it is about a request."""
+    """Each line, with whether it is about a request."""
     of_request: dict[str, bool] = {}
     for line in lines:
         if line.level is not None:

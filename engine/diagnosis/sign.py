@@ -1,4 +1,4 @@
-"""PURE. What is known of one failure, and what a log says of it."""
+"""PURE. The diagnosis of one failure, and the sign in a log that leads to it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from enum import Enum, IntEnum, auto
 
 
 class Kind(Enum):
-    """What a failure is about. `MEMORY` is what a launch may try again with less (`fit: auto`)."""
+    """The subject of a failure. After `MEMORY` a launch may try again with less (`fit: auto`)."""
 
     ARGUMENT = "launch arguments"
     MEMORY = "memory"
@@ -16,24 +16,24 @@ class Kind(Enum):
     PARALLEL = "GPUs and communication"
     NETWORK = "network"
     CLIENT = "clients"
-    """Of a client's log: it did not reach its server, or got no whole answer."""
+    """In a client's log: it did not reach its server, or got no whole answer."""
     DEATH = "death"
     SERVICE = "service"
-    """It runs, and not as it could."""
+    """It runs, but worse than it could."""
     UNKNOWN = "not known"
 
 
 class Weight(IntEnum):
-    """How much a sign tells. Of several signs in one log the heaviest counts, then the first."""
+    """The weight of a sign. Of several in one log the heaviest counts, and among equals the first."""
 
     HINT = auto()
-    """It ends nothing: something works, but not as it could. Only `doctor` tells of it."""
+    """It ends nothing: something works worse than it could. Only `doctor` reports it."""
     TAIL = auto()
-    """The last words of every failed run: somebody else failed before."""
+    """The last words of every failed run: another process failed before."""
     EFFECT = auto()
-    """Something failed, and a line before it may say why: that one is shown."""
+    """Something failed. An earlier line may say why, and is then shown."""
     CAUSE = auto()
-    """This is why."""
+    """The cause itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Diagnosis:
     Attributes:
         cause: What happened, in one sentence.
         remedy: What to do about it.
-        evidence: The line of the log that says so, or what was measured.
-        permanent: Whether the next start must fail in the same way.
-        kind: What it is about.
-        facts: What the evidence gives by name: the named groups of its pattern, and what follows from them.
-        sign: Name of the sign that was found; empty where no sign was.
+        evidence: The log line that shows it, or a measurement.
+        permanent: Whether the next start would fail in the same way.
+        kind: Its subject.
+        facts: Facts by name: the named groups of the sign's pattern, and values derived from them.
+        sign: Name of the sign; empty if none matched.
     """
 
     cause: str
@@ -67,25 +67,25 @@ Facts = Mapping[str, str]
 
 
 def nothing_more(_: Facts) -> Facts:
-    """What follows from the facts of most signs."""
+    """The derivation for most signs: nothing."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A text in the log and what it means.
+    """A text in the log and its meaning.
 
     Attributes:
-        name: What the documentation and the tests call it.
-        pattern: Found in one line of the log.
-        cause: What happened; takes the facts.
-        remedy: What to do; takes the facts.
-        kind: What it is about.
-        weight: How much it tells.
-        permanent: Whether the next start must fail in the same way.
-        within: Found in the stack above the line, where the line alone does not say enough.
-        derive: What follows from the named groups: numbers for the remedy.
-        example: What the documentation shows of a pattern that is a shape and has no words.
+        name: Its name in the documentation and the tests.
+        pattern: Matches one line of the log.
+        cause: What happened; a template for the facts.
+        remedy: What to do; a template for the facts.
+        kind: Its subject.
+        weight: Its weight among several signs.
+        permanent: Whether the next start would fail in the same way.
+        within: Must match in the stack above, for a line that is not enough alone.
+        derive: Derives further facts from the named groups, such as numbers for the remedy.
+        example: Shown in the documentation for a pattern that has a shape but no words.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Sign:
     example: str = ""
 
     def read(self, line: str, stack: str = "") -> Diagnosis | None:
-        """The diagnosis of a line, or None where it does not show this sign."""
+        """The diagnosis from a line, or None if it does not show this sign."""
         match = re.search(self.pattern, line)
         if match is None or (self.within and not re.search(self.within, stack)):
             return None

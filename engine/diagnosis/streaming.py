@@ -1,8 +1,8 @@
-"""PURE. Whether a stream came as it was made, or in lumps: who sits in between and holds it back.
+"""PURE. The check for buffering between engine and client: did the events of a stream arrive as made, or in lumps?
 
-A model makes its tokens one after the other, so that their events arrive spread over the time of the whole answer.
-Something that buffers (a reverse proxy, a compressor, a gateway of a cloud) hands over many at once: the answer takes
-as long, and all of it comes at its end.
+A model makes its tokens one after the other, so their events arrive spread over the whole answer's time. A buffer (a
+reverse proxy, a compressor, a cloud's gateway) hands over many at once: the answer takes as long, but all of it comes
+at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from enum import Enum
 from engine.diagnosis.sign import Diagnosis, Kind
 
 ENOUGH_EVENTS = 8
-"""Fewer tell nothing."""
+"""Fewer events allow no judgement."""
 ENOUGH_SECONDS = 0.2
-"""An answer that is made faster arrives in few reads without anybody's doing."""
+"""A faster answer arrives in few reads without any buffer."""
 AT_ONCE = 0.0003
-"""Seconds: pieces that follow each other faster are of one read, taken apart by the HTTP client. An engine whose tokens
-come so fast is over in under `ENOUGH_SECONDS`."""
+"""Seconds. Pieces that follow each other faster belong to one read, which the HTTP client took apart. An engine with
+tokens that fast finishes in under `ENOUGH_SECONDS`."""
 LUMP = 0.1
-"""Share of the answer's time: where all its events came within that, they came in one lump."""
+"""Share of the answer's time. Events that all came within it came in one lump."""
 
 
 class Flow(Enum):
-    """How the events of a stream arrived."""
+    """The ways a stream's events arrive."""
 
     SPREAD = "as they were made"
     CHUNKS = "in chunks"
@@ -36,9 +36,9 @@ class Arrivals:
     """One streamed answer.
 
     Attributes:
-        pieces: Seconds since the request at which bytes came, and how many events were in them.
-        tokens: What the answer's usage says; None where it has none.
-        headers: Of the answer, in lower case.
+        pieces: For each arrival of bytes, seconds since the request and the number of events.
+        tokens: The answer's usage; None if it has none.
+        headers: The answer's headers, in lower case.
     """
 
     pieces: Sequence[tuple[float, int]]
@@ -47,12 +47,12 @@ class Arrivals:
 
     @property
     def events(self) -> int:
-        """Events of the whole answer."""
+        """Number of events in the whole answer."""
         return sum(events for _, events in self.pieces)
 
     @property
     def reads(self) -> list[tuple[float, int]]:
-        """The pieces with events in them, those that came at once as one, at the time of the last."""
+        """The pieces with events. Pieces that came at once are one, at the time of the last."""
         found: list[tuple[float, int]] = []
         for at, events in self.pieces:
             if events and found and at - found[-1][0] <= AT_ONCE:
@@ -69,14 +69,14 @@ def flow(arrivals: Arrivals) -> Flow:
     if made < ENOUGH_EVENTS or not reads or reads[-1][0] < ENOUGH_SECONDS:
         return Flow.UNCLEAR
     first, last = reads[0][0], reads[-1][0]
-    # The time to the first token is part of it: a buffer lets it grow to the whole answer's time.
+    # It includes the time to the first token, which a buffer stretches to the whole answer's time.
     if last - first <= LUMP * last and len(reads) <= made / 2:
         return Flow.LUMP
     return Flow.CHUNKS if len(reads) <= made / 4 else Flow.SPREAD
 
 
 def judge(arrivals: Arrivals) -> Diagnosis | None:
-    """Say what holds a stream back, or None where nothing does."""
+    """Report a buffer that holds the stream back, or None if there is none."""
     came = flow(arrivals)
     if came not in {Flow.LUMP, Flow.CHUNKS}:
         return None

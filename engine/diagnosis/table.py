@@ -1,4 +1,4 @@
-"""PURE. Every sign that is known, the more telling of one theme first; and what they come to in a line."""
+"""PURE. The table of all signs, each theme's most telling first, and its rendering for the documentation."""
 
 import re
 
@@ -30,13 +30,13 @@ SIGNS: tuple[Sign, ...] = (
 )
 
 _SYNTAX = re.compile(r"\(\?P<\w+>|\(\?[:!]|\\[dwsSb]|\.(?=[*{])|(?<!\\)[()|?*+^$\[\]{}]")
-"""What of a pattern is not text."""
+"""The parts of a pattern that are not text."""
 _WORDS = 8
-"""Characters from which on a piece of text says something."""
+"""Fewest characters of a meaningful piece of text."""
 
 
 def markdown() -> str:
-    """Every sign by theme, as `kvgate doctor --table` prints it: name, what the log says, cause, way out."""
+    """Every sign by theme, as `kvgate doctor --table` prints it: name, log text, cause, remedy."""
     lines: list[str] = []
     for kind in Kind:
         signs = [sign for sign in SIGNS if sign.kind is kind]
@@ -65,4 +65,4 @@ def _cell(text: str) -> str:
 
 
 _CLAUSES = {"sizes", "figures", "crumbs", "other", "only_path", "old_own"}
-"""Facts that are a clause of their own, or the same as the one before in an older text."""
+"""Facts that form a clause of their own, or repeat the one before in an older form."""

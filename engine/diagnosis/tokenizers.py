@@ -1,4 +1,4 @@
-"""PURE. Signs of a tokenizer or a chat template that does not go with the model.
+"""PURE. Signs of a tokenizer or a chat template that does not match the model.
 
 Texts: vLLM 0.32 (`tokenizers/`, `renderers/`), transformers 4.44 to 5.19, torch's assertions.
 """

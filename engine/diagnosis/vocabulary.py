@@ -1,4 +1,4 @@
-"""PURE. Whether a tokenizer and a chat template go with a model: classes, special ids, vocabulary and embedding."""
+"""PURE. The check that tokenizer and chat template match a model: classes, special ids, vocabulary and embedding."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +11,18 @@ _SPECIAL = ("bos", "eos", "pad", "unk")
 _MARKERS = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|</?(?:start_of_turn|end_of_turn|s)>|\[/?INST\]|<\uff5c[^\uff5c]{1,40}\uff5c>"
 )
-"""What chat templates put between turns, each one token of the tokenizer it was written for."""
+"""The markers chat templates put between turns. Each is one token of the tokenizer it was written for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSide:
-    """What the model expects.
+    """The model's expectations.
 
     Attributes:
         architecture: Its class, as config.json names it.
-        vocab_size: Of config.json.
-        rows: Of the embedding in the weights; None where no header was read.
-        special: Ids by name (`eos`: several are possible), of config.json and generation_config.json.
+        vocab_size: From config.json.
+        rows: Rows of the embedding in the weights; None if no header was read.
+        special: Special ids by name (`eos` may have several), from config.json and generation_config.json.
     """
 
     architecture: str
@@ -34,7 +34,7 @@ class ModelSide:
     def read(
         cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]
     ) -> "ModelSide":
-        """Take it out of the configs, and of the shapes of the weights by name."""
+        """Read it from the configs, and from the shapes of the weights by name."""
         text = config.get("text_config") or config.get("llm_config") or config
         special: dict[str, list[int]] = {}
         for source in (text, generation or {}):
@@ -55,17 +55,17 @@ _EMBEDDING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSide:
-    """What the tokenizer brings.
+    """The tokenizer's side.
 
     Attributes:
-        loaded: Class that it was loaded as.
-        declared: Class that tokenizer_config.json names; empty where it names none.
+        loaded: The class it was loaded as.
+        declared: The class that tokenizer_config.json names; empty if it names none.
         highest: Its highest id.
         special: Its special ids by name.
-        template: Its chat template; None where it has none.
-        rendered: A short conversation through the template; empty where that failed or there is none.
-        error: Why it could not be rendered.
-        one_token: Whether a marker of the rendered text is one token, by marker.
+        template: Its chat template; None if it has none.
+        rendered: A short conversation rendered with the template; empty without one, or if that failed.
+        error: Why the rendering failed.
+        one_token: For each marker of the rendered text, whether it is one token.
     """
 
     loaded: str
@@ -79,12 +79,12 @@ class TokenizerSide:
 
 
 def markers(rendered: str) -> list[str]:
-    """What of a rendered conversation should be one token each."""
+    """The parts of a rendered conversation that should be one token each."""
     return sorted(set(_MARKERS.findall(rendered)))
 
 
 def judge(model: ModelSide, tokenizer: TokenizerSide) -> Iterator[Diagnosis]:
-    """Say what does not go together."""
+    """Say what does not match."""
     sizes = [size for size in (model.rows, model.vocab_size) if size]
     rows = min(sizes, default=None)
     if model.rows and model.vocab_size and model.rows < model.vocab_size:

@@ -1,4 +1,4 @@
-"""PURE. The way from a client of this machine to its server: who listens, what still starts, which proxy is between."""
+"""PURE. The way from a client of this machine to its server: listeners, engines still starting, a proxy in between."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What was seen of it.
+    """The observations on the way to a server.
 
     Attributes:
-        host: Of the server; empty where it is not known.
-        port: Of the server; None where it is not known.
-        looked_at: Ports of this machine that were looked at; none where the server is another machine.
-        listeners: Who listens on one of them.
-        starting: Engines of this machine that are to listen on one of them and do not yet, by port.
-        proxy: Host and port of the proxy that clients of this environment go through; empty where they go straight.
+        host: The server's host; empty if unknown.
+        port: The server's port; None if unknown.
+        looked_at: The checked ports of this machine; none if the server is on another machine.
+        listeners: The listeners on these ports.
+        starting: Engines of this machine that will listen on one of them but do not yet, by port.
+        proxy: Host and port of the proxy that clients of this environment use; empty if they use none.
     """
 
     host: str = ""
@@ -32,19 +32,19 @@ class Way:
 
 
 def is_local(host: str) -> bool:
-    """Whether it means the machine it is said on."""
+    """Whether this host name means the machine itself."""
     return host in _LOCAL or host.startswith("127.")
 
 
 def ports(host: str, port: int | None) -> tuple[int, ...]:
-    """Which ports of this machine tell something: the server's own, and those that kvgate and vLLM have by default."""
+    """The ports of this machine worth checking: the server's own, and the defaults of kvgate and vLLM."""
     if host and not is_local(host):
         return ()
     return tuple(dict.fromkeys((*([port] if port else []), KVGATE_PORT, VLLM_PORT)))
 
 
 def proxy_between(host: str, environ: Mapping[str, str], *, scheme: str = "http") -> str:
-    """The proxy through which clients of this environment go, without its password; empty where they go straight."""
+    """The proxy that clients of this environment use, without its password; empty if they use none."""
     upper = {name[:-6].lower(): value for name, value in environ.items() if name.endswith("_PROXY") and value}
     lower = {name[:-6]: value for name, value in environ.items() if name.endswith("_proxy") and value}
     proxies = upper | lower
@@ -57,7 +57,7 @@ def proxy_between(host: str, environ: Mapping[str, str], *, scheme: str = "http"
 
 
 def seen(way: Way) -> str:
-    """What was looked at, in one clause; empty where there was nothing to look at."""
+    """The things that were looked at, in one clause; empty if there were none."""
     clauses = [_port(way, port) for port in way.looked_at]
     if way.proxy:
         clauses.append(f"the environment's proxy {way.proxy} stands between")
@@ -65,7 +65,7 @@ def seen(way: Way) -> str:
 
 
 def remedy(way: Way) -> str:
-    """What to do about what was seen; empty where it does not explain the failure."""
+    """The remedy for what was seen; empty if that does not explain the failure."""
     return " ".join(_remedies(way))
 
 

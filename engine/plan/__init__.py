@@ -1,1 +1,1 @@
-"""PURE, but for its readers. What a model needs of a card, before it is launched."""
+"""PURE, but for its readers. The plan of a model's memory on its cards, made before launch."""

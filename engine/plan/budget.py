@@ -1,15 +1,15 @@
-"""PURE. Where one rank's memory goes under given settings: weights, KV cache and the rest, and what the cache holds.
+"""PURE. The memory budget of one rank under given settings: weights, KV cache and the rest, and what the cache holds.
 
-The budget is vLLM's own (0.32, v1/worker/gpu_worker.py): the card's memory times `--gpu-memory-utilization`, less the
-weights, less what a dummy run takes, is the KV cache; a start fails where one request of `max_model_len` does not fit.
-What cannot be known without the card is a range, and a plan has to hold at its worse end.
+The budget is vLLM's own (0.32, v1/worker/gpu_worker.py). The KV cache gets the card's memory times
+`--gpu-memory-utilization`, less the weights, less a dummy run's memory. A start fails if one request of
+`max_model_len` does not fit. A figure that depends on the card is a range, and a plan must hold at its worse end.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from engine.arguments import ArgumentError, Arguments
 from engine.command import KV_SPACE, cpu_kv_gib
-from engine.plan.arguments import ArgumentError, Arguments
 from engine.plan.cards import GIB, Hardware
 from engine.plan.kv import Device, KvLayout, TokenRange
 from engine.plan.overhead import Overhead, Run, Span, cpu_overhead, overhead
@@ -23,28 +23,28 @@ UTILIZATION = 0.92
 
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
 _BATCHES = {"huge": (16384, 1024), "large": (8192, 1024), "small": (2048, 256), "cpu": (2048, 128)}
-"""`max_num_batched_tokens` and `max_num_seqs` that a server takes by the card's memory (engine/arg_utils.py,
-`get_batch_defaults`); an A100 counts as small."""
+"""A server's defaults of `max_num_batched_tokens` and `max_num_seqs` by the card's memory (engine/arg_utils.py,
+`get_batch_defaults`). An A100 counts as small."""
 
 
 class RefusedError(Exception):
-    """vLLM would refuse these arguments whatever the memory. The message says which, and what would do."""
+    """vLLM would refuse these arguments with any amount of memory. The message says which, and what would work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a plan is asked for.
+    """The question a plan answers.
 
     Attributes:
-        model: as a person named it.
+        model: the model, as a person named it.
         shape: of the model.
         weights: of its checkpoint.
-        hardware: what it shall run on.
-        arguments: what was given for vLLM; a plan never changes it.
-        traffic: what requests really are; None where nobody knows.
-        all_cards: whether all cards shall serve one engine, as `--gpus` says.
-        host_bytes: free memory of the host, for what is moved there; None where it is not known.
-        environ: what decides on a CPU: `VLLM_CPU_KVCACHE_SPACE`.
+        hardware: the hardware to run on.
+        arguments: the given vLLM arguments; a plan never changes them.
+        traffic: the real requests' figures; None if unknown.
+        all_cards: whether one engine uses all cards, as `--gpus` says.
+        host_bytes: free memory of the host, for offloads; None if unknown.
+        environ: decides on a CPU: `VLLM_CPU_KVCACHE_SPACE`.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How vLLM would run, each as its flag; `quantized` is one of the schemes of weights, offloads are bytes a rank."""
+    """vLLM's settings, named after its flags. `quantized` is a scheme of weights; offloads are bytes per rank."""
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -78,23 +78,23 @@ class Settings:
 
     @property
     def world(self) -> int:
-        """Cards that one engine uses."""
+        """Number of cards one engine uses."""
         return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where one rank's memory goes, in bytes, and what that holds. Of several ranks, the fullest.
+    """One rank's memory, in bytes, and what its KV cache holds. Of several ranks, the fullest.
 
     Attributes:
         total: of the card.
-        requested: what vLLM may take of it.
+        requested: the part of it that vLLM may use.
         weights: once loaded.
-        overhead: the rest beside the KV cache.
-        kv: what is left for the KV cache; below zero where nothing is.
+        overhead: everything else beside the KV cache.
+        kv: the rest, for the KV cache; below zero if there is none.
         bytes_per_token: of KV cache, for each further token of a request.
         tokens: of KV cache, as vLLM would log it.
-        needed: KV cache that one request of `max_model_len` takes.
+        needed: KV cache of one request of `max_model_len`.
         longest: the longest `max_model_len` that surely starts.
         at_full: requests of `max_model_len` at once, at least and at most.
         at_p99: requests of the traffic's p99 length at once; None without traffic.
@@ -121,18 +121,19 @@ class Budget:
 
     @property
     def may_fit(self) -> bool:
-        """Whether it starts if the rest of the card takes as little as it can."""
+        """Whether it starts if the overhead is at the low end of its range."""
         return self.kv.high >= self.needed
 
 
 def defaults(request: Request) -> Settings:
-    """What vLLM would take, with what was given.
+    """The settings vLLM would choose, given these arguments.
 
     Raises:
         RefusedError: vLLM would refuse it.
-        engine.plan.arguments.ArgumentError: A value cannot be read.
+        engine.arguments.ArgumentError: A value cannot be read.
     """
     given, shape, hardware = request.arguments, request.shape, request.hardware
+    given.check()
     batched, seqs = _BATCHES[_size_of(hardware)]
     tensor = given.integer("--tensor-parallel-size")
     pipeline = given.integer("--pipeline-parallel-size") or 1
@@ -142,24 +143,24 @@ def defaults(request: Request) -> Settings:
         raise RefusedError(f"{tensor} x {pipeline} ranks: parallel sizes begin with 1")
     _check_parallel(request, tensor, pipeline)
     length = given.integer("--max-model-len")
-    if length is not None and length > shape.max_positions and not given.given("--hf-overrides"):
+    if length is not None and length > shape.max_positions and not given.has("--hf-overrides"):
         raise RefusedError(
             f"--max-model-len {length:,} is more than the model was made for ({shape.max_positions:,} tokens)"
         )
     settings = Settings(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
-        utilization=given.number("--gpu-memory-utilization") or UTILIZATION,
+        utilization=given.fraction("--gpu-memory-utilization") or UTILIZATION,
         max_model_len=length if length is not None and length > 0 else shape.default_length,
         max_num_seqs=given.integer("--max-num-seqs") or seqs,
         max_num_batched_tokens=given.integer("--max-num-batched-tokens") or batched,
         kv_cache_dtype=given.text("--kv-cache-dtype") or "auto",
         quantized={"fp8": "fp8", "bitsandbytes": "bitsandbytes"}.get(given.text("--quantization") or ""),
-        eager=given.given("--enforce-eager"),
+        eager=given.switch("--enforce-eager") or False,
         block_size=given.integer("--block-size"),
         dtype=given.text("--dtype") or "auto",
         kv_bytes=given.integer("--kv-cache-memory-bytes"),
-        cpu_offload_bytes=round((given.number("--cpu-offload-gb") or 0) * GIB),
+        cpu_offload_bytes=round((given.fraction("--cpu-offload-gb") or 0) * GIB),
     )
     if not is_known_kv_dtype(kv_dtype := resolved_kv_dtype(shape, settings.kv_cache_dtype)):
         raise ArgumentError(f"--kv-cache-dtype {kv_dtype}: what it takes is not known here")
@@ -178,7 +179,7 @@ def defaults(request: Request) -> Settings:
 
 
 def measure(request: Request, settings: Settings) -> Budget:
-    """Say where the memory goes, run with these settings."""
+    """Compute the budget under these settings."""
     shape, hardware = request.shape, request.hardware
     weights = request.weights.quantized(settings.quantized) if settings.quantized else request.weights
     per_rank = weights.per_rank(
@@ -196,7 +197,7 @@ def measure(request: Request, settings: Settings) -> Budget:
         dtype=settings.dtype,
         block_size=settings.block_size,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        prefix_caching=not request.arguments.given("--no-enable-prefix-caching"),
+        prefix_caching=request.arguments.switch("--enable-prefix-caching") is not False,
         device=Device.CPU if hardware.cpu else Device.CUDA,
     )
     if hardware.cpu:
@@ -236,24 +237,24 @@ def measure(request: Request, settings: Settings) -> Budget:
 
 
 CONTEXT_BYTES = 600 * 2**20
-"""What a CUDA context takes of the free memory before vLLM looks: 0.45 GiB (A100, H100) to 0.9 GiB (RTX 4090) were
-logged as missing from idle cards."""
+"""Free memory that a CUDA context takes before vLLM looks. Logs of idle cards show 0.45 GiB (A100, H100) to 0.9 GiB
+(RTX 4090) missing."""
 
 
 def p99_length(traffic: Traffic | None) -> int | None:
-    """Tokens of prompt and output together that 99 of 100 requests stay under; None where traffic does not tell."""
+    """The 99th percentile of a request's tokens, prompt and output together; None if the traffic does not tell."""
     return traffic.total_tokens.p99.high if traffic and traffic.total_tokens else None
 
 
 def widest(shape: ModelShape, cards: int) -> int:
-    """The most cards, of so many, that tensor parallelism can use: the heads must divide."""
+    """The most of these cards that tensor parallelism can use: the heads must divide."""
     return max((ranks for ranks in range(1, max(1, cards) + 1) if divides(shape, ranks)), default=1)
 
 
 def divides(shape: ModelShape, ranks: int) -> bool:
-    """Whether vLLM can spread the model's layers over so many ranks.
+    """Whether vLLM can spread the model's layers over this many ranks.
 
-    Attention heads must divide, and KV heads one way or the other (0.32, config/model.py,
+    Attention heads must divide by the ranks. KV heads must divide or be repeated (0.32, config/model.py,
     `verify_with_parallel_config`; layers/linear.py).
     """
     heads, kv_heads = shape.attention_heads or ranks, shape.kv_heads or ranks

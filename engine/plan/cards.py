@@ -1,8 +1,8 @@
-"""PURE. GPUs as a plan sees them: what CUDA gives of each card, and what its generation can do.
+"""PURE. The table of GPUs for a plan: each card's memory as CUDA reports it, and its generation's abilities.
 
-A card's memory is what CUDA's `cudaMemGetInfo` calls total, which vLLM multiplies by `--gpu-memory-utilization`
-(vLLM 0.32, v1/worker/utils.py): less than the box says, and 0.4 to 5 % less than the driver's tools say. Where vLLM was
-seen to log it on such a card, that figure is used, and `source` names where; else the driver's, less 1.5 %.
+A card's memory is the total of CUDA's `cudaMemGetInfo`, which vLLM multiplies by `--gpu-memory-utilization` (vLLM 0.32,
+v1/worker/utils.py). It is less than the box says, and 0.4 to 5 % less than the driver's tools say. If a vLLM log of
+such a card is known, its figure is used, and `source` names the log; else the driver's figure less 1.5 %.
 """
 
 import difflib
@@ -16,17 +16,17 @@ MIB = 2**20
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": MIB, "gi": GIB, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 _CUDA_SHARE = 0.985
-"""CUDA's part of what the driver shows: the median of the cards below that have both figures."""
+"""CUDA's share of the driver's figure: the median over the cards below that have both."""
 _SAME_CARD = 0.06
-"""How far CUDA's figure of a card may lie from the driver's, as a share, for them to be the same card."""
+"""Largest relative difference of two memory figures that can be one card's."""
 
 
 class UnknownCardError(Exception):
-    """No card of that name. The message names those that come nearest."""
+    """No card has that name. The message names the nearest ones."""
 
 
 class SizeError(ValueError):
-    """A size that cannot be read. The message says how one is written."""
+    """A size that cannot be read. The message shows the form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Card:
     """A kind of GPU.
 
     Attributes:
-        name: as a person says it, and as `--gpu` takes it.
-        match: words of the driver's name of it, all of these.
+        name: its common name, as `--gpu` takes it.
+        match: words that must all be in the driver's name of it.
         driver_mib: memory as the driver's tools show it, MiB.
-        cuda_gib: memory as CUDA shows it, GiB, where vLLM logged it; None where no log was seen.
+        cuda_gib: memory as CUDA shows it, GiB, from a log of vLLM's; None if no log is known.
         capability: of CUDA, major times ten plus minor.
         nvlink: whether cards of this kind are usually joined by NVLink; else they talk over PCIe.
         source: where `cuda_gib` was published.
@@ -53,7 +53,7 @@ class Card:
 
     @property
     def total_bytes(self) -> int:
-        """What `--gpu-memory-utilization` is a share of."""
+        """The memory that `--gpu-memory-utilization` is a share of."""
         return round(self.driver_mib * MIB * _CUDA_SHARE) if self.cuda_gib is None else round(self.cuda_gib * GIB)
 
 
@@ -92,7 +92,7 @@ BF16 = 80
 FP8_KV = 80
 """Least capability on which an fp8 KV cache was seen to run (A100, vLLM 0.19; a row of published.py)."""
 FP8_NATIVE = 89
-"""Least capability that computes in fp8; below, weights are stored so and computed in 16 bits (Marlin)."""
+"""Least capability that computes in fp8. Below it, fp8 weights are computed in 16 bits (Marlin)."""
 FP8_WEIGHTS = 75
 AWQ = 75
 BITSANDBYTES = 70
@@ -101,7 +101,7 @@ BITSANDBYTES = 70
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that holds memory of a card. Bytes; None where the driver does not say (in containers)."""
+    """A process that holds memory of a card, in bytes; None if the driver does not say (in containers)."""
 
     pid: int
     used_bytes: int | None
@@ -109,18 +109,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What is planned for: some equal cards, or a machine without any.
+    """The hardware to plan for: some equal cards, or a machine without any.
 
     Attributes:
         name: for a person.
-        count: how many there are.
-        total_bytes: of one, as CUDA counts; for a CPU the machine's memory.
-        free_bytes: of one, now, the least over them; None where nobody looked.
-        capability: of CUDA; None where it is not known.
-        nvlink: whether they are joined by NVLink; None where it is not known.
+        count: number of cards.
+        total_bytes: of one card, as CUDA counts; for a CPU the machine's memory.
+        free_bytes: of one card now, the least of them; None if nobody looked.
+        capability: of CUDA; None if unknown.
+        nvlink: whether NVLink joins them; None if unknown.
         cpu: whether it is a machine without a GPU.
-        processes: who holds memory of them now.
-        measured: whether this machine's own cards were read.
+        processes: the processes that hold memory of them now.
+        measured: whether the figures are this machine's own cards, measured.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Hardware:
     measured: bool = False
 
     def can(self, least: int) -> bool:
-        """Whether its generation is at least `least`; one that is not known is taken for a recent one."""
+        """Whether its generation is at least `least`. An unknown one counts as recent."""
         return not self.cpu and (self.capability is None or self.capability >= least)
 
 
@@ -142,7 +142,7 @@ def find(name: str) -> Card:
     """Return the card a person means.
 
     Raises:
-        UnknownCardError: None of that name, or several.
+        UnknownCardError: No card has that name, or several do.
     """
     words = set(_words(name))
     exact = [card for card in CARDS if _words(card.name) == _words(name)]
@@ -157,10 +157,10 @@ def find(name: str) -> Card:
 
 
 def of_driver(name: str, driver_bytes: int) -> tuple[Card | None, int]:
-    """Return the card by the driver's name of it, None where it is not known, and what CUDA has of its memory.
+    """Return the card by the driver's name, None if unknown, and its memory as CUDA counts.
 
-    NVML counts memory that CUDA never gets: a card of the table is taken at its own figure where the driver's is near
-    it (a slice of a card is not), any other at 98.5 % of the driver's.
+    NVML counts memory that CUDA never gets. A card of the table has the table's figure if the driver's is near it (a
+    slice of a card's is not). Any other has 98.5 % of the driver's.
     """
     words = set(_words(name))
     cards = [card for card in CARDS if words.issuperset(_words(" ".join(card.match)))]
@@ -174,7 +174,7 @@ def parse_bytes(text: str) -> int:
     """Read a size such as `24GiB`, `24GB`, `24g` or `24576MiB`, in bytes.
 
     Raises:
-        SizeError: It is none.
+        SizeError: It is no size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

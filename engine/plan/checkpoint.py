@@ -1,4 +1,4 @@
-"""A model's configs and the sizes of its weights, from a folder, the hub's cache or the hub, without its weights.
+"""The reader of a model's configs and weight sizes, from a folder, the hub's cache or the hub, without its weights.
 
 `read_checkpoint` reads configs and the headers of safetensors files: a few hundred kilobytes of a model of any size.
 """
@@ -24,7 +24,7 @@ SINGLE = "model.safetensors"
 CONFIGS = ("generation_config.json", "tokenizer_config.json")
 
 _NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "adapter_model", "rng_state", "consolidated")
-"""Beginnings of files that look like weights and are none, or are the same weights again."""
+"""Prefixes of files that look like weights but are not, or repeat the same weights."""
 
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class Source(StrEnum):
-    """Where a model was read from."""
+    """The places a model is read from."""
 
     FOLDER = "folder"
     CACHE = "hub cache"
@@ -42,7 +42,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of weights and its bytes."""
+    """A file of weights and its size in bytes."""
 
     name: str
     bytes: int
@@ -50,18 +50,18 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known of a model without loading it.
+    """The facts of a model that need no loading.
 
     Attributes:
-        model: as it was asked for.
-        source: what it was read from.
+        model: as the user named it.
+        source: the kind of place it was read from.
         where: the folder, or the hub's address.
         config: config.json.
-        generation_config: where there is one.
-        tokenizer_config: where there is one.
-        tensors: of its safetensors files; empty where it has none.
-        files: of weights in another format, with their sizes; empty where there are safetensors.
-        notes: what is odd about it, for a person.
+        generation_config: if there is one.
+        tokenizer_config: if there is one.
+        tensors: of its safetensors files; empty if it has none.
+        files: of weights in another format, with their sizes; empty if there are safetensors.
+        notes: its oddities, for a person.
     """
 
     model: str
@@ -76,19 +76,19 @@ class Checkpoint:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights as stored; 0 where none were found."""
+        """Bytes of all weights as stored; 0 if none were found."""
         return sum(part.bytes for part in self.tensors or self.files)
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
-        """Bytes of the weights by the name of their type, as safetensors call them."""
+        """Bytes of the weights by dtype, as safetensors name it."""
         found: dict[str, int] = {}
         for tensor in self.tensors:
             found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.bytes
         return found
 
     def weights(self, shape: ModelShape, *, drafts: bool = False) -> Weights:
-        """The weights: exact by the headers, else by the config, scaled to the files where their sizes are known.
+        """The weights: exact from the headers, else estimated from the config and scaled to the files' sizes if known.
 
         Raises:
             engine.plan.shape.UnknownShapeError: There are no headers, and the config does not tell.
@@ -114,10 +114,10 @@ def read_checkpoint(model: str, environ: Mapping[str, str] = os.environ, *, revi
     Args:
         model: a folder, or a name on the hub.
         environ: the hub's variables are read from it: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
-        revision: branch, tag or commit on the hub; its main branch where not given.
+        revision: branch, tag or commit on the hub; the main branch by default.
 
     Raises:
-        CheckpointError: It is not there, may not be read, or is broken; with the way out.
+        CheckpointError: It is missing, unreadable or broken. The message gives the way out.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -146,7 +146,7 @@ def read_checkpoint(model: str, environ: Mapping[str, str] = os.environ, *, revi
 
 
 def _is_a_path(model: str, folder: Path) -> bool:
-    """Whether what could be a name on a hub is meant as a folder: what it would be in is there, or one like it."""
+    """Whether a name that could be a hub id means a folder: its parent exists, or a folder with a similar name."""
     return folder.parent.is_dir() if "/" in model else bool(difflib.get_close_matches(model, _folders(folder.parent)))
 
 
@@ -172,7 +172,7 @@ def _snapshot(cache: Path, model: str, revision: str) -> Path | None:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a snapshot has weights, and all that its index names."""
+    """Whether a snapshot has weights, and every file its index names."""
     index = folder / INDEX
     if index.is_file():
         return all((folder / name).is_file() for name in _shards(index.read_bytes(), str(index)))
@@ -310,7 +310,7 @@ def _other_weights(sizes: Mapping[str, int]) -> tuple[WeightFile, ...]:
     for ending in _OTHER_WEIGHTS:
         names = [name for name in sorted(sizes) if name.endswith(ending) and not name.startswith(_NOT_WEIGHTS)]
         if names:
-            # Several GGUF files are the same model in several sizes: the largest is what may be loaded.
+            # Several GGUF files are the same model in several sizes. Plan for the largest.
             chosen = names if ending != ".gguf" else [max(names, key=lambda name: sizes[name])]
             return tuple(WeightFile(name, sizes[name]) for name in chosen)
     return ()

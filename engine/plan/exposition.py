@@ -11,10 +11,10 @@ NONE: Mapping[str, str] = {}
 
 
 class Samples:
-    """One answer to `GET /metrics`. What has the labels that are asked for counts together.
+    """One answer to `GET /metrics`. Samples that have the requested labels count together.
 
     Raises:
-        ValueError: it is no such answer.
+        ValueError: it is no Prometheus exposition.
     """
 
     def __init__(self, text: str) -> None:
@@ -33,12 +33,12 @@ class Samples:
         return [value for labels, value in self._found.get(name, ()) if where.items() <= labels.items()]
 
     def total(self, name: str, where: Mapping[str, str] = NONE) -> float | None:
-        """The sum over them; None where there is none."""
+        """The sum of these samples; None if there are none."""
         values = self.values(name, where)
         return sum(values) if values else None
 
     def by(self, label: str, name: str, where: Mapping[str, str] = NONE) -> dict[str, float]:
-        """The sums over them for each value of a label."""
+        """The sums of these samples for each value of a label."""
         sums: dict[str, float] = {}
         for labels, value in self._found.get(name, ()):
             if label in labels and where.items() <= labels.items():
@@ -46,7 +46,7 @@ class Samples:
         return sums
 
     def histogram(self, name: str, where: Mapping[str, str] = NONE, *, scale: float = 1.0) -> Histogram:
-        """Histograms added up, whose edges must be the same. `scale` makes whole numbers of what it counts."""
+        """The sum of these histograms, whose edges must be equal. `scale` turns their values into whole numbers."""
         counts = {float(edge): count for edge, count in self.by("le", f"{name}_bucket", where).items()}
         scaled = [(round(edge * scale, 6), count) for edge, count in sorted(counts.items())]
         return Histogram.from_cumulative(scaled, (self.total(f"{name}_sum", where) or 0.0) * scale)

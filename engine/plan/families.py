@@ -1,8 +1,8 @@
-"""PURE. Facts about model families that a config.json leaves out: defaults, layer patterns, other names of keys.
+"""PURE. Facts about model families that a config.json omits: defaults, layer patterns, other names of keys.
 
-Transformers omits what equals a class's default when it writes a nested `text_config`, and vLLM reads configs through
-those classes. The figures are the defaults of transformers 5.19's config classes; the patterns are theirs and those of
-vLLM 0.32's model files.
+When Transformers writes a nested `text_config` it omits values equal to a class's defaults, and vLLM reads configs
+through those classes. The figures are the defaults of transformers 5.19's config classes. The patterns are from these
+classes and from vLLM 0.32's model files.
 """
 
 from collections.abc import Mapping
@@ -126,7 +126,7 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "nemotron_h": {"head_dim": 128, "mamba_ssm_cache_dtype": "float32"},
     "zamba2": {"tie_word_embeddings": True},
 }
-"""What a key is where a config of this `model_type` does not say."""
+"""Defaults of keys, by `model_type`."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
@@ -135,7 +135,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab_size": ("padded_vocab_size",),
 }
-"""Other names of the keys everybody needs, tried in this order."""
+"""Other names of the keys every model needs, tried in this order."""
 
 KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 """Names of the number of KV heads, in vLLM's order (0.32, transformers_utils/model_arch_config_convertor.py)."""
@@ -172,7 +172,7 @@ FULL_EVERY: Mapping[str, int] = {
     "qwen3_5_text": 4,
     "qwen3_5_moe_text": 4,
 }
-"""Of this many layers, the last attends to everything and the others to a window, a chunk or a state."""
+"""Length of a layer pattern: the last layer attends to everything, the others to a window, chunk or state."""
 
 MLA = frozenset(
     {
@@ -187,7 +187,7 @@ MLA = frozenset(
         "pangu_ultra_moe",
     }
 )
-"""Families whose attention vLLM keeps as one latent per token where `kv_lora_rank` is set (same file)."""
+"""Families whose attention vLLM keeps as one latent per token if `kv_lora_rank` is set (same file)."""
 
 ENCODERS = frozenset(
     {
@@ -208,7 +208,7 @@ ENCODERS = frozenset(
         "eurobert",
     }
 )
-"""Families that attend in both directions and keep nothing: they embed, classify or rank."""
+"""Families that attend in both directions and cache nothing: they embed, classify or rank."""
 
 PLAIN = frozenset(
     {
@@ -270,4 +270,4 @@ PLAIN = frozenset(
         "solar",
     }
 )
-"""Decoders whose every layer keeps K and V of all tokens, or of one window."""
+"""Decoders in which every layer keeps K and V of all tokens, or of one window."""

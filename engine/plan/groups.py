@@ -1,4 +1,4 @@
-"""PURE. How vLLM groups layers that keep different things, so that all share one pool of blocks.
+"""PURE. vLLM's grouping of layers with different caches, so that all share one pool of blocks.
 
 From vLLM 0.32, v1/core/kv_cache_utils.py: `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`,
 `_get_kv_cache_groups_uniform_page_size`, `_get_packed_kv_cache_groups`.
@@ -13,22 +13,22 @@ from engine.plan.shape import Kind
 
 _FULL = frozenset({Kind.FULL, Kind.MLA})
 _PADDING_RATIO = 1.5
-"""Below this ratio of the largest to the smallest number of layers, groups are as large as the largest."""
+"""Below this ratio of the largest to the smallest number of layers, all groups have the largest number."""
 
 
 class UnpackableError(Exception):
-    """Layers whose blocks vLLM can give no common size: it would refuse to start."""
+    """The layers' blocks have no common size, so vLLM would refuse to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share a table of blocks.
+    """Layers that share one block table.
 
     Attributes:
         kind: how a request's blocks grow with its tokens.
-        tokens: that a block holds, of attention.
+        tokens: attention tokens in a block.
         window: tokens of a window or a chunk.
-        checkpoints: further states that prefix caching keeps of a request.
+        checkpoints: further states of a request that prefix caching keeps.
         pages: of its layers.
     """
 
@@ -48,10 +48,10 @@ def grouped(pages: Sequence[Page], *, packed: bool) -> tuple[Group, ...]:
 
     Args:
         pages: of all layers, over all pipeline stages.
-        packed: whether blocks of different sizes lie side by side (a block-outermost layout).
+        packed: whether blocks of different sizes lie side by side (the block is the outermost dimension).
 
     Raises:
-        UnpackableError: vLLM would refuse these together.
+        UnpackableError: vLLM would refuse this combination.
     """
     if not pages:
         return ()
@@ -80,7 +80,7 @@ def _one_type(pages: Sequence[Page]) -> bool:
 
 
 def _unified(pages: Sequence[Page]) -> list[Page]:
-    """Give every layer the largest page: more tokens where that divides, else padding."""
+    """Give every layer the largest page: with more tokens if it divides evenly, else with padding."""
     largest = max(page.bytes for page in pages)
     unified = []
     for page in pages:
@@ -97,7 +97,7 @@ def _unified(pages: Sequence[Page]) -> list[Page]:
 
 
 def _split(pages: Sequence[Page]) -> tuple[Group, ...]:
-    """Split layers of one page size into groups of one number of layers."""
+    """Split layers of one page size into groups of equal numbers of layers."""
     alike: defaultdict[tuple[object, ...], list[Page]] = defaultdict(list)
     for page in pages:
         alike[page.kind, page.tokens, page.content, page.window, page.cells].append(page)
@@ -119,7 +119,7 @@ class _Bucket:
 
     @property
     def balanced(self) -> bool:
-        """Whether there are as many layers of each size: a pattern that repeats."""
+        """Whether each size has the same number of layers, as in a repeating pattern."""
         return len({len(pages) for pages in self.by_size.values()}) == 1
 
     @property
@@ -127,7 +127,7 @@ class _Bucket:
         return max(Counter(page.bytes for page in self.pages).values())
 
     def widest(self, groups: int) -> int:
-        """Bytes of the largest of so many groups."""
+        """Bytes of the largest group when split into this many."""
         return sum(-(-len(pages) // groups) * size for size, pages in self.by_size.items())
 
 
@@ -176,7 +176,7 @@ def _buckets(pages: Sequence[Page]) -> list[_Bucket]:
 
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """The number of repeats per group that pads least; of equals the largest."""
+    """The number of repeats per group that pads least; among equals the largest."""
     return min(
         range(floor, max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size), default=floor
     )

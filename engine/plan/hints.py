@@ -1,4 +1,4 @@
-"""PURE. What of the environment helps in one case only: told with its condition, never set."""
+"""PURE. Environment variables that help in one case only: shown with their condition, never set."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from engine.plan.remedy import Situation
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Something of the environment that helps in one case: shown, never set."""
+    """An environment variable that helps in one case: shown, never set."""
 
     setting: str
     condition: str
 
 
 def hints(now: Situation) -> tuple[Hint, ...]:
-    """Return what may be worth knowing here."""
+    """Return the hints that may apply here."""
     found = []
     if now.request.hardware.cpu:
         return ()

@@ -1,7 +1,7 @@
-"""PURE. Quantiles out of Prometheus histograms, as the ranges that surely hold them.
+"""PURE. Quantiles of Prometheus histograms, as ranges that surely hold them.
 
-A histogram says how many values were at most each edge, and their sum. A quantile then lies in one bucket. Above the
-last edge the sum still bounds it: what the buckets below must at least have taken is not left for the rest.
+A histogram gives the number of values up to each edge, and their sum. A quantile thus lies in one bucket. Above the
+last edge the sum bounds it: subtract the least that the buckets below can hold.
 """
 
 import math
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEPS = 8
-"""Ways to split what two quantiles may leave out between them: the best of these bounds the quantile of their sum."""
+"""Number of ways tried to split a tail between two quantiles. The best of them bounds the quantile of their sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure that is at least `low` and at most `high`; equal where it is known exactly. Both are finite."""
+    """A figure between `low` and `high`, which are equal if it is known exactly. Both are finite."""
 
     low: int
     high: int
@@ -30,7 +30,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a figure is spread: half of all values are at most `p50`, 99 of 100 at most `p99`, all at most `most`."""
+    """The distribution of a figure: its median, its 99th percentile and its maximum."""
 
     p50: Range
     p99: Range
@@ -39,7 +39,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """So many values of at least `low` and at most `high`; `high` is None above the last edge."""
+    """A number of values between `low` and `high`. `high` is None above the last edge."""
 
     low: int
     high: int | None
@@ -48,17 +48,17 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Whole numbers, in buckets in their order."""
+    """A histogram of whole numbers, buckets in ascending order."""
 
     buckets: tuple[Bucket, ...]
     sum: int
 
     @classmethod
     def from_cumulative(cls, cumulative: Sequence[tuple[float, float]], total: float) -> "Histogram":
-        """From Prometheus' own form.
+        """Convert from Prometheus' own form.
 
         Args:
-            cumulative: `(le, count)`, the edges ascending, the last one infinite.
+            cumulative: `(le, count)` with ascending edges, the last one infinite.
             total: the sample `_sum`.
         """
         buckets = []
@@ -72,11 +72,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Values in it."""
+        """Number of values."""
         return sum(bucket.count for bucket in self.buckets)
 
     def quantile(self, share: float) -> Range:
-        """The least value that at least this share (0 to 1] of all values does not exceed.
+        """The range of the smallest value that at least this share (0 to 1] of all values does not exceed.
 
         Raises:
             ValueError: it is empty.
@@ -97,20 +97,20 @@ class Histogram:
         raise AssertionError("unreachable: the ranks end with the last value")
 
     def distribution(self) -> Distribution | None:
-        """Its quantiles; None of an empty one."""
+        """Its quantiles; None if it is empty."""
         return Distribution(self.quantile(0.5), self.quantile(0.99), self.quantile(1)) if self.count else None
 
 
 def rank_of(share: float, count: int) -> int:
-    """The rank, from 1, of a quantile: the nearest-rank method."""
+    """The rank of a quantile, from 1, by the nearest-rank method."""
     return max(1, math.ceil(share * count - 1e-9))
 
 
 def summed(one: Histogram, other: Histogram) -> Distribution | None:
-    """Of the sums of two figures of the same things, each of which has a histogram of its own; None of empty ones.
+    """The distribution of the sum of two figures, given a histogram of each; None if they are empty.
 
-    A sum is at least either of its parts. And at most a share `a` of the things exceeds the (1 - a) quantile of the
-    one part, a share `b` that of the other: so no more than a + b exceed both quantiles' sum (Fréchet's bounds).
+    A sum is at least as large as each part. At most a share `a` of all values exceeds the (1 - a) quantile of one part,
+    and at most `b` the (1 - b) quantile of the other. So at most a + b exceed these quantiles' sum (Fréchet's bounds).
     """
     if not one.count or not other.count:
         return None

@@ -1,7 +1,9 @@
-"""A model hub over HTTP: small files whole, and of large ones only the header.
+"""The client of a model hub over HTTP: it reads small files whole, and only the header of large ones.
 
 The addresses, environment variables and error codes are those of huggingface_hub: `{endpoint}/{model}/resolve/
-{revision}/{file}`, `X-Error-Code`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
+{revision}/{file}`, `X-Error-Code`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`. That
+library reads its variables once, for the whole process, when it is imported (its `constants.py`); here each engine has
+an environment of its own.
 """
 
 import contextlib
@@ -20,10 +22,10 @@ from engine.plan.weights import Tensor
 
 PUBLIC = "https://huggingface.co"
 FIRST_READ = 256 * 1024
-"""Bytes asked for at once: the header of most shards, so that one request does."""
+"""Bytes of the first read. Most shards' headers fit, so that one request is enough."""
 
 SMALL_FILE = 64 * 1024 * 1024
-"""Bytes; no config or index is larger."""
+"""Most bytes of a config or index."""
 
 TIMEOUT = httpx.Timeout(10.0, connect=4.0)
 CONNECTIONS = 16
@@ -36,7 +38,7 @@ class CheckpointError(Exception):
     """A model that cannot be read.
 
     Attributes:
-        cause: what is the matter, with the value that shows it.
+        cause: what is wrong, with the value that shows it.
         remedy: what to do about it.
     """
 
@@ -52,7 +54,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """Where models come from, by the environment variables that vLLM obeys too."""
+    """The hub and its cache, from the environment variables that vLLM also obeys."""
 
     endpoint: str
     token: str | None
@@ -61,7 +63,7 @@ class HubSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "HubSettings":
-        """Read the environment, and the token's file where the token is not in it."""
+        """Read the environment, and the token's file if the environment has no token."""
         home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
         home = Path(environ.get("HF_HOME") or home / "huggingface").expanduser()
         cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
@@ -75,18 +77,18 @@ class HubSettings:
 
 
 def _cleaned(token: str) -> str:
-    """A token as huggingface_hub takes it: secrets are often stored with the end of their line."""
+    """The token stripped, as huggingface_hub takes it: stored secrets often end with a newline."""
     return token.replace("\r", "").replace("\n", "").strip()
 
 
 def is_model_id(model: str) -> bool:
-    """Whether this can be the name of a model on a hub, as "owner/name"."""
+    """Whether this can be a hub id, as "owner/name"."""
     return bool(_MODEL_ID.fullmatch(model)) and ".." not in model and "--" not in model
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An answer of a hub that is not a file, and what it means. None stands for any."""
+    """A hub's refusal and its meaning. None matches any value."""
 
     code: str | None
     status: int | None
@@ -156,14 +158,14 @@ _REFUSALS = (
         "Try again later, or give the folder of a copy of the model.",
     ),
 )
-"""What a hub's refusals mean, by `X-Error-Code`, status, and whether a token was sent; the first that matches."""
+"""The meanings of a hub's refusals, by `X-Error-Code`, status, and whether a token was sent. The first match counts."""
 
 
 class Hub:
-    """One model on the hub, read over HTTP. Close it after use.
+    """One model on the hub, read over HTTP. Close after use.
 
     Raises:
-        CheckpointError: The token is none.
+        CheckpointError: The token cannot be one.
     """
 
     def __init__(self, settings: HubSettings, model: str, revision: str) -> None:
@@ -177,7 +179,7 @@ class Hub:
             )
         headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-        # httpx leaves the token out when a redirect leads to another host, such as the hub's CDN.
+        # httpx drops the token on a redirect to another host, such as the hub's CDN.
         self._client = httpx.Client(headers=headers, follow_redirects=True, timeout=TIMEOUT, limits=limits)
 
     def __enter__(self) -> Self:
@@ -200,11 +202,11 @@ class Hub:
         return self._start_of(name, SMALL_FILE, whole=True)
 
     def tensors(self, name: str) -> tuple[Tensor, ...]:
-        """Return the tensors of a safetensors file, by its header alone.
+        """Return the tensors of a safetensors file from its header alone.
 
         Raises:
             AbsentError: The model does not have it.
-            CheckpointError: The model cannot be read, or the file is none.
+            CheckpointError: The model cannot be read, or the file is no safetensors file.
         """
         start = self._start_of(name, FIRST_READ)
         try:
@@ -219,7 +221,7 @@ class Hub:
             ) from error
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every file at the top of the model, by the hub's listing.
+        """Return the bytes of every file in the model's top folder, from the hub's listing.
 
         Raises:
             CheckpointError: The model cannot be read.
@@ -246,7 +248,7 @@ class Hub:
                     raise self._refusal(response)
                 for chunk in response.iter_bytes():
                     read += chunk
-                    if len(read) >= length:  # a server that knows no ranges would send gigabytes
+                    if len(read) >= length:  # a server without range support would send gigabytes
                         break
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -261,7 +263,7 @@ class Hub:
         )
 
     def _refusal(self, response: httpx.Response) -> Exception:
-        """What a hub means by an answer that is not the file."""
+        """The meaning of a hub's answer that is not the file."""
         code, status = response.headers.get("X-Error-Code", ""), response.status_code
         if code == "EntryNotFound" or (status == HTTPStatus.NOT_FOUND and not code):
             return AbsentError()
@@ -276,4 +278,4 @@ class Hub:
         for refusal in _REFUSALS:
             if refusal.means(code, status, token=bool(self._settings.token)):
                 return CheckpointError(refusal.cause.format(**told), refusal.remedy.format(**told))
-        raise AssertionError  # the last entry of the table means everything
+        raise AssertionError  # the last entry of the table matches everything

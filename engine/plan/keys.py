@@ -1,4 +1,4 @@
-"""PURE. Reading a config.json: keys that go by several names, and what to say of one that is missing."""
+"""PURE. The reading of config.json keys: one key may have several names, and a missing one is reported."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,20 +10,20 @@ Config = Mapping[str, Any]
 
 
 class UnknownShapeError(Exception):
-    """The config does not tell what a plan needs. The message names what is missing."""
+    """The config lacks a fact that the plan needs. The message names it."""
 
 
 def named(config: Config, model_type: str) -> str:
-    """Call a model by what its config calls itself, for an error."""
+    """Name a model by its config, for an error message."""
     architectures = ", ".join(config.get("architectures") or ()) or "no architecture named"
     return f"{architectures}, model type {model_type or 'not named'}"
 
 
 def first_integer(text: Config, keys: Sequence[str], *, default: int | None = None) -> int:
-    """Return the first of these keys that is a number, or a list that begins with one.
+    """Return the first of these keys with a number, or with a list that begins with one.
 
     Raises:
-        UnknownShapeError: None is, and there is no default.
+        UnknownShapeError: None has one, and there is no default.
     """
     for key in keys:
         value = text.get(key)
@@ -37,5 +37,5 @@ def first_integer(text: Config, keys: Sequence[str], *, default: int | None = No
 
 
 def integer(text: Config, key: str, *, default: int | None = None) -> int:
-    """Return a key that everybody needs, by whichever of its names it is there; errors as `first_integer`."""
+    """Return a key that every model needs, under any of its names. Errors as in `first_integer`."""
     return first_integer(text, (key, *families.ALIASES.get(key, ())), default=default)

@@ -1,8 +1,8 @@
-"""PURE. How much KV cache a model takes, in vLLM's own blocks: bytes of a block, blocks of a request, tokens that fit.
+"""PURE. A model's KV cache in vLLM's own blocks: bytes of a block, blocks of a request, tokens that fit.
 
-The formulas are vLLM 0.32's (v1/core/kv_cache_utils.py): the number of blocks is what is available divided by the bytes
-of a block, the smallest over all ranks; a request holds whole blocks of every group of layers; and the logged "KV cache
-size" is the concurrency at `max_model_len` times that length. One block of the pool, the null block, serves nobody.
+The formulas are vLLM 0.32's (v1/core/kv_cache_utils.py). The number of blocks is the available memory divided by the
+bytes of a block, the smallest over all ranks. A request holds whole blocks of every group of layers. The logged "KV
+cache size" is the concurrency at `max_model_len` times that length. One block, the null block, holds no request.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from engine.plan.pages import Device, Paging, pages, resolved_dtype, resolved_kv
 from engine.plan.shape import Kind, LayerCache, ModelShape
 
 _KERNEL_BLOCKS = {Device.CUDA: (16,), Device.CPU: (32,)}
-"""Tokens of the smallest block of the attention kernels: FlashAttention and Triton, and the CPU's."""
+"""Tokens of the attention kernels' smallest block: FlashAttention, Triton and the CPU's."""
 
 _OTHER_KERNEL_BLOCKS = {Device.CUDA: (32, 64, 128), Device.CPU: ()}
-"""Of other backends that vLLM may choose; they matter where a block must also hold a state."""
+"""The same for other backends that vLLM may choose. They matter if a block must also hold a state."""
 
 _LATENT_BLOCK = 64
-"""Of FlashMLA, which serves latent attention on most GPUs."""
+"""The same for FlashMLA, which serves latent attention on most GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Tokens of KV cache as vLLM logs them. `low` equals `high` where there is one way to lay the cache out."""
+    """Tokens of KV cache as vLLM logs them. `low` equals `high` if there is only one layout."""
 
     low: int
     high: int
@@ -32,12 +32,12 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """One way to lay the cache out.
+    """One layout of the cache.
 
     Attributes:
-        block_size: tokens of a block of attention.
-        bytes_per_block: on the rank whose blocks are the largest.
-        groups: that draw from the pool of blocks.
+        block_size: tokens in a block of attention.
+        bytes_per_block: on the rank with the largest blocks.
+        groups: the groups that draw from the pool of blocks.
     """
 
     block_size: int
@@ -50,10 +50,10 @@ class KvLayout:
     """The KV cache of a model, on each of the ranks that serve it.
 
     Attributes:
-        arrangements: the ways vLLM may lay it out, the usual one first; empty for a model that keeps nothing.
-        in_flight: tokens that may be scheduled and not yet settled; windows keep blocks for them.
-        states_cached: whether prefix caching keeps states: a request then takes two blocks of a group of recurrent
-            layers, and one more where a prefill leaves a checkpoint.
+        arrangements: the layouts vLLM may use, the usual one first; empty for a model that caches nothing.
+        in_flight: tokens that may be scheduled but not yet settled; windows keep blocks for them.
+        states_cached: whether prefix caching keeps states. A request then takes two blocks of a group of recurrent
+            layers, and one more if a prefill leaves a checkpoint.
     """
 
     arrangements: tuple[Arrangement, ...]
@@ -80,19 +80,19 @@ class KvLayout:
 
         Args:
             shape: the model.
-            tensor_parallel: ranks that share each layer; a KV head is repeated where there are fewer heads than ranks.
-            pipeline_parallel: stages the layers are spread over.
+            tensor_parallel: ranks that share each layer. KV heads are repeated if there are fewer heads than ranks.
+            pipeline_parallel: stages that the layers are spread over.
             kv_cache_dtype: as `--kv-cache-dtype`.
             dtype: as `--dtype`.
             state_dtype: as `--mamba-ssm-cache-dtype`.
             block_size: as `--block-size`, in tokens; None for vLLM's choice.
             max_num_batched_tokens: as the flag.
-            prefix_caching: whether it is on; recurrent layers then keep a second state per request.
+            prefix_caching: whether it is on. Recurrent layers then keep a second state per request.
             drafts: whether speculative decoding uses the model's own draft layers.
-            device: what vLLM runs on.
+            device: the device vLLM runs on.
 
         Raises:
-            UnpackableError: vLLM would refuse to start: its layers' blocks have no common size.
+            UnpackableError: The layers' blocks have no common size, so vLLM would refuse to start.
         """
         caches = shape.caches + (shape.drafts if drafts else ())
         latent = any(cache.kind is Kind.MLA for cache in caches)
@@ -126,22 +126,22 @@ class KvLayout:
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether a request takes no cache: an encoder."""
+        """Whether a request takes no cache, as in an encoder."""
         return not self.arrangements
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block of attention, in the usual arrangement."""
+        """Tokens in a block of attention, in the usual arrangement."""
         return self.arrangements[0].block_size if self.arrangements else 0
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block on the rank whose blocks are the largest, in the usual arrangement."""
+        """Bytes of a block on the rank with the largest blocks, in the usual arrangement."""
         return self.arrangements[0].bytes_per_block if self.arrangements else 0
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes each further token of a long request takes on a rank; 0 where only windows and states are kept."""
+        """Bytes of each further token of a long request on a rank; 0 if all layers keep windows or states."""
         if not self.arrangements:
             return 0.0
         usual = self.arrangements[0]
@@ -149,15 +149,15 @@ class KvLayout:
         return sum(usual.bytes_per_block / group.tokens for group in growing)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that vLLM sets aside for a request of so many tokens, in the usual arrangement."""
+        """Blocks that vLLM reserves for a request of this many tokens, in the usual arrangement."""
         return self._blocks(self.arrangements[0], tokens) if self.arrangements else 0
 
     def bytes_for(self, tokens: int) -> int:
-        """Bytes a request of so many tokens takes on a rank, in the arrangement that takes most."""
+        """Bytes of a request of this many tokens on a rank, in the largest arrangement."""
         return max((self._blocks(way, tokens) * way.bytes_per_block for way in self.arrangements), default=0)
 
     def tokens(self, kv_bytes: int, max_model_len: int) -> TokenRange:
-        """Tokens of cache that vLLM logs for so many bytes on each rank, at this `max_model_len`."""
+        """Tokens of cache that vLLM logs for this many bytes on each rank, at this `max_model_len`."""
         found = [
             int(kv_bytes // way.bytes_per_block / self._blocks(way, max_model_len) * max_model_len)
             for way in self.arrangements
@@ -165,14 +165,14 @@ class KvLayout:
         return TokenRange(min(found, default=0), max(found, default=0))
 
     def requests(self, kv_bytes: int, tokens: int) -> float:
-        """Requests of so many tokens that fit at once into so many bytes, null block aside, at the worst."""
+        """Fewest requests of this many tokens that fit at once into this many bytes, without the null block."""
         return min(
             (max(0, kv_bytes // way.bytes_per_block - 1) / self._blocks(way, tokens) for way in self.arrangements),
             default=float("inf"),
         )
 
     def longest(self, kv_bytes: int, at_most: int) -> int:
-        """The longest `max_model_len`, up to `at_most`, of which vLLM would fit one request; 0 for none."""
+        """The longest `max_model_len` up to `at_most` at which one request fits; 0 for none."""
         return min((self._longest(way, kv_bytes, at_most) for way in self.arrangements), default=at_most)
 
     def _longest(self, way: Arrangement, kv_bytes: int, at_most: int) -> int:
@@ -192,7 +192,7 @@ class KvLayout:
     def _blocks_of(self, group: Group, tokens: int) -> int:
         if group.kind is Kind.STATE:
             return 2 + group.checkpoints if self.states_cached else 1
-        if group.kind is Kind.SLIDING:  # one more, as a window need not begin with a block
+        if group.kind is Kind.SLIDING:  # one more: a window may begin inside a block
             return -(-min(group.window - 1 + self.in_flight, tokens) // group.tokens) + 1
         if group.kind is Kind.CHUNKED:
             return -(-min(group.window + self.in_flight, tokens) // group.tokens)
@@ -200,7 +200,7 @@ class KvLayout:
 
 
 def stage_layers(layers: int, stages: int, drafts: int = 0) -> tuple[range, ...]:
-    """Layers of each pipeline stage: what is left over goes to the stages before the last (distributed/utils.py)."""
+    """Layers of each pipeline stage. Remaining layers go to the stages before the last (distributed/utils.py)."""
     sizes = [layers // stages] * stages
     for index in range(2, layers % stages + 2):
         sizes[-index] += 1

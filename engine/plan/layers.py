@@ -1,4 +1,4 @@
-"""PURE. What each layer of a model keeps of a request: keys and values, a window, a latent, a state, nothing."""
+"""PURE. The cache of each layer of a model: keys and values, a window, a latent, a state, or nothing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from engine.plan.states import CHECKPOINTED, STATES, StateTensor
 
 
 class Kind(StrEnum):
-    """What a layer keeps of a request."""
+    """The kinds of a layer's cache."""
 
     FULL = "full attention"
     SLIDING = "sliding window"
@@ -23,18 +23,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps. A layer with attention and a state has two of these.
+    """The cache of one layer. A layer with attention and a state has two.
 
     Attributes:
         layer: index of the decoder layer.
         kind: how it grows with the tokens.
         kv_heads: over all ranks; 1 for latent attention.
-        head_size: elements of a key; for latent attention the latent and its rotary part.
+        head_size: elements of a key; for latent attention, of the latent and its rotary part.
         value_size: elements of a value; 0 for latent attention.
         window: tokens of a sliding window or a chunk.
-        token_bytes: of a cache whose bytes per token do not depend on its dtype, else 0.
+        token_bytes: bytes per token if they do not depend on the cache's dtype, else 0.
         state: the tensors of a state.
-        checkpoints: further states that prefix caching keeps of a request, at the boundary of a block.
+        checkpoints: further states of a request that prefix caching keeps, at block boundaries.
     """
 
     layer: int
@@ -49,7 +49,7 @@ class LayerCache:
 
 
 def layer_count(text: Config) -> int:
-    """Return the number of layers that may keep something."""
+    """Return the number of layers that may have a cache."""
     if text.get("model_type") == "longcat_flash":
         return 2 * first_integer(text, ("num_layers",))
     return integer(text, "num_hidden_layers")
@@ -69,7 +69,7 @@ def _kv_heads(text: Config, heads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a layer with attention keeps per token: heads and elements of a key; or one latent for all heads."""
+    """The cache of an attention layer per token: heads and elements of a key, or one latent for all heads."""
 
     kv_heads: int
     size: int
@@ -77,7 +77,7 @@ class Heads:
 
 
 def heads_of(text: Config, model_type: str) -> Heads:
-    """Return what a layer with attention keeps per token.
+    """Return the cache of an attention layer per token.
 
     Raises:
         UnknownShapeError: The config has no number of heads, or no size.
@@ -107,17 +107,17 @@ _TYPES: Mapping[str, tuple[Kind, ...]] = {
     "moe": (Kind.NONE,),
     "mlp": (Kind.NONE,),
 }
-"""What the words of `layer_types` and `layers_block_type` mean."""
+"""Meanings of the words in `layer_types` and `layers_block_type`."""
 
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The letters of Nemotron-H's `hybrid_override_pattern`."""
 
 
 def kinds_of(text: Config, model_type: str, layers: int) -> list[tuple[Kind, ...]]:
-    """Return the kinds of what each layer keeps; a layer with attention and a state has both.
+    """Return the kinds of each layer's cache. A layer with attention and a state has both.
 
     Raises:
-        UnknownShapeError: The config names a type of layer that is not known, or not as many as there are.
+        UnknownShapeError: The config names an unknown type of layer, or not one type for each layer.
     """
     types = PATTERNS.get(model_type, _declared_types)(text, layers)
     if len(types) != layers:
@@ -133,7 +133,7 @@ def kinds_of(text: Config, model_type: str, layers: int) -> list[tuple[Kind, ...
 
 
 def nothing(layers: int) -> list[tuple[Kind, ...]]:
-    """Return the kinds of an encoder, whose layers keep nothing."""
+    """Return the kinds of an encoder, whose layers cache nothing."""
     return [(Kind.NONE,)] * layers
 
 
@@ -205,14 +205,14 @@ PATTERNS: Mapping[str, Callable[[Config, int], list[str]]] = {
     "falcon_mamba": lambda _, layers: ["mamba"] * layers,
     "falcon_h1": lambda _, layers: ["hybrid"] * layers,
 }
-"""Families whose config names its layers in words of its own."""
+"""Families whose configs name layers in words of their own."""
 
 
 def layer_caches(text: Config, model_type: str, kinds: list[tuple[Kind, ...]], heads: Heads) -> tuple[LayerCache, ...]:
-    """Return what each layer keeps.
+    """Return the cache of each layer.
 
     Raises:
-        UnknownShapeError: A state is of a family whose state is not known, or a size is missing.
+        UnknownShapeError: The size of this family's state is unknown, or a size is missing.
     """
     state: tuple[StateTensor, ...] = ()
     if any(Kind.STATE in of_layer for of_layer in kinds):
@@ -247,7 +247,7 @@ def _attention(text: Config, layer: int, kind: Kind, heads: Heads) -> list[Layer
 
 
 def draft_caches(text: Config, layers: int, heads: Heads) -> tuple[LayerCache, ...]:
-    """Return what the layers of a built-in draft model keep, when speculative decoding uses it."""
+    """Return the caches of a built-in draft model's layers, for speculative decoding."""
     count = first_integer(text, ("num_nextn_predict_layers", "mtp_num_hidden_layers"), default=0)
     return tuple(
         cache for layer in range(layers, layers + count) for cache in _attention(text, layer, Kind.FULL, heads)

@@ -1,9 +1,9 @@
-"""PURE. What a card holds beside weights and KV cache: activations, CUDA graphs, buffers outside of torch. As a range.
+"""PURE. A card's memory beside weights and KV cache, as a range: activations, CUDA graphs, buffers outside of torch.
 
 vLLM measures this by running the model once with dummy requests (v1/worker/gpu_worker.py, `determine_available_memory`)
-and gives the rest to the KV cache. It cannot be known without the card: kernels differ in their scratch space, and so
-do releases. Each term is therefore a least and a most, with its source; `published.py` compares their sum with what
-starts on real cards left for the KV cache.
+and gives the rest to the KV cache. It cannot be known without the card, since scratch space differs between kernels and
+between releases. So each term is a range with its source. `published.py` compares their sum with the KV cache of real
+starts.
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ GIB = 2**30
 MIB = 2**20
 
 _ITEM = 2
-"""Bytes of an activation: models run in 16 bits (a model of 32 bits is rare, and small)."""
+"""Bytes of an activation. Models run in 16 bits (32-bit models are rare and small)."""
 
 _LOGIT_BYTES = (14, 40)
-"""Per logit at the sampler's peak (v1/sample/ops/topk_topp_sampler.py). Least: the 16-bit logit, its 32-bit copy, and
-two more of these that FlashInfer's sampling keeps. Most: torch's own, which sorts (a value and an 8-byte index), sums
-up, and draws noise of the same size."""
+"""Bytes per logit at the sampler's peak (v1/sample/ops/topk_topp_sampler.py). Least: the 16-bit logit, its 32-bit copy,
+and two more such copies in FlashInfer's sampling. Most: torch's own sampling, which sorts (a value and an 8-byte
+index), sums up, and draws noise of the same size."""
 
 _STREAMS = (2, 5)
-"""Hidden-size vectors of each token alive beside the widest layer: residual and input, and at most also a norm, the
-attention's output and the one of the layer before (models/llama.py)."""
+"""Live hidden-size vectors per token beside the widest layer. Least: residual and input. Most: also a norm, the
+attention's output and the previous layer's output (models/llama.py)."""
 
 _EXPERT_COPIES = (1.0, 2.5)
-"""Scratch space of experts: as `fused_experts` has it (two buffers for each token and expert); kernels that permute
-and quantize tokens first keep up to one and a half copies more (fused_moe/modular_kernel.py)."""
+"""Scratch space of experts, relative to `fused_experts` (two buffers for each token and expert). Kernels that first
+permute and quantize tokens keep up to one and a half copies more (fused_moe/modular_kernel.py)."""
 
 _MLA_WORKSPACE = 64 * 1024
 """Tokens of context that latent attention expands at once (attention/mla_attention.py,
@@ -39,36 +39,36 @@ _GRAPH_SIZES = 512
 _GRAPH_SIZES_BLACKWELL = 1024
 _GRAPH_FIRST = (0, 320 * MIB)
 _GRAPH_LAYER = (0.04 * MIB, 0.45 * MIB)
-"""Of CUDA graphs: what the first capture keeps, and what each further one takes per layer. Logged: 0.53 GiB for 86
+"""CUDA graphs: memory of the first capture, and of each further one per layer. Logged: 0.53 GiB for 86
 captures of 28 to 36 layers, 0.84 for 102 of 32, 0.35 for 9 of 28, 0.32 for 18 of 94, 1.86 for 64 layers."""
 
 _ONE_GPU = (20 * MIB, 900 * MIB)
-"""Outside of torch on one card: kernels loaded while profiling, cuBLAS's workspace, FlashInfer's of 394 MiB (envs.py).
-Logged: 0.02 to 0.3 GiB; the most has room for attention kernels with a workspace."""
+"""Memory outside of torch on one card: kernels loaded while profiling, cuBLAS's workspace, FlashInfer's of 394 MiB
+(envs.py). Logged: 0.02 to 0.3 GiB. The upper end has room for attention kernels with a workspace."""
 
 _SEVERAL_GPUS = (250 * MIB, 2300 * MIB)
-"""With NCCL's channels and the buffers of vLLM's own all-reduce added (distributed/device_communicators). Logged: 0.25
-GiB on 2 cards without NVLink, 1.7 on 4 with peer-to-peer, 1.8 on 2 in 2024."""
+"""The same plus NCCL's channels and the buffers of vLLM's own all-reduce (distributed/device_communicators). Logged:
+0.25 GiB on 2 cards without NVLink, 1.7 on 4 with peer-to-peer, 1.8 on 2 in 2024."""
 
 _DEQUANTIZED = 1
-"""Matrices of the widest layer that may be kept in 16 bits at once, where a kernel dequantizes (AWQ without Marlin)."""
+"""Matrices of the widest layer that may exist in 16 bits at once if a kernel dequantizes (AWQ without Marlin)."""
 
 _MULTIMODAL = (0, 4 * GIB)
-"""The encoder's own pass with an input of the greatest size; `--limit-mm-per-prompt` bounds it. A wide guess."""
+"""The encoder's own pass over an input of the largest size. `--limit-mm-per-prompt` bounds it. A wide guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How vLLM runs the model, as far as it decides what activations take.
+    """The settings of vLLM that decide the size of activations.
 
     Attributes:
         tensor_parallel: ranks that share each layer.
-        world: cards that one engine uses.
+        world: number of cards one engine uses.
         max_num_batched_tokens: of a step.
         max_num_seqs: of a step.
         eager: whether CUDA graphs are off.
-        capability: of CUDA, None where it is not known.
-        graphs_counted: whether vLLM sets room for graphs aside (since 0.21; before, they came out of what was left).
+        capability: of CUDA; None if unknown.
+        graphs_counted: whether vLLM reserves room for graphs (since 0.21; before, they used leftover memory).
     """
 
     tensor_parallel: int = 1
@@ -82,7 +82,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes: at least `low`, at most `high`."""
+    """A range of bytes."""
 
     low: int
     high: int
@@ -93,15 +93,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one rank holds beside weights and KV cache, in bytes.
+    """One rank's memory beside weights and KV cache, in bytes.
 
     Attributes:
         forward: activations of the widest layer for `max_num_batched_tokens`.
-        sampler: logits and what sampling makes of them for `max_num_seqs`.
+        sampler: logits and the sampler's buffers for `max_num_seqs`.
         graphs: CUDA graphs.
-        outside: what torch does not allocate: context growth, NCCL, workspaces.
+        outside: memory that torch does not allocate: context growth, NCCL, workspaces.
         encoder: a vision or audio part's own pass.
-        graphs_counted: whether the KV cache is smaller by the graphs.
+        graphs_counted: whether the graphs reduce the KV cache.
     """
 
     forward: Span
@@ -113,7 +113,7 @@ class Overhead:
 
     @property
     def activation(self) -> Span:
-        """The peak: the sampler runs when the layers are done, with the hidden states still there."""
+        """The peak. The sampler runs after the layers, while the hidden states still exist."""
         return Span(
             max(self.forward.low, self.sampler.low, self.encoder.low),
             max(self.forward.high, self.sampler.high) + self.encoder.high,
@@ -121,13 +121,13 @@ class Overhead:
 
     @property
     def total(self) -> Span:
-        """What the KV cache does not get."""
+        """The memory that the KV cache does not get."""
         counted = self.graphs if self.graphs_counted else Span(0, 0)
         return self.activation + self.outside + counted
 
 
 def overhead(shape: ModelShape, run: Run) -> Overhead:
-    """Return what a rank of a GPU needs beside weights and KV cache."""
+    """Return the memory a GPU's rank needs beside weights and KV cache."""
     tokens, ranks = run.max_num_batched_tokens, run.tensor_parallel
     hidden = tokens * shape.hidden_size * _ITEM
     widest = tokens * _ITEM * max(_feed_forward(shape.text), _attention(shape)) // ranks
@@ -148,9 +148,9 @@ def overhead(shape: ModelShape, run: Run) -> Overhead:
 
 
 def cpu_overhead(shape: ModelShape, max_num_batched_tokens: int, max_num_seqs: int) -> Overhead:
-    """Return what an engine on a CPU needs: activations, and a Python process with its libraries for each rank.
+    """Return the overhead of an engine on a CPU: activations, and a Python process with its libraries for each rank.
 
-    The process takes 1.0 to 2.5 GiB: vLLM 0.32 on a CPU was seen at 1.3 GiB with a model of a few megabytes.
+    The process takes 1.0 to 2.5 GiB. vLLM 0.32 on a CPU took 1.3 GiB with a model of a few megabytes.
     """
     on_gpu = overhead(shape, Run(1, 1, max_num_batched_tokens, max_num_seqs, eager=True))
     return Overhead(
@@ -201,7 +201,7 @@ def _dequantized(shape: ModelShape, ranks: int) -> int:
 
 
 def _graphs(shape: ModelShape, run: Run) -> Span:
-    """Captures are of 1, 2, 4, and multiples of 8 to 256, of 16 beyond (config/vllm.py), once in pieces, once whole."""
+    """Captures are of 1, 2, 4, multiples of 8 to 256, then of 16 (config/vllm.py), each in pieces and whole."""
     if run.eager:
         return Span(0, 0)
     largest = _GRAPH_SIZES_BLACKWELL if run.capability is not None and run.capability // 10 == 10 else _GRAPH_SIZES  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""PURE. What one layer's block weighs on one rank, and how many blocks a request takes of it.
+"""PURE. The size of one layer's block on one rank.
 
 From vLLM 0.32: v1/kv_cache_interface.py (pages, blocks per request), platforms/interface.py (blocks of hybrids) and the
 attention backends (packed dtypes).
@@ -11,17 +11,17 @@ from enum import StrEnum
 from engine.plan.shape import Kind, LayerCache, ModelShape, StateTensor
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-"""Bytes of an element of a floating-point type, by the names vLLM's flags use."""
+"""Bytes of an element of a floating-point type, by its name in vLLM's flags."""
 
 _SCALE_BYTES = 4
-"""Of the float32 scale that the per-token-head types keep for each key and each value of each head."""
+"""Bytes of the float32 scale that the per-token-head types keep for each key and value of each head."""
 
 _SPARSE_LATENT_BYTES = {"fp8": 656, "nvfp4": 352}
-"""Of a token in a layer of sparse latent attention, packed with its scales (mla_attention.py)."""
+"""Bytes of a token in a layer of sparse latent attention, packed with its scales (mla_attention.py)."""
 
 
 class Device(StrEnum):
-    """What vLLM was built for."""
+    """The devices vLLM is built for."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -34,12 +34,12 @@ class Page:
     Attributes:
         layer: index of the decoder layer.
         kind: how a request's blocks grow.
-        tokens: that a block holds, of attention.
-        bytes: of a block, with its padding.
-        content: bytes without the padding.
+        tokens: attention tokens in a block.
+        bytes: of a block, with padding.
+        content: bytes without padding.
         window: tokens of a window or a chunk.
-        cells: what makes two layers alike apart from their sizes: KV heads and head sizes.
-        checkpoints: further states that prefix caching keeps of a request.
+        cells: KV heads and head sizes, by which two layers are alike apart from their bytes.
+        checkpoints: further states of a request that prefix caching keeps.
     """
 
     layer: int
@@ -54,16 +54,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """How vLLM was asked to keep what the layers keep.
+    """The requested form of the KV cache.
 
     Attributes:
         tensor_parallel: ranks that share a layer.
-        kv_cache_dtype: of keys and values: "auto" was resolved, see `resolved_dtype`.
-        dtype: the model runs in.
+        kv_cache_dtype: of keys and values; "auto" is resolved already, see `resolved_dtype`.
+        dtype: the type the model runs in.
         state_dtype: `--mamba-ssm-cache-dtype`.
-        block_size: tokens of a block of attention; None to let vLLM choose.
-        kernel_block: tokens of the smallest block the attention kernels take.
-        device: it runs on.
+        block_size: tokens in a block of attention; None to let vLLM choose.
+        kernel_block: tokens in the attention kernels' smallest block.
+        device: the device it runs on.
     """
 
     tensor_parallel: int
@@ -76,21 +76,21 @@ class Paging:
 
 
 def resolved_dtype(shape: ModelShape, dtype: str) -> str:
-    """The type a model runs in: vLLM's `--dtype auto` halves float32 (config/model.py, `_resolve_auto_dtype`)."""
+    """The type a model runs in. vLLM's `--dtype auto` halves float32 (config/model.py, `_resolve_auto_dtype`)."""
     if dtype not in {"auto", ""}:
         return {"half": "float16", "float": "float32"}.get(dtype, dtype)
     return "bfloat16" if shape.dtype == "float32" or shape.dtype not in DTYPE_BYTES else shape.dtype
 
 
 def resolved_kv_dtype(shape: ModelShape, kv_cache_dtype: str) -> str:
-    """The type of keys and values: "auto" is the checkpoint's own word where its quantization has one."""
+    """The type of keys and values. "auto" is the type the checkpoint's quantization names, if any."""
     if kv_cache_dtype == "auto" and shape.quantization and shape.quantization.kv_cache_dtype:
         return shape.quantization.kv_cache_dtype
     return kv_cache_dtype
 
 
 def is_known_kv_dtype(kv_cache_dtype: str) -> bool:
-    """Whether the bytes of an element of this type are known here."""
+    """Whether the size of this type is known."""
     known = kv_cache_dtype == "auto" or kv_cache_dtype in DTYPE_BYTES or kv_cache_dtype.endswith("_per_token_head")
     return known or kv_cache_dtype.startswith(("fp8", "int8", "nvfp4"))
 
@@ -128,7 +128,7 @@ def state_bytes(state: Sequence[StateTensor], paging: Paging) -> int:
 
 
 def pages(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging) -> list[Page]:
-    """Return the page of every layer that keeps something, in the order of the layers."""
+    """Return the page of every layer with a cache, in the order of the layers."""
     sparse = any(cache.token_bytes for cache in caches)
     block = _block_size(shape, caches, paging, sparse=sparse)
     padded = block * _main_token_bytes(shape, caches, paging, sparse=sparse) if shape.hybrid else 0
@@ -141,7 +141,7 @@ def pages(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging) -> li
             found.append(Page(cache.layer, cache.kind, block, max(padded, content), content, 0, (), cache.checkpoints))
             continue
         tokens = block
-        if cache.kind is Kind.SLIDING:  # windows choose their own, whole kernel blocks that fit
+        if cache.kind is Kind.SLIDING:  # windows choose their own size: the kernel blocks that fit
             tokens = max(paging.kernel_block, block // paging.kernel_block * paging.kernel_block)
         content = tokens * token_bytes(cache, paging, sparse=sparse)
         cells = (cache.kv_heads, cache.head_size, cache.value_size, cache.token_bytes)
@@ -150,7 +150,7 @@ def pages(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging) -> li
 
 
 def _main_token_bytes(shape: ModelShape, caches: Sequence[LayerCache], paging: Paging, *, sparse: bool) -> int:
-    """Bytes of a token by the model's main number and size of heads, which is what hybrids are aligned by."""
+    """Bytes of a token by the model's main number and size of heads. Hybrids are aligned by it."""
     kind = Kind.MLA if any(cache.kind is Kind.MLA for cache in caches) else Kind.FULL
     value = 0 if kind is Kind.MLA else shape.head_size
     heads = 1 if kind is Kind.MLA else shape.kv_heads

@@ -1,4 +1,4 @@
-"""PURE. How many weights a model has, counted from its config alone, for when its files cannot be read."""
+"""PURE. The estimate of a model's number of weights from its config alone, for when its files cannot be read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,18 +22,18 @@ _UNGATED = frozenset(
         "nemotron_h",
     }
 )
-"""Families whose feed-forward has two matrices and not three."""
+"""Families whose feed-forward has two matrices instead of three."""
 
 
 _LAYER_INPUTS = {"gemma3n_text": 256, "gemma4_text": 256}
-"""Width of the embedding each layer has of its own, where a config does not say."""
+"""Default width of the embedding that each layer has of its own."""
 
 
 def estimated(shape: ModelShape) -> Weights:
     """Count the weights of a model by its config: attention, feed-forward, experts, states and embeddings.
 
-    Biases, small norms and the vision or audio part are left out: it is an estimate of the text model. Of the families
-    in its test it is within 0.2 % of the published numbers.
+    It leaves out biases, small norms and the vision or audio part: it estimates the text model. For the families in its
+    test it is within 0.2 % of the published numbers.
 
     Raises:
         UnknownShapeError: The config has no width of the feed-forward, or its layers share weights.
@@ -53,13 +53,13 @@ def _part(shape: ModelShape, place: Place, split: Split, elements: int, *, layer
     linear = place is Place.LAYER and split is not Split.NONE
     quantized = shape.quantization if linear else None
     bits = 16.0
-    if quantized:  # a scale of 16 bits and a zero point of 4 for each group
+    if quantized:  # each group has a scale of 16 bits and a zero point of 4
         bits = quantized.bits + (20 / quantized.group_size if quantized.group_size else 0)
     return Part(place, layer, split, elements, int(elements * bits / 8), quantized is None, linear, rows)
 
 
 def _embeddings(shape: ModelShape) -> list[Part]:
-    """What is outside of the layers."""
+    """Weights outside of the layers."""
     vocabulary = shape.vocab_size * shape.hidden_size
     parts = [_part(shape, Place.EMBEDDING, Split.VOCABULARY, vocabulary, rows=shape.vocab_size)]
     if shape.model_type in {"gpt2", "opt", "gpt_bigcode"}:
@@ -121,7 +121,7 @@ def _attention(shape: ModelShape, cache: LayerCache) -> tuple[int, int]:
 
 
 def _recurrent(shape: ModelShape) -> int:
-    """Weights of a layer with a state: into it, its convolution, and out of it."""
+    """Weights of a layer with a state: its input, convolution and output."""
     text, hidden = shape.text, shape.hidden_size
     state = next(cache.state for cache in shape.caches if cache.kind is Kind.STATE)
     if shape.model_type in {"mamba", "falcon_mamba", "jamba"}:
@@ -149,7 +149,7 @@ def _recurrent(shape: ModelShape) -> int:
 
 
 def _feed_forward(shape: ModelShape, layer: int, kinds: set[Kind]) -> tuple[int, int]:
-    """Weights of the feed-forward, and of the router that is on every rank."""
+    """Weights of the feed-forward, and of the router, which is on every rank."""
     text, hidden = shape.text, shape.hidden_size
     matrices = 2 if shape.model_type in _UNGATED else 3
     if shape.model_type in {"mamba", "mamba2", "falcon_mamba"}:

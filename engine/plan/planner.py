@@ -1,15 +1,14 @@
-"""PURE. What fits, what to change where it does not, and the nearest thing that does.
+"""PURE. The planner: whether a model fits, what to change if not, and the nearest setup that fits.
 
-`plan` measures what was asked for. Where it does not fit, it walks the table of remedies: trims first, one on top of
-another; then each change of the model or the machine, with the trims it still needs; then two such changes at once. A
-plan that fits only by the better end of what is not known does not count as fitting.
+`plan` measures the request. If it does not fit, `plan` walks the table of remedies: first trims, one on top of another;
+then each change of the model or the machine, with the trims it still needs; then two such changes at once. A plan that
+fits only at the better end of an unknown range does not count as fitting.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from engine.plan.arguments import Arguments
 from engine.plan.budget import Budget, Request, Settings, defaults, measure
 from engine.plan.cards import CARDS, GIB, Card, Hardware
 from engine.plan.hints import Hint, hints
@@ -22,7 +21,7 @@ _COUNTS = (1, 2, 4, 8)
 
 
 class Verdict(StrEnum):
-    """What came of it."""
+    """The verdict of a plan."""
 
     FITS = "fits"
     CHANGES = "fits with changes"
@@ -31,16 +30,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One remedy that was taken.
+    """One remedy that the plan uses.
 
     Attributes:
         remedy: its name in the table.
-        words: for vLLM's command line; empty where it is another checkpoint or the environment.
+        words: for vLLM's command line; empty if it changes the checkpoint or the environment.
         reason: with its figures.
-        environ: variables that it sets.
-        checkpoint: the kind of checkpoint it needs instead, by its scheme; "" for the one that was named.
-        kv_bytes: of KV cache that it brought on each rank, at the worse end.
-        tokens: of KV cache that it brought, likewise.
+        environ: variables it sets.
+        checkpoint: the kind of checkpoint it needs instead, by its scheme; "" for the named one.
+        kv_bytes: of KV cache that it adds on each rank, at the worse end.
+        tokens: of KV cache that it adds, likewise.
     """
 
     remedy: str
@@ -54,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What the weights take on one rank by another scheme, in bytes; `kind` is what to look for."""
+    """Bytes of the weights on one rank by another scheme. `kind` is what to look for."""
 
     scheme: str
     bytes: int
@@ -63,21 +62,21 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer.
+    """The planner's answer.
 
     Attributes:
-        model: as it was named.
+        model: as the user named it.
         verdict: in a word.
-        asked: where the memory goes as it was asked for.
-        asked_settings: the settings of that.
-        spread: words for vLLM's command line that spread it over all cards, where that was asked for without a flag.
-        changes: that make it fit, in order; where nothing does, none.
-        budget: where it goes with them.
-        settings: with them.
+        asked: the budget of the original request.
+        asked_settings: the settings of the original request.
+        spread: words for vLLM's command line that spread it over all cards, if `--gpus` asks for that and no flag does.
+        changes: that make it fit, in order; empty if nothing does.
+        budget: with the changes.
+        settings: with the changes.
         sizes: of the weights by other schemes.
-        hints: of the environment, each with its condition.
-        nearest: what would fit, where this does not.
-        notes: what a person should know of the figures.
+        hints: on the environment, each with its condition.
+        nearest: setups that would fit, if this one does not.
+        notes: on the figures, for a person.
     """
 
     model: str
@@ -95,7 +94,7 @@ class Plan:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is added to vLLM's command line."""
+        """The words to add to vLLM's command line."""
         return (*self.spread, *(word for change in self.changes for word in change.words))
 
     @property
@@ -105,12 +104,12 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Plan a request.
+    """Make the plan for a request.
 
     Raises:
-        engine.plan.budget.RefusedError: vLLM would refuse the arguments, whatever the memory.
-        engine.plan.arguments.ArgumentError: A value cannot be read.
-        engine.plan.kv.UnpackableError: vLLM would refuse the model: its layers have no common block size.
+        engine.plan.budget.RefusedError: vLLM would refuse the arguments with any amount of memory.
+        engine.arguments.ArgumentError: A value cannot be read.
+        engine.plan.kv.UnpackableError: vLLM would refuse the model, since its layers have no common block size.
     """
     settings = defaults(request)
     if (request.arguments.integer("--max-model-len") or 0) < 0:  # vLLM takes the longest that fits
@@ -139,7 +138,7 @@ def plan(request: Request) -> Plan:
 
 def _spread(request: Request, settings: Settings) -> tuple[str, ...]:
     ranks = settings.tensor_parallel
-    if ranks == 1 or request.arguments.given("--tensor-parallel-size"):
+    if ranks == 1 or request.arguments.has("--tensor-parallel-size"):
         return ()
     return ("--tensor-parallel-size", str(ranks))
 
@@ -157,7 +156,7 @@ def _solved(asked: Situation) -> tuple[tuple[Change, ...], Situation]:
 
 
 def _reshaped(asked: Situation) -> Iterator[tuple[tuple[Change, ...], Situation]]:
-    """Each change of model or machine alone, in the table's order, then two of different kinds at once."""
+    """First each change of model or machine alone, in the table's order, then two of different kinds at once."""
     remedies = [remedy for remedy in REMEDIES if remedy.stage is Stage.RESHAPE]
     alone = [(remedy, taken) for remedy in remedies if (taken := _take(remedy, asked))]
     yield from (((change,), after) for _, (change, after) in alone)
@@ -168,7 +167,7 @@ def _reshaped(asked: Situation) -> Iterator[tuple[tuple[Change, ...], Situation]
 
 
 def _trimmed(start: Situation) -> tuple[tuple[Change, ...], Situation]:
-    """Take what trims are needed, or always asked; a second round takes those that an earlier one made possible."""
+    """Apply the trims that are needed or always apply. A second round adds those that an earlier one made possible."""
     changes: dict[str, Change] = {}
     now = start
     for _ in range(_PASSES):
@@ -181,7 +180,7 @@ def _trimmed(start: Situation) -> tuple[tuple[Change, ...], Situation]:
 
 
 def _take(remedy: Remedy, now: Situation) -> tuple[Change, Situation] | None:
-    if now.request.arguments.given(*remedy.flags):
+    if now.request.arguments.has(*remedy.flags):
         return None
     proposal = remedy.propose(now)
     if proposal is None:
@@ -218,7 +217,7 @@ def _sizes(now: Situation) -> tuple[Size, ...]:
 
 
 def _nearest(request: Request) -> tuple[str, ...]:
-    """The fewest of these cards, and the smallest single card, that do with what is given and the same weights."""
+    """The fewest of these cards, and the smallest single card, on which the given arguments and weights fit."""
     found = []
     hardware = request.hardware
     if not hardware.cpu:
@@ -243,12 +242,8 @@ def _by_size(cards: Sequence[Card]) -> list[Card]:
 
 
 def _with(request: Request, hardware: Hardware) -> Situation | None:
-    free = {
-        flag: words
-        for flag, words in request.arguments.words.items()
-        if flag not in {"--tensor-parallel-size", "--pipeline-parallel-size"}
-    }
-    other = replace(request, hardware=hardware, all_cards=True, arguments=Arguments(free))
+    free = request.arguments.without("--tensor-parallel-size", "--pipeline-parallel-size")
+    other = replace(request, hardware=hardware, all_cards=True, arguments=free)
     settings = defaults(other)
     _, after = _trimmed(Situation(other, settings, measure(other, settings)))
     return after if after.budget.fits else None

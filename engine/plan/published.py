@@ -1,7 +1,7 @@
-"""PURE. Starts of vLLM on real GPUs, as people published them, beside what the plan says of the same start.
+"""PURE. Published starts of vLLM on real GPUs, to compare with the plan of the same start.
 
-No GPU was at hand where this was written, so what a card holds beside weights and KV cache rests on these. The figures
-are quoted from the pages named; the facts of the models are those of their config.json on the hub.
+The estimate of a card's memory beside weights and KV cache rests on these, since no GPU was at hand for it. The figures
+are quoted from the pages named. The facts of the models come from their config.json on the hub.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,12 +101,12 @@ MODELS: Mapping[str, Facts] = {
         "quantization_config": {"quant_method": "mxfp4"},
     },
 }
-"""Facts of the config.json of public models, by the names used here."""
+"""Config.json facts of public models, by the names used here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStart:
-    """One start. GiB are as vLLM logged them, of one rank.
+    """One start. GiB figures are one rank's, as vLLM logged them.
 
     Attributes:
         model: a key of `MODELS`.
@@ -116,7 +116,7 @@ class PublishedStart:
         loaded: "Model loading took".
         available: "Available KV cache memory".
         tokens: "GPU KV cache size"; None where it was not published.
-        url: where it was published.
+        url: its source.
         tensor_parallel: ranks.
         max_model_len: tokens.
         batched: `max_num_batched_tokens`, given or the version's default on that card.
@@ -124,8 +124,8 @@ class PublishedStart:
         eager: whether graphs were off.
         kv_cache_dtype: as the flag.
         graphs: "Estimated CUDA graph memory" or what capturing took; None where it was not published.
-        graphs_counted: whether that start set room for graphs aside.
-        differs: why the plan's range does not hold it; empty where it does.
+        graphs_counted: whether that start reserved room for graphs.
+        differs: why it lies outside of the plan's range; empty if it lies inside.
     """
 
     model: str
@@ -233,12 +233,12 @@ STARTS: Sequence[PublishedStart] = (
         "https://myoceane.fr/index.php/ai-vllm-a100-gemma-4/", max_model_len=131072,
     ),
 )  # fmt: skip
-"""Ordered by card and release. None is left out for lying outside of a range."""
+"""Ordered by card and release. Starts outside of the plan's range are included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A published start beside the plan's figures for it: bytes of KV cache, and tokens of the bytes published."""
+    """A published start and the plan's figures for it: bytes of KV cache, and tokens in the published bytes."""
 
     start: PublishedStart
     available: Span
@@ -246,12 +246,12 @@ class Comparison:
 
     @property
     def inside(self) -> bool:
-        """Whether the published KV cache lies in the range that the plan gives."""
+        """Whether the published KV cache lies in the plan's range."""
         return self.available.low <= self.start.available * GIB <= self.available.high
 
 
 def compare(start: PublishedStart) -> Comparison:
-    """Plan a published start, from the weights it logged."""
+    """Plan a published start from its logged weights."""
     card, shape = find(start.card), ModelShape.from_config(MODELS[start.model])
     run = Run(
         start.tensor_parallel,

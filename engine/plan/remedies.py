@@ -1,8 +1,8 @@
-"""PURE. What to change so that a model fits, in the order practitioners take: the table `REMEDIES`, and what it needs.
+"""PURE. The table `REMEDIES`: changes that make a model fit, in the order practitioners try them.
 
-A remedy proposes other settings or nothing. It is left out where one of its flags was given: what a person said stays.
-Those of `Stage.TRIM` cost little and are taken one on top of another; those of `Stage.RESHAPE` change the model or the
-machine, and are tried one after another, each with what trimming it still needs.
+A remedy proposes other settings or nothing. It is skipped if one of its flags was given: the user's arguments stay.
+Remedies of `Stage.TRIM` cost little and are applied one on top of another. Those of `Stage.RESHAPE` change the model or
+the machine and are tried one by one, each with the trims it still needs.
 """
 
 import math
@@ -15,22 +15,22 @@ from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS
 from engine.plan.remedy import Proposal, Remedy, Situation, Stage
 from engine.plan.shape import Kind
 from engine.plan.traffic import LOW_HIT_RATE
+from engine.sequences import enough
 
 FREE_MEMORY = "measured free memory"
 """The remedy that `kvgate serve` takes by itself (engine/filling.py)."""
 _MOST_UTILIZATION = 0.95
-"""Never 1.0: kernels compiled later, fragmentation and the graphs' own error need room."""
+"""Never 1.0: later compiled kernels, fragmentation and the error in the graphs' estimate need room."""
 _OTHERS_GROW = 512 * 2**20
-"""Left to others who hold memory of the card: a desktop, another engine."""
+"""Left to other holders of the card's memory: a desktop, another engine."""
 _STEP = 0.01
 _SHORTEST = 4096
-"""Tokens of context below which nobody calls a chat model served, where neither traffic nor a flag says."""
+"""Tokens of the shortest context that is useful for a chat model, if neither traffic nor a flag says."""
 _ROUND = 256
 _SEQS = (256, 128, 64, 32, 16, 8)
-_SPARE = 1.25
-"""Sequences planned for each that was seen at once, by the 99th percentile."""
+"""Planned sequences for each one in the 99th percentile of concurrency."""
 _MOST_OFFLOAD = 0.5
-"""Of the weights: every step reads what is offloaded over PCIe, so that beyond a half a smaller model is faster."""
+"""Share of the weights. Every step reads offloaded weights over PCIe, so beyond a half a smaller model is faster."""
 _GIB_STEP = GIB
 
 
@@ -108,7 +108,7 @@ def _sequences(now: Situation) -> Proposal | None:
     settings, traffic = now.settings, now.request.traffic
     if traffic and traffic.concurrency:
         high = traffic.concurrency.p99.high
-        wanted = max(8, -(-math.ceil(high * _SPARE) // 8) * 8)
+        wanted = enough(math.ceil(high))
         if wanted >= settings.max_num_seqs:
             return None
         reason = f"99 % of the time at most {high} were at once ({traffic.source})"
@@ -169,7 +169,7 @@ def _parallel(now: Situation) -> Proposal | None:
     if request.hardware.cpu or settings.world >= count:
         return None
     tensor = settings.tensor_parallel
-    if not request.arguments.given("--tensor-parallel-size"):
+    if not request.arguments.has("--tensor-parallel-size"):
         tensor = widest(request.shape, count)
     pipeline = 1 if request.hardware.nvlink is not False else settings.pipeline_parallel
     pipeline = max(pipeline, min(count // tensor, request.shape.layers))
@@ -204,10 +204,10 @@ def _weights_to_host(now: Situation) -> Proposal | None:
 
 
 def _least_need(now: Situation) -> int:
-    """KV bytes of the shortest context that is worth serving."""
+    """KV bytes of the shortest context worth serving."""
     least = p99_length(now.request.traffic) or _SHORTEST
     shorter = now.then(replace(now.settings, max_model_len=min(least, now.settings.max_model_len)))
-    return now.budget.needed if now.request.arguments.given("--max-model-len") else shorter.budget.needed
+    return now.budget.needed if now.request.arguments.has("--max-model-len") else shorter.budget.needed
 
 
 def _cache_to_host(now: Situation) -> Proposal | None:

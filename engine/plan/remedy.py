@@ -1,4 +1,4 @@
-"""PURE. What a remedy is: something to change, its condition, and what it proposes for a situation."""
+"""PURE. The type of a remedy: a change, its condition, and its proposal for a situation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from engine.plan.budget import Budget, Request, Settings, measure
 
 
 class Stage(StrEnum):
-    """How deep a remedy cuts."""
+    """The stages of remedies, by how deep they cut."""
 
     TRIM = "trim"
     RESHAPE = "reshape"
@@ -16,7 +16,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a remedy looks at."""
+    """The input of a remedy."""
 
     request: Request
     settings: Settings
@@ -40,15 +40,15 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
         name: for a person.
         stage: how deep it cuts.
-        flags: any of these given, and it is left out.
+        flags: the remedy is skipped if any of these was given.
         condition: when it is proposed.
-        propose: other settings, or None where the condition does not hold.
-        always: whether it is asked even where everything fits.
+        propose: returns other settings, or None if the condition does not hold.
+        always: whether it applies even if everything fits.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A plan for a person, in 80 columns, and for a program, as JSON."""
+"""The output of a plan: 80 columns for a person, JSON for a program."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from engine.plan.arguments import Arguments
 from engine.plan.budget import Budget, Request, Settings
 from engine.plan.cards import GIB, Hardware
 from engine.plan.overhead import Span
@@ -25,12 +24,12 @@ _COLOURS = {Verdict.FITS: "green", Verdict.CHANGES: "yellow", Verdict.NOT: "red"
 
 
 def command(plan: Plan, request: Request) -> tuple[str, ...]:
-    """The `vllm serve` command line that follows: what was given, then what the changes add."""
+    """The `vllm serve` command line of the plan: the given arguments, then those of the changes."""
     model = plan.model
     kinds = [change.checkpoint for change in plan.changes if change.checkpoint]
     if kinds:
         model = f"{plan.model}-{kinds[0].upper()}"
-    return ("vllm", "serve", model, *_given(request.arguments), *plan.words)
+    return ("vllm", "serve", model, *request.arguments.words, *plan.words)
 
 
 def configuration(plan: Plan, request: Request) -> str:
@@ -45,7 +44,7 @@ def configuration(plan: Plan, request: Request) -> str:
 
 
 def as_json(plan: Plan, request: Request) -> bytes:
-    """Everything, with the command; sizes are bytes, lengths tokens, an unbounded number of requests null."""
+    """The whole plan with its command. Sizes are bytes, lengths tokens; an unbounded number of requests is null."""
     told: dict[str, Any] = msgspec.to_builtins(plan)
     told["hardware"] = msgspec.to_builtins(request.hardware)
     told["traffic"] = msgspec.to_builtins(request.traffic)
@@ -67,13 +66,13 @@ def show(plan: Plan, request: Request, out: Console) -> None:
             out.print(f"\n{plan.model}-{kind} stands for a checkpoint of that kind: find what it is called.")
     environ = " ".join(f"{name}={value}" for name, value in plan.environ.items())
     out.print("\nThe command, then the same for kvgate:")
-    # Unbroken, or it could not be copied.
+    # Unbroken, so that it can be copied.
     out.print(f"{environ} {shlex.join(command(plan, request))}".strip(), style="bold", soft_wrap=True)
     out.print(configuration(plan, request), soft_wrap=True)
 
 
 def show_published(out: Console) -> None:
-    """Print what the plan says of published starts of vLLM on real GPUs, beside what they logged."""
+    """Print published starts of vLLM on real GPUs beside their plans."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("", "start", "card", "KV GiB", "planned", "KV tokens", "off by"):
         grid.add_column(name, no_wrap=True, justify="left" if name in {"start", "card"} else "right")
@@ -209,10 +208,6 @@ def _requests(span: tuple[float, float]) -> str:
 
 def _range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
-
-
-def _given(arguments: Arguments) -> tuple[str, ...]:
-    return tuple(word for flag, words in arguments.words.items() for word in (flag, *words))
 
 
 def _quoted(word: str) -> str:

@@ -1,4 +1,4 @@
-"""PURE. The header of a safetensors file: which tensors it has, without their data.
+"""PURE. The header of a safetensors file: its tensors without their data.
 
 The format: 8 bytes of length, little-endian, then that many bytes of JSON (github.com/huggingface/safetensors).
 """
@@ -16,14 +16,14 @@ LONGEST_HEADER = 100_000_000
 
 
 class HeaderError(Exception):
-    """The file is no safetensors file, or was cut off. The message says in what way."""
+    """The file is no safetensors file, or is truncated. The message says how."""
 
 
 def header_length(start: bytes) -> int:
-    """Return the bytes of the header, of a file that starts so.
+    """Return the length of the header of a file with these first bytes.
 
     Raises:
-        HeaderError: It cannot be one.
+        HeaderError: It cannot be a safetensors file.
     """
     if len(start) < PREFIX:
         raise HeaderError(f"it has only {len(start)} bytes")

@@ -1,8 +1,8 @@
-"""PURE. A model's shape, read from its config.json: what each layer keeps per token, and how large everything is.
+"""PURE. A model's shape, read from its config.json: the cache of each layer, and all sizes.
 
-What a layer keeps is decided as vLLM 0.32 decides it (its model files, config/model.py and
-transformers_utils/model_arch_config_convertor.py). A family that is not known is planned as an ordinary decoder where
-the usual keys are there, and marked `assumed`; a state or an attention that cannot be sized is an error, not a guess.
+A layer's cache follows vLLM 0.32 (its model files, config/model.py and
+transformers_utils/model_arch_config_convertor.py). An unknown family with the usual keys is planned as an ordinary
+decoder and marked `assumed`. A state or an attention of unknown size is an error, not a guess.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ __all__ = ["Kind", "LayerCache", "ModelShape", "Quantization", "StateTensor", "U
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the weights of a checkpoint are quantized, by its own words.
+    """The quantization of a checkpoint's weights, as its config gives it.
 
     Attributes:
         method: as `quant_method` names it.
-        bits: of a weight; 16 where it does not say.
+        bits: of a weight; 16 by default.
         group_size: weights that share a scale; 0 for one scale per row or tensor.
-        kv_cache_dtype: what `--kv-cache-dtype auto` becomes by it; None where it says nothing.
+        kv_cache_dtype: the meaning of `--kv-cache-dtype auto`; None if it names none.
     """
 
     method: str
@@ -53,22 +53,22 @@ class ModelShape:
         model_type: of the text model.
         layers: decoder layers.
         hidden_size: of the text model.
-        attention_heads: of a layer; 0 where there are none.
-        kv_heads: of a layer with attention; 0 where there are none.
-        head_size: of a key; for latent attention the latent and its rotary part.
+        attention_heads: of a layer; 0 if there are none.
+        kv_heads: of a layer with attention; 0 if there are none.
+        head_size: of a key; for latent attention, of the latent and its rotary part.
         vocab_size: rows of the embedding.
         tied_embeddings: whether the output head is the embedding.
         dtype: of the weights, as the config says ("bfloat16", "float16", "float32").
         max_positions: the longest `--max-model-len` vLLM accepts.
-        default_length: the `max_model_len` vLLM takes where none is given.
-        experts: of a layer; 0 where it is not a mixture.
+        default_length: vLLM's default `max_model_len`.
+        experts: of a layer; 0 if it is no mixture of experts.
         active_experts: of a token.
-        quantization: of the checkpoint, None where it has none.
-        caches: what each layer keeps.
-        drafts: what each layer of the built-in draft model keeps, when speculative decoding uses it.
+        quantization: of the checkpoint; None if it has none.
+        caches: of the layers.
+        drafts: caches of the built-in draft model's layers, for speculative decoding.
         generates: False for an encoder: it embeds or classifies.
         multimodal: whether it has a vision or audio part beside the text model.
-        assumed: whether it was taken for an ordinary decoder without knowing its family.
+        assumed: whether its family is unknown and it was taken for an ordinary decoder.
         text: the config of the text model, with its family's defaults.
     """
 
@@ -105,7 +105,7 @@ class ModelShape:
         """Read a config.json.
 
         Raises:
-            UnknownShapeError: A size is missing, or a layer keeps something whose size is not known.
+            UnknownShapeError: A size is missing, or a layer has a cache of unknown size.
         """
         try:
             return cls._read(config)
@@ -163,7 +163,7 @@ def _known(model_type: str) -> bool:
 
 
 _NESTED = ("text_config", "language_config", "llm_config", "text_model", "thinker_config")
-"""Where multimodal configs keep the text model's own, the nearest first."""
+"""Keys under which multimodal configs hold the text model's config, tried in this order."""
 
 
 def _text_config(config: Config) -> Config:
@@ -231,7 +231,7 @@ _METHOD_BITS = {
     "bitsandbytes": 4,
     "modelopt": 8,
 }
-"""Bits of a weight where the config does not say."""
+"""Default bits of a weight."""
 
 
 def _read_quantization(value: Config) -> Quantization:

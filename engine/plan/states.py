@@ -1,7 +1,7 @@
 """PURE. The fixed state of recurrent layers: Mamba, Mamba2, gated delta nets, short convolutions, KDA.
 
-The shapes are those of vLLM 0.32, model_executor/layers/mamba/mamba_utils.py, and each family's own keys are those its
-model file reads.
+The shapes are from vLLM 0.32, model_executor/layers/mamba/mamba_utils.py. Each family's keys are those that its model
+file reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ class StateTensor:
     """A tensor of the fixed state of a recurrent layer, over all ranks.
 
     Attributes:
-        elements: how many, apart from the groups.
-        groups: groups that are repeated until tensor parallelism divides them (Mamba2's B and C).
+        elements: number of elements, without the groups.
+        groups: groups, repeated until tensor parallelism divides them (Mamba2's B and C).
         per_group: elements of one group.
-        dtype: `""` for the state's dtype, `"conv"` for the model's own, or a dtype that is fixed.
+        dtype: `""` for the state's dtype, `"conv"` for the model's own, or a fixed dtype.
     """
 
     elements: int
@@ -27,7 +27,7 @@ class StateTensor:
     dtype: str = "conv"
 
     def elements_of_rank(self, tensor_parallel: int) -> int:
-        """Return what one of `tensor_parallel` ranks holds."""
+        """Return the elements on one of `tensor_parallel` ranks."""
         groups = self.groups if self.groups % tensor_parallel == 0 else tensor_parallel
         return (self.elements + groups * self.per_group) // tensor_parallel
 
@@ -146,8 +146,8 @@ STATES: Mapping[str, Callable[[Config], tuple[StateTensor, ...]]] = {
     "lfm2_moe": _conv_state,
     "kimi_linear": _kda_state,
 }
-"""Families with recurrent layers, and how their state is sized."""
+"""The sizes of the state, by family with recurrent layers."""
 
 
 CHECKPOINTED = frozenset({"mamba2", "falcon_h1", "granitemoehybrid", "bamba", "zamba2", "nemotron_h", "kimi_linear"})
-"""Families whose kernels export a state from within a prefill (0.32, mamba_mixer2.py and kda.py)."""
+"""Families whose kernels export a state during a prefill (0.32, mamba_mixer2.py and kda.py)."""

@@ -1,4 +1,4 @@
-"""Reads recorded services: when requests came, with how much in and how much out."""
+"""The reader of recorded traces: arrival times, prompt lengths and output lengths."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ _ENCODING = "utf-8-sig"
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """How one publisher calls what a trace tells. `duration` is None where it does not tell."""
+    """One publisher's column names. `duration` is None if the trace has none."""
 
     at: str
     prompt: str
@@ -39,11 +39,11 @@ FORMATS = (
     # our own
     _Columns("arrival", "prompt", "output", "duration", float),
 )
-"""Traces are told apart by their header."""
+"""The header tells the formats apart."""
 
 
 def read_trace(file: Path) -> Traffic:
-    """Traffic out of a CSV file, gzip-compressed or not. Requests without an answer, which failed, are left out.
+    """Traffic from a CSV file, gzip-compressed or not. Requests without an answer, which failed, are left out.
 
     Raises:
         TrafficError: it cannot be read, or is no trace of a known format.

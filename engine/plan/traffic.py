@@ -1,8 +1,8 @@
-"""PURE. What requests really were: their lengths, how many ran at once, and how much of their prompts was shared.
+"""PURE. The traffic of real requests: lengths, concurrency, and the share of prompts found in the prefix cache.
 
-A plan made from a model's maximum is made for a request nobody sends. This is what it is made from instead. Figures
-out of single requests are exact; those out of a Prometheus histogram lie between two edges of its buckets, and are
-told as the range that surely holds them.
+A plan from a model's maximum is for a request nobody sends; real traffic is a better basis. Figures from single
+requests are exact. Those from a Prometheus histogram lie between two edges of its buckets and are given as a range that
+surely holds them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,22 +26,22 @@ __all__ = [
 
 
 LOW_HIT_RATE = 0.3
-"""Under this share of cached prompt tokens the prefix cache costs more attention than it saves."""
+"""Below this share of cached prompt tokens the prefix cache costs more attention than it saves."""
 
 
 class TrafficError(Exception):
-    """No traffic can be read from a source. The message names it, and says what was expected."""
+    """No traffic can be read from a source. The message names the source and says what was expected."""
 
 
 class Seen(NamedTuple):
     """One request that was served.
 
     Attributes:
-        at: when an engine got it, seconds.
+        at: arrival at an engine, in seconds.
         prompt: tokens.
         output: tokens, of each of its sequences.
-        duration: seconds until its answer was complete; None where the source does not tell.
-        sequences: answers that were generated for it at once.
+        duration: seconds until its answer was complete; None if the source does not tell.
+        sequences: answers generated for it at once.
     """
 
     at: float
@@ -53,18 +53,18 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was seen. None means that the source does not tell.
+    """The figures of observed traffic. None means that the source does not tell.
 
     Attributes:
-        source: where it comes from, for a person: a file or a URL.
-        requests: how many were seen that an engine served.
-        span: seconds from the first to the last of them; of a running server, since it started.
+        source: its file or URL, for a person.
+        requests: number of requests an engine served.
+        span: seconds from the first to the last of them; for a running server, since it started.
         prompt_tokens: tokens of a request's prompt.
-        output_tokens: tokens that were generated for a request, in each of its sequences.
-        total_tokens: both of one request together: what it holds of the KV cache in the end.
-        concurrency: sequences that engines were at, all of the source together, over time; `most` is the peak.
-        now: sequences that run or wait in the engines of a server at this moment.
-        hit_rate: share of prompt tokens that the prefix cache had, 0 to 1.
+        output_tokens: tokens generated for a request, in each of its sequences.
+        total_tokens: both together, for one request: its KV cache in the end.
+        concurrency: sequences running at once in all engines of the source, over time; `most` is the peak.
+        now: sequences that run or wait in a server's engines at this moment.
+        hit_rate: share of prompt tokens found in the prefix cache, 0 to 1.
     """
 
     source: str
@@ -79,7 +79,7 @@ class Traffic:
 
 
 def from_lengths(source: str, requests: Iterable[Seen]) -> Traffic:
-    """Traffic out of single requests, in any order. Concurrency is known where every request has a duration."""
+    """Traffic from single requests, in any order. Concurrency is known if every request has a duration."""
     seen = sorted(requests, key=lambda one: one.at)
     if not seen:
         return Traffic(source, 0)
@@ -102,7 +102,7 @@ def _exactly(values: list[int]) -> Distribution:
 
 
 def _concurrency(seen: Sequence[Seen]) -> Distribution:
-    """How many sequences ran at once, each number weighing by the time it lasted."""
+    """The number of sequences running at once, weighted by time."""
     changes: dict[float, int] = {}
     for one in seen:
         end = one.at + (one.duration or 0.0)
@@ -130,7 +130,7 @@ def _concurrency(seen: Sequence[Seen]) -> Distribution:
 
 @dataclass(frozen=True, slots=True)
 class _Families:
-    """What one kind of server calls the figures, each a sample's name and the labels it must have."""
+    """One kind of server's names for the figures: for each, the sample and its required labels."""
 
     prompt: tuple[str, Mapping[str, str]]
     output: tuple[str, Mapping[str, str]]
@@ -168,24 +168,24 @@ _VLLM = _Families(
     now=("vllm:num_requests_running", "vllm:num_requests_waiting"),
     model="model_name",
 )
-"""Of `vllm/v1/metrics/loggers.py` (0.32; the same since 0.8.5). It has no histogram of whole lengths, nor of how many
-ran at once."""
+"""From `vllm/v1/metrics/loggers.py` (0.32; unchanged since 0.8.5). It has no histogram of whole lengths, and none of
+concurrency."""
 
 
 def from_exposition(
     source: str, text: str, *, now: float, longest: int | None = None, model: str | None = None
 ) -> Traffic:
-    """Traffic out of the metrics of a vLLM or of a kvgate, since it started.
+    """Traffic from the metrics of a vLLM or a kvgate, since it started.
 
     Args:
         source: where the text is from.
         text: the answer to `GET /metrics`.
         now: seconds since 1970.
-        longest: tokens that no request exceeds (`max_model_len`), where that is known.
-        model: only its lengths and concurrency; else those of all models together.
+        longest: most tokens of a request (`max_model_len`), if known.
+        model: the model whose lengths and concurrency to take; None for all models together.
 
     Raises:
-        TrafficError: it has no lengths of requests.
+        TrafficError: the text has no lengths of requests.
     """
     try:
         samples = Samples(text)
@@ -222,7 +222,7 @@ def from_exposition(
 
 
 def _with_peaks(sampled: Distribution, peaks: Sequence[float]) -> Distribution:
-    """What was sampled, with what no sample may have met: the most that each engine ever was at."""
+    """The sampled concurrency, plus each engine's peak, which no sample may have met."""
     if not peaks:
         return sampled
     low = max(sampled.most.low, round(max(peaks)))

@@ -1,8 +1,8 @@
-"""PURE. What weights take: in the files, once loaded, and on each rank of a tensor- and pipeline-parallel group.
+"""PURE. The size of weights: in the files, once loaded, and on each rank of a tensor- and pipeline-parallel group.
 
-Names and splits are those of vLLM 0.32's layers: column- and row-parallel weights, embeddings and the output head are
-divided, norms, routers and the down-projections of latent attention are on every rank, and a KV head is repeated where
-there are fewer heads than ranks (model_executor/layers/linear.py, vocab_parallel_embedding.py).
+Names and splits are those of vLLM 0.32's layers. Column- and row-parallel weights, embeddings and the output head are
+divided. Norms, routers and the down-projections of latent attention are on every rank. KV heads are repeated if there
+are fewer heads than ranks (model_executor/layers/linear.py, vocab_parallel_embedding.py).
 """
 
 import re
@@ -15,14 +15,14 @@ from engine.plan.pages import DTYPE_BYTES, resolved_dtype
 from engine.plan.shape import ModelShape
 
 VOCAB_PADDING = 64
-"""Rows that vLLM rounds an embedding up to (vocab_parallel_embedding.py)."""
+"""vLLM rounds an embedding's rows up to a multiple of this (vocab_parallel_embedding.py)."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a checkpoint, as its file's header describes it; `bytes` are those of its data."""
+    """One tensor of a checkpoint, from its file's header. `bytes` is the size of its data."""
 
     name: str
     dtype: str
@@ -31,7 +31,7 @@ class Tensor:
 
 
 class Place(StrEnum):
-    """Where in the model a weight is: it decides on which pipeline stages it lies."""
+    """A weight's place in the model, which decides its pipeline stages."""
 
     EMBEDDING = "embedding"
     LAYER = "layer"
@@ -41,7 +41,7 @@ class Place(StrEnum):
 
 
 class Split(StrEnum):
-    """How tensor parallelism divides a weight."""
+    """The ways tensor parallelism divides a weight."""
 
     RANKS = "over all ranks"
     HEADS = "over the KV heads"
@@ -51,17 +51,17 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Weights that lie in one place and are split one way.
+    """Weights with one place and one split.
 
     Attributes:
         place: which pipeline stages hold them.
         layer: the decoder layer; 0 outside of layers.
         split: how ranks share them.
-        elements: how many.
+        elements: number of elements.
         bytes: in the files.
-        floating: whether they take the type the model runs in; else they stay as they are stored.
-        linear: whether they are what quantization makes smaller.
-        rows: of the vocabulary, of an embedding or a head; else 0.
+        floating: whether they are converted to the type the model runs in; else they stay as stored.
+        linear: whether quantization makes them smaller.
+        rows: vocabulary rows of an embedding or a head; else 0.
     """
 
     place: Place
@@ -76,11 +76,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A way to keep linear weights smaller.
+    """A quantization scheme for linear weights.
 
     Attributes:
         bits: of a weight, with its share of the scales.
-        source: where the figure comes from.
+        source: of the figure.
     """
 
     bits: float
@@ -98,7 +98,7 @@ SCHEMES: Mapping[str, Scheme] = {
         4 + 8 / 64 + 32 / 16384, "NF4: 4 bits, an 8-bit scale per 64, and a 32-bit one per 256 of these"
     ),
 }
-"""What linear weights take when they are quantized, embeddings, head and norms left as they are."""
+"""Bits of quantized linear weights. Embeddings, head and norms stay unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class Weights:
     """The weights of a model.
 
     Attributes:
-        parts: what there is, without what vLLM does not load (the output head of a model that ties it, draft layers).
+        parts: all parts that vLLM loads (not a tied output head, not draft layers).
         file_bytes: of all tensors in the checkpoint.
-        exact: whether that was read from a checkpoint; else it is an estimate from the config.
+        exact: whether they were read from a checkpoint; else they are an estimate from the config.
     """
 
     parts: tuple[Part, ...]
@@ -121,7 +121,7 @@ class Weights:
 
         Args:
             tensors: all of them.
-            shape: of the model they are of.
+            shape: of their model.
             drafts: whether the built-in draft layers are loaded too, for speculative decoding.
         """
         total = sum(tensor.bytes for tensor in tensors)
@@ -137,11 +137,11 @@ class Weights:
 
     @property
     def elements(self) -> int:
-        """Weights, in number; packed ones count as they are stored."""
+        """Number of weights. Packed ones count as stored."""
         return sum(part.elements for part in self.parts)
 
     def quantized(self, method: str) -> "Weights":
-        """The same with linear weights kept by one of `SCHEMES`, as an estimate; what is quantized already stays."""
+        """The same with linear weights quantized by one of `SCHEMES`: an estimate. Already quantized ones stay."""
         bits = SCHEMES[method].bits
         parts = [
             replace(part, bytes=int(part.elements * bits / 8), floating=False)

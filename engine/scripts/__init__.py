@@ -1,1 +1,1 @@
-"""Programs that run in the engine's environment, by path: they may import what it has, and nothing of kvgate's."""
+"""Scripts that the engine's interpreter runs by path. They may import its libraries, but nothing of kvgate's."""

@@ -17,7 +17,7 @@ def convert(gguf: Path, folder: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(gguf_file=name, dequantize=True),
     )
-    # The weights are plain by now, but transformers refuses to save what it remembers as quantized.
+    # The weights are plain by now, but transformers still takes the model for quantized and refuses to save it.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None

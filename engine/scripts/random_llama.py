@@ -44,7 +44,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Draw the weights, the same on every machine."""
+    """Draw the weights. They are the same on every machine."""
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(

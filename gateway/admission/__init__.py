@@ -1,5 +1,15 @@
-"""The admission core: pure decisions about who may use an endpoint's KV cache, and when.
+"""The admission core: pure decisions about which request may use an endpoint's KV cache, and when.
 
-Nothing here knows of a clock, a network or a log. Events come in with the time they happened at, commands go
-out; the same events give the same commands. Start with `controller.py`.
+The core knows no clock, no network and no log. Events come in with their times, and commands go out. The same events
+give the same commands. Read it from the top:
+
+- `controller.py` handles events and carries out decisions. `decide.py` makes them and changes nothing. `pool.py` is the
+  state that they are made from.
+- `queueing/`: the order of waiting requests, their waits, and what a refused client is told.
+- `placing/`: a request and its endpoints. `rules.py` is the table of reasons to hold it back.
+- `prediction/`: expected output lengths, and the KV cache peak that follows from them.
+- `account/`: the blocks that requests in flight hold now, and the engine's gauges.
+
+The values that go in and out are in `events.py`, `commands.py`, `outcomes.py`, `policy.py`, `snapshot.py` and
+`explanation.py`. `docs/architecture.md` has the formulas and their sources.
 """

@@ -1,4 +1,4 @@
-"""What the admission core asks for."""
+"""The commands of the admission core to its driver."""
 
 from dataclasses import dataclass
 
@@ -8,27 +8,27 @@ from gateway.admission.outcomes import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request to this endpoint now: its reservation is held."""
+    """Send the request to this endpoint now. Its reservation is made."""
 
     request: RequestId
     endpoint: EndpointId
     would: str | None = None
-    """Only in observe mode: what `enforce` would have done instead, "queued" or an outcome."""
+    """In observe mode, what `enforce` would have done instead: "queued" or an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request ends here, unanswered by any endpoint."""
+    """Refuse the request: it ends without an answer from an endpoint."""
 
     request: RequestId
     outcome: Outcome
     retry_after: float | None = None
-    """Seconds, from the measured drain rate and already jittered; None where a retry makes no sense."""
+    """Seconds, from the measured drain rate, jittered; None if a retry makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `Tick` at this time. Each replaces the one before."""
+    """Send a `Tick` at this time. It replaces the earlier `WakeAt`."""
 
     at: float
 

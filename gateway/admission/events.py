@@ -1,6 +1,6 @@
-"""What the admission core is told.
+"""The events that the admission core handles.
 
-Times are seconds on one monotonic clock; sizes are tokens unless named otherwise.
+Times are seconds on one monotonic clock. Sizes are tokens unless said otherwise.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from gateway.admission.policy import Policy
 RequestId = NewType("RequestId", int)
 EndpointId = NewType("EndpointId", str)
 Prefix = tuple[tuple[int, int], ...]
-"""Leading parts of a prompt, the shortest first: `(tokens, hash)`, the hash of those tokens and of all else that
-decides their KV content (model, LoRA, cache salt). Parts that are equal in two prompts can be held once."""
+"""Leading parts of a prompt, shortest first: `(tokens, hash)`. The hash covers these tokens and all else that decides
+their KV content (model, LoRA, cache salt). An engine can hold equal parts of two prompts once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one request asks of the KV cache: a group of sequences that share their prompts.
+    """The demand of one request on the KV cache: a group of sequences that share their prompts.
 
-    `prompts` holds the token count of each prompt (more than one for a list of prompts), `n` the sequences
-    sampled from each, `max_tokens` the most tokens each sequence may generate (always known: where the client
-    sets none, what the model's length leaves, or the API's own default; 0 where only its prompts are read).
+    `prompts` has the token count of each prompt (several for a list of prompts). `n` sequences are sampled from each.
+    `max_tokens` bounds the tokens of each sequence. It is always known: if the client sets none, it is what the model's
+    length leaves, or the API's default; 0 if only the prompts are read.
     """
 
     prompts: tuple[int, ...]
@@ -31,23 +31,23 @@ class Demand:
 
     @property
     def sequences(self) -> int:
-        """How many it generates: each takes a place of the engine's sequence limit."""
+        """Number of its sequences. Each counts against the engine's sequence limit."""
         return len(self.prompts) * self.n
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest of its prompts: it decides which endpoints can serve the request."""
+        """Tokens of its longest prompt: it decides which endpoints can serve the request."""
         return max(self.prompts)
 
     @property
     def prompt_tokens(self) -> int:
-        """As the engine's `usage.prompt_tokens` counts them: each prompt once, however many sequences it has."""
+        """Tokens of all prompts, each counted once for all its sequences, as in the engine's `usage.prompt_tokens`."""
         return sum(self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A counted request asks to be dispatched. It is answered by exactly one `Dispatch` or `Reject`."""
+    """A counted request arrived. Exactly one `Dispatch` or `Reject` answers it."""
 
     request: RequestId
     demand: Demand
@@ -56,42 +56,42 @@ class Arrived:
     flow: str = ""
     body_bytes: int = 0
     streamed: bool = True
-    """Whether its tokens can be counted as they go by. Where not, the endpoint's decode rate stands in for them."""
+    """Whether its tokens can be counted as they go by. If not, the endpoint's decode rate stands in for them."""
     tools: bool = False
-    """Whether it brings tools: their calls are of another length than prose."""
+    """Whether it has tools: tool calls differ in length from prose."""
     ttft_target: float | None = None
-    """Seconds to its first token that its client asks for; None: its band's."""
+    """TTFT target of its client, seconds; None: its band's."""
     prefix: Prefix = ()
     key: int = 0
-    """Keyed hash of its flow and its body: a request that was refused is known by it when it comes back. 0: unknown."""
+    """Keyed hash of its flow and its body, by which a refused request is known when it comes back. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client of a request that still waits has left. Ignored when it was already answered."""
+    """The client of a waiting request has left. Ignored if the request was already answered."""
 
     request: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch of what the relay saw since the last: `(request, tokens generated so far)`, summed over a group.
+    """A batch of progress since the last: `(request, tokens generated so far)`, summed over a group's sequences.
 
-    It may leave out what changes nothing, see `AdmissionController.news`.
+    It may leave out reports that change nothing, see `AdmissionController.news`.
     """
 
     generated: tuple[tuple[RequestId, int], ...]
 
 
 class Verdict(Enum):
-    """How a dispatched request ended on its endpoint."""
+    """The end of a dispatched request on its endpoint."""
 
     DONE = auto()
-    """Answered to the end, or refused by the endpoint with a 4xx: its blocks are free."""
+    """It was answered to the end, or refused by the endpoint with a 4xx: its blocks are free."""
     ABORTED = auto()
-    """We closed the connection: its blocks are free only after the engine's next step."""
+    """We closed its connection: its blocks are free only after the engine's next step."""
     FAILED = auto()
-    """The endpoint failed and the request ends with it."""
+    """The endpoint failed, and the request ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ class Finished:
     request: RequestId
     verdict: Verdict
     completion_tokens: int | None = None
-    """From `usage` where the endpoint gave it; 0 where it refused the request."""
+    """From `usage` if the endpoint gave it; 0 if it refused the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
     """A dispatched request comes back unanswered, to be dispatched again.
 
-    `busy` says the endpoint refused it for lack of room (a saturation sample, no ill health); otherwise the
-    endpoint failed on it, and the core allows one more dispatch, elsewhere where there is an elsewhere.
-    Answered by exactly one `Dispatch` or `Reject`.
+    If `busy`, the endpoint refused it for lack of room: a sign of saturation, not of ill health. Otherwise the endpoint
+    failed on it, and the core allows one more dispatch, to another endpoint if there is one. Exactly one `Dispatch` or
+    `Reject` answers it.
     """
 
     request: RequestId
@@ -119,22 +119,22 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an endpoint has, read live from it (`/v1/models`, `vllm:cache_config_info`) or configured."""
+    """The capacity of an endpoint, read from it (`/v1/models`, `vllm:cache_config_info`) or configured."""
 
     max_model_len: int
     kv_blocks: int | None
-    """Usable blocks: vLLM keeps one for itself (the null block). None where the engine does not say."""
+    """Usable blocks: vLLM keeps one for itself (the null block). None if the engine does not say."""
     block_size: int = 16
     """Tokens of a block."""
     max_num_seqs: int | None = None
-    """None where not configured: learned."""
+    """None if not configured: the core learns it."""
     shares_prefix: bool = True
     """Whether sequences of one prompt share its full blocks (prefix caching on)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointUp:
-    """An endpoint takes traffic: it is new, came back, was undrained, or its capacity changed."""
+    """An endpoint takes traffic: it is new, is back, was undrained, or has another capacity."""
 
     endpoint: EndpointId
     capacity: Capacity
@@ -142,7 +142,7 @@ class EndpointUp:
 
 @dataclass(frozen=True, slots=True)
 class EndpointDown:
-    """An endpoint takes no new traffic. What runs on it reports its own end."""
+    """An endpoint takes no new traffic. Requests on it report their own ends."""
 
     endpoint: EndpointId
     reason: str
@@ -161,11 +161,11 @@ class Observed:
 
     endpoint: EndpointId
     sampled_at: float
-    """When the engine answered, seconds."""
+    """Time of the engine's answer, seconds."""
     kv_usage: float | None
     running: int | None
     waiting: int | None
-    """Requests waiting for capacity (not those deferred for other reasons)."""
+    """Requests that wait for capacity, without those deferred for other reasons."""
     generation_tokens: float | None
     """The engine's counter of generated tokens."""
     preemptions: float | None = None
@@ -173,32 +173,32 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """How long the outputs of requests of one kind were, the oldest first. `Predictor` says what makes a kind."""
+    """Output lengths of one kind of requests, oldest first. See `Predictor` for kinds."""
 
     prompt: int
-    """The class of the prompt's length, and of `max_tokens`."""
+    """Class of the prompt's length. `max_tokens` is a class, too."""
     max_tokens: int
     tools: bool
     streamed: bool
     lengths: tuple[int | None, ...]
-    """Tokens; None for one that ended at its `max_tokens`."""
+    """Tokens; None for an output that ended at its `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What another core of this model has learned of its outputs. One that has learned itself ignores it."""
+    """Output lengths learned by another core of this model. A core with lengths of its own ignores them."""
 
     everything: tuple[int | None, ...]
-    """The last lengths of all kinds, as in `Outputs`."""
+    """The latest lengths of all kinds, as in `Outputs`."""
     outputs: tuple[Outputs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The operator decided otherwise. Who waits keeps its place, and what is in flight goes on.
+    """The operator changed the policy. Waiting requests keep their places, and requests in flight go on.
 
-    Whoever has waited longer than it may by now is refused as ever. A shorter queue is for newcomers: nobody is sent
-    away for it. `poll_interval` is the one there was.
+    A request that has now waited too long is refused as usual. A shorter queue applies to new requests only: no waiting
+    request is refused for it. `poll_interval` must stay the same.
     """
 
     policy: Policy
@@ -206,12 +206,12 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownStarted:
-    """The gateway takes no new work: whoever waits is refused, whoever runs finishes."""
+    """The gateway takes no new work: waiting requests are refused, requests in flight finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: the answer to a `WakeAt`."""
+    """Time has passed: the answer to a `WakeAt`."""
 
 
 Event = (

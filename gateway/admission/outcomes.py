@@ -1,12 +1,12 @@
-"""How a request can end: exactly one of these, for every request that reached a route that admits."""
+"""The outcomes of requests: exactly one for each request that reached a route with admission."""
 
 from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The end of a request. The value is the `outcome` label of `kvgate_requests_total` and of the access line.
+    """The outcome of a request. The value is the `outcome` label of `kvgate_requests_total` and of the access line.
 
-    `gateway.wire.errors.REFUSALS` says what the client of each of them is told.
+    `gateway.wire.errors.REFUSALS` has the answer to the client for each refusal.
     """
 
     COMPLETED = "completed"
@@ -26,26 +26,26 @@ class Outcome(StrEnum):
     QUEUE_FULL = "queue_full"
     """The queue's cap on requests or bytes was reached when the request arrived."""
     WAIT_TOO_LONG = "wait_too_long"
-    """Its first token could not come in the time its TTFT target leaves: told at its arrival, or when that passed."""
+    """Its first token could not come within its TTFT target: seen on its arrival, or at the end of its queue budget."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """The time to live passed in the queue although an endpoint was live."""
+    """Its time to live in the queue passed although an endpoint was live."""
     NO_ENDPOINT = "no_endpoint"
-    """No endpoint became ready within the time to live kept for that."""
+    """No endpoint became ready within the time to live for that case."""
     DRAINING = "draining"
     """The gateway is shutting down and takes no new work."""
 
     UPSTREAM_ERROR = "upstream_error"
-    """The endpoint failed: before the first byte on every try allowed, or in the middle of its answer."""
+    """The endpoint failed: before the first byte on every allowed try, or during its answer."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
 
     GATEWAY_FULL = "gateway_full"
-    """kvgate has no room for it: too many clients are connected, or its machine has no file descriptor left."""
+    """kvgate has no room for it: too many connected clients, or no file descriptor left."""
 
     RESPONSE_NOT_FOUND = "response_not_found"
-    """No endpoint is known to have made the stored response that was asked for."""
+    """No known endpoint has made the stored response that it asks for."""
     INTERNAL_ERROR = "internal_error"
-    """A defect of kvgate's own."""
+    """A defect of kvgate."""
 
 
 FOR_WANT_OF_ROOM = frozenset({Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT})
-"""Refusals that pass: the same request may be served when it comes back."""
+"""Temporary refusals: the same request may be served when it comes back."""

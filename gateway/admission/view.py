@@ -1,20 +1,21 @@
-"""How the core's live objects are shown as the values of `state`."""
+"""Snapshots of the core's live objects."""
 
-from gateway.admission.endpoint import Endpoint
-from gateway.admission.queue import Queue
-from gateway.admission.state import BandState, EndpointState, QueueState
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.rules import closed_by
+from gateway.admission.queueing.queue import Queue
+from gateway.admission.snapshot import BandSnapshot, EndpointSnapshot, QueueSnapshot
 
 
-def endpoint_state(endpoint: Endpoint, now: float) -> EndpointState:
-    """One endpoint at this time."""
+def endpoint_state(endpoint: EndpointRecord, now: float) -> EndpointSnapshot:
+    """Snapshot of one endpoint."""
     ledger, blocks, observed = endpoint.ledger, endpoint.capacity.kv_blocks, endpoint.observed
-    closed_by = endpoint.closed_by(now)
-    return EndpointState(
+    closing = closed_by(endpoint, now)
+    return EndpointSnapshot(
         id=endpoint.id,
         up=endpoint.up,
         reason=endpoint.reason,
-        gate_open=not closed_by,
-        closed_by=tuple(reason.value for reason in closed_by),
+        gate_open=not closing,
+        closed_by=tuple(rule.name for rule in closing),
         capacity=endpoint.capacity,
         ledger_usage=None if blocks is None else ledger.held / blocks,
         observed_usage=None if observed is None else observed.kv_usage,
@@ -33,11 +34,11 @@ def endpoint_state(endpoint: Endpoint, now: float) -> EndpointState:
     )
 
 
-def queue_state(queue: Queue, now: float) -> QueueState:
-    """The queue at this time."""
-    return QueueState(
+def queue_state(queue: Queue, now: float) -> QueueSnapshot:
+    """Snapshot of the queue."""
+    return QueueSnapshot(
         depth=queue.depth,
         bytes=queue.bytes,
         oldest_age=now - min((request.arrived_at for request in queue), default=now),
-        bands=tuple(BandState(band, queue.depth_of(band)) for band in queue.bands),
+        bands=tuple(BandSnapshot(band, queue.depth_of(band)) for band in queue.bands),
     )

@@ -1,0 +1,1 @@
+"""The watch over each vLLM: its health, its metrics, its identity."""

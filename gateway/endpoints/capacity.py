@@ -1,12 +1,12 @@
-"""PURE. The labels of `vllm:cache_config_info` -> what the admission core may plan with.
+"""PURE. The capacity of an endpoint, from the labels of `vllm:cache_config_info`.
 
 The labels are vLLM's CacheConfig, every value as a string, "None" among them. What they mean (vLLM 0.32):
 
 - `num_gpu_blocks` is the sum over data-parallel ranks; each rank keeps one block, the null block, for itself.
-- `kv_cache_size_tokens` is per rank: how many tokens fit in sequences of `max_model_len`. For a model whose layers
-  all attend to everything it says the same as the blocks do. For hybrids (sliding window, state layers) blocks times
-  block size is wrong, and this is the figure to go by.
-- `effective_attention_block_size` is the tokens of a block where that differs from `block_size` (context parallelism).
+- `kv_cache_size_tokens` is per rank: the tokens that fit in sequences of `max_model_len`. If all layers of a model use
+  full attention, it agrees with the blocks. For hybrids (sliding window, state layers) blocks times block size is
+  wrong, and this figure is right.
+- `effective_attention_block_size` is the tokens of a block if they differ from `block_size` (context parallelism).
 """
 
 import math
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from gateway.admission.events import Capacity
 
 _MOST = 2**48
-"""Blocks or tokens: no engine has as many, and a float still tells one from the next."""
+"""Blocks or tokens: more than any engine has, and still exact in a float."""
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens of a block where the engine does not say: vLLM's own default."""
+"""Tokens of a block if the engine does not say: vLLM's default."""
 
 
 def capacity(
@@ -28,14 +28,14 @@ def capacity(
     kv_tokens: int | None = None,
     max_num_seqs: int | None = None,
 ) -> Capacity:
-    """What an endpoint has, over all its ranks.
+    """The capacity of an endpoint over all its ranks.
 
     Args:
-        labels: of `vllm:cache_config_info`; empty where the engine exports none.
+        labels: of `vllm:cache_config_info`; empty if the engine exports none.
         max_model_len: tokens, from `/v1/models`.
         ranks: data-parallel ranks behind the endpoint.
-        kv_tokens: the usable KV cache in tokens where it is configured; goes before what the engine says.
-        max_num_seqs: the sequence limit where it is configured.
+        kv_tokens: the usable KV cache in tokens, if configured; overrides the engine's figures.
+        max_num_seqs: the sequence limit, if configured.
     """
     block_size = (
         _positive(labels, "effective_attention_block_size") or _positive(labels, "block_size") or DEFAULT_BLOCK_SIZE
@@ -46,7 +46,7 @@ def capacity(
         kv_blocks=blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        # Where it is not known to be on, each sequence is taken to hold its own prompt: never too little.
+        # Unless it is known to be on, assume that each sequence holds its own prompt: never too little.
         shares_prefix=labels.get("enable_prefix_caching") == "True",
     )
 
@@ -63,7 +63,7 @@ def _usable_blocks(labels: Mapping[str, str], block_size: int, max_model_len: in
 
 
 def _is_uniform(blocks: float, tokens: int, block_size: int, max_model_len: int) -> bool:
-    """Whether a rank's tokens are what its blocks hold when every layer keeps every token.
+    """Whether a rank's tokens equal what its blocks hold if every layer keeps every token.
 
     The engine counts whole blocks for a sequence of `max_model_len` and rounds down once.
     """
@@ -72,7 +72,7 @@ def _is_uniform(blocks: float, tokens: int, block_size: int, max_model_len: int)
 
 
 def _positive(labels: Mapping[str, str], name: str) -> int | None:
-    """A label as a whole number; None where it is absent, "None", zero, no number, or more than can be."""
+    """A label as a whole number; None if it is absent, "None", zero, not a number, or impossibly large."""
     try:
         value = int(labels.get(name, ""))
     except ValueError:

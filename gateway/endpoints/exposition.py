@@ -1,7 +1,7 @@
-"""PURE. vLLM's `/metrics` text -> what kvgate watches of an engine.
+"""PURE. The parser of vLLM's `/metrics`, for the few metrics kvgate watches.
 
-A real exposition is 50 KB and more of histograms; only a dozen lines matter here, so they are found by their names
-instead of parsing all of it. Names are those of vLLM 0.8.5 to 0.33. A sample that is absent or NaN is None, never zero.
+A real exposition is 50 KB or more, mostly histograms. Only a dozen lines matter here, so they are found by name and
+the rest is not parsed. Names are those of vLLM 0.8.5 to 0.33. A sample that is absent or NaN is None, never zero.
 """
 
 import math
@@ -19,6 +19,9 @@ _PROMPT_TOKENS = "prompt_tokens_total"
 _PREEMPTIONS = "num_preemptions_total"
 _PREFIX_QUERIES = "prefix_cache_queries_total"
 _PREFIX_HITS = "prefix_cache_hits_total"
+_COMPLETED = "request_generation_tokens_count"
+_COMPLETED_OUTPUT = "request_generation_tokens_sum"
+_COMPLETED_PROMPT = "request_prompt_tokens_sum"
 _SLEEP_STATE = "engine_sleep_state"
 _CACHE_CONFIG = "cache_config_info"
 
@@ -33,6 +36,9 @@ _NAMES = (
     _PREEMPTIONS,
     _PREFIX_QUERIES,
     _PREFIX_HITS,
+    _COMPLETED,
+    _COMPLETED_OUTPUT,
+    _COMPLETED_PROMPT,
     _SLEEP_STATE,
     _CACHE_CONFIG,
 )
@@ -41,15 +47,15 @@ EXPECTED = tuple(
     f"vllm:{name}"
     for name in (_KV_USAGE, _RUNNING, _WAITING, _GENERATION_TOKENS, _PROMPT_TOKENS, _PREEMPTIONS, _CACHE_CONFIG)
 )
-"""What every version since 0.8.5 exports, the first under its older name."""
+"""The metrics every version since 0.8.5 exports; the first also under an older name."""
 
-MOST_READ = 384 * 2**10
-"""Bytes of lines of these names that are read: those of some 200 data-parallel ranks."""
+MOST_READ = 448 * 2**10
+"""Most bytes read of lines with these names: enough for some 200 data-parallel ranks."""
 _LONGEST_LINE = 16 * 2**10
 _LINE_COST = 128
-"""Bytes that a line counts as at least: it has its own price."""
+"""Least bytes that a line counts as: each line has a fixed cost."""
 
-# Nothing here is tried twice: what an engine may answer is not bounded by what engines do answer.
+# No expression here backtracks: an endpoint may answer with anything.
 _LINE = re.compile(rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?=[ \t{])([^\n]{0,%d})" % _LONGEST_LINE)
 _QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
@@ -59,33 +65,38 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """One scrape. None means that the engine does not export it."""
+    """One scrape. None means that the engine does not export the metric."""
 
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1, of the fullest data-parallel rank."""
     running: int | None = None
     """Requests in execution, over all ranks."""
     waiting: int | None = None
-    """Requests that wait for capacity (since 0.20), before that all that wait; over all ranks."""
+    """Requests waiting for capacity, over all ranks; before vLLM 0.20 all waiting requests."""
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
     preemptions: float | None = None
     prefix_queries: float | None = None
-    """Prompt tokens that were looked up in the prefix cache."""
+    """Prompt tokens looked up in the prefix cache."""
     prefix_hits: float | None = None
-    """Those that were in it."""
+    """Prompt tokens found in the prefix cache."""
+    completed: float | None = None
+    """Sequences generated to their end. A request may have several; an aborted one has none."""
+    completed_prompt: float | None = None
+    """Prompt tokens of these sequences; each counts its whole prompt."""
+    completed_output: float | None = None
     awake: bool | None = None
-    """False where any rank sleeps (since 0.11.2)."""
+    """False if any rank sleeps (since 0.11.2)."""
     cache_config: Mapping[str, str] = field(default_factory=dict)
-    """Labels of `vllm:cache_config_info` as they came, of the first rank; empty where there is none."""
+    """Labels of `vllm:cache_config_info` as received, of the first rank; empty if there are none."""
     ranks: int = 1
     """Data-parallel ranks behind this server."""
     missing: tuple[str, ...] = ()
-    """Metrics of `EXPECTED` that are not there, in full, for a warning."""
+    """Full names of the metrics of `EXPECTED` that are absent, for a warning."""
 
 
 def parse(text: bytes) -> EngineMetrics:
-    """Read one exposition; what is not vLLM's, unknown or malformed is passed over."""
+    """Read one exposition; skip what is not vLLM's, unknown or malformed."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for name, labels, value in _samples(text):
         found.setdefault(name, []).append((labels, value))
@@ -109,6 +120,9 @@ def parse(text: bytes) -> EngineMetrics:
         preemptions=total(_PREEMPTIONS),
         prefix_queries=total(_PREFIX_QUERIES),
         prefix_hits=total(_PREFIX_HITS),
+        completed=total(_COMPLETED),
+        completed_prompt=total(_COMPLETED_PROMPT),
+        completed_output=total(_COMPLETED_OUTPUT),
         awake=min(awake) > 0 if awake else None,
         cache_config=configs[0][0] if configs else {},
         ranks=max(len(ranks), 1),
@@ -117,7 +131,7 @@ def parse(text: bytes) -> EngineMetrics:
 
 
 def _samples(text: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
-    # The newline in front lets the expression begin with a literal, which the search then jumps to.
+    # With a newline in front the expression begins with a literal, so the search can jump to each match.
     read = 0
     for line in _LINE.finditer(b"\n" + text):
         name, rest = line.groups()

@@ -1,44 +1,45 @@
-"""PURE. Whether an endpoint takes traffic: a state machine fed by probes, by what requests report, and by the operator.
+"""PURE. The health of an endpoint: a state machine that decides whether it takes traffic.
 
-`TRANSITIONS` is the whole behaviour. What an event means in the state it finds (a third missed probe, a rest that is
-over) is decided first and named as a `Signal`; the table then says where that leads.
+Its events come from probes, from requests and from the operator. `TRANSITIONS` is the whole behaviour. First an event
+becomes a `Signal`, by what it means in the current state (a third missed probe, a rest that is over). Then the table
+gives the next state.
 
-A hung engine answers `/health` with 200 and keeps its gauges as they were, so nothing but work shows that it is back.
-kvgate sends no generation of its own. Any progress of the requests still on it brings it back at once. Where they have
-all been closed, it gets a rest and then a trial: one sequence at a time until the first progress. Each further break
-within `FORGET_BREAKS` doubles the rest.
+A hung engine answers `/health` with 200 and its gauges stand still, so only work shows that it is back. kvgate sends no
+generation of its own. Any progress of the requests still on the engine brings it back at once. If all of them have been
+closed, it gets a rest and then a trial: one sequence at a time until the first progress. Each further break within
+`FORGET_BREAKS` doubles the rest.
 
-Tokens outweigh probes: while they come, no number of missed probes takes an endpoint out. Nor does an engine count as
-dead that takes connections and answers nothing: one large answer holds up vLLM's event loop for as long as it takes to
-be written (44 s for 107 MB, measured, 0.32). It gets no new work until it answers, and keeps what it has.
+Tokens outweigh probes: while they come, no number of missed probes takes an endpoint out. An engine that takes
+connections and answers nothing is not dead either: one large answer blocks vLLM's event loop until it is written
+(44 s for 107 MB, measured, 0.32). Such an engine gets no new work until it answers, and keeps what it has.
 """
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 REST = 5.0
-"""Seconds an engine is left alone after it hung or aborted requests; doubled by each further break."""
+"""Seconds an engine rests after it hung or aborted requests; each further break doubles them."""
 MAX_REST = 60.0
 FORGET_BREAKS = 300.0
-"""A break this many seconds after the last is a first one again."""
+"""Seconds after which the next break counts as the first again."""
 
 
 class State(StrEnum):
-    """Where an endpoint stands. Only `UP` and `TRIAL` take traffic."""
+    """The state of an endpoint. Only `UP` and `TRIAL` take traffic."""
 
     STARTING = "starting"
-    """Not yet found healthy: it is new, or was undrained just now."""
+    """Not yet found healthy: it is new or was just undrained."""
     UP = "up"
     TRIAL = "trial"
-    """It hung before: one sequence at a time until there is progress."""
+    """It hung before: it gets one sequence at a time until there is progress."""
     DOWN = "down"
-    """It was healthy, and its probes fail."""
+    """It was healthy, and now its probes fail."""
     BLOCKED = "blocked"
-    """It takes connections and answers no probe: busy with one thing, perhaps."""
+    """It takes connections and answers no probe: perhaps it is busy with one large answer."""
     SUSPECT = "suspect"
-    """The one request that was on it stayed silent: it hangs, or only that request did."""
+    """The only request on it stayed silent: the engine hangs, or only that request does."""
     HUNG = "hung"
-    """It has work, and several requests were silent."""
+    """It has work, and several requests stayed silent."""
     REFUSING = "refusing"
     """It answers probes and aborts requests: it is shutting down, or paused that way."""
     ASLEEP = "asleep"
@@ -49,25 +50,25 @@ class State(StrEnum):
 
 SERVING = frozenset({State.UP, State.TRIAL})
 LOST = frozenset({State.DOWN, State.HUNG})
-"""What is not answered there never will be."""
+"""States in which unanswered requests will never be answered."""
 
 
 class Signal(Enum):
-    """What an event comes to."""
+    """The meaning of an event in the current state."""
 
     ALIVE = auto()
-    """A probe was answered well, and the engine is awake."""
+    """A probe succeeded, and the engine is awake."""
     RESTED = auto()
-    """The same, and the rest after a break is over."""
+    """A probe succeeded, and the rest after a break is over."""
     SLEEPS = auto()
     MISSED = auto()
     """A probe failed, which alone says little."""
     UNANSWERED = auto()
-    """Probes failed often enough, and the last one's connection was taken."""
+    """Probes failed often enough, but the last one's connection was accepted."""
     GONE = auto()
     """Probes failed, often enough or beyond doubt."""
     SILENT = auto()
-    """One request was silent, and there was no other."""
+    """The only request was silent."""
     STALLED = auto()
     PROGRESS = auto()
     ABORTS = auto()
@@ -120,7 +121,7 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
     **{(state, Signal.DRAIN): State.DRAINING for state in State if state is not State.DRAINING},
     (State.DRAINING, Signal.UNDRAIN): State.STARTING,
 }
-"""Any other pair leaves the state as it is."""
+"""Any other pair of state and signal leaves the state as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +139,18 @@ class Missed:
 
     reason: str
     certain: bool
-    """Beyond doubt (nobody listens; the engine says it is dead), or to be seen several times first."""
+    """Whether one miss is enough (nobody listens; the engine says it is dead) or several must follow each other."""
     accepted: bool = False
-    """The connection was taken, and no answer came in time."""
+    """The connection was accepted, and no answer came in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """There is work and no progress, for longer than the work explains."""
+    """There is work but no progress, for longer than the work explains."""
 
     reason: str
     alone: bool = False
-    """One request is all there is to tell by."""
+    """Only one request is there to judge by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The engine ended a request with `finish_reason` "abort" that we had not given up."""
+    """The engine ended a request with `finish_reason` "abort" though kvgate had not cancelled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,29 +181,29 @@ _PLAIN: dict[type[Event], tuple[Signal, str]] = {
     Drain: (Signal.DRAIN, "drained by the operator"),
     Undrain: (Signal.UNDRAIN, "undrained by the operator, to be probed"),
 }
-"""Events that mean the same whenever they come."""
+"""Events that mean the same in every state."""
 
 
 class Effect(Enum):
-    """What is to be done about a change."""
+    """The action that follows a change."""
 
     TAKE_IN = auto()
     """Send it traffic; in `TRIAL` one sequence at a time."""
     TAKE_OUT = auto()
     """Send it no new requests."""
     EVACUATE = auto()
-    """What it has not answered goes elsewhere."""
+    """Move its unanswered requests elsewhere."""
 
 
 class Health:
     """The state of one endpoint.
 
     Attributes:
-        state: where it stands.
-        reason: why, for people.
-        since: when it came to be there.
+        state: the current one.
+        reason: why it is in this state, for people.
+        since: when it entered this state.
         was_healthy: whether it ever took traffic.
-        failures: how many doubtful misses in a row take it out.
+        failures: number of uncertain misses in a row that take it out.
     """
 
     def __init__(self, now: float, failures: int) -> None:
@@ -226,7 +227,7 @@ class Health:
         return self._missed > 0 or (self.state, Signal.PROGRESS) in TRANSITIONS
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event in."""
+        """Apply one event; return the actions that follow."""
         signal, reason = self._read(event, now)
         before, after = self.state, TRANSITIONS.get((self.state, signal), self.state)
         if after is before:
@@ -238,7 +239,7 @@ class Health:
             self._breaks = 1 if forgotten else self._breaks + 1
             self._last_break = now
         elif before is State.DOWN:
-            self._breaks = 0  # most likely another process by now
+            self._breaks = 0  # most likely it is another process by now
         self.state, self.reason, self.since = after, reason, now
         self.was_healthy |= self.serving
         if self.serving:

@@ -1,4 +1,4 @@
-"""PURE. Who an endpoint is: `GET /v1/models` and `GET /version` -> served names, tokenizer, length, version."""
+"""PURE. The identity of an endpoint, from `/v1/models` and `/version`: served names, tokenizer, length, version."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import msgspec
 
 KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
 _LONGEST_NAME = 4096
-"""A name may be a path. Names stand in labels and lines of logs."""
+"""Characters. A name may be a path; names appear in labels and log lines."""
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?!\d)")
 _CLAMPS_SINCE = (0, 32)
 _LONGEST = 2**31 - 1
@@ -21,24 +21,24 @@ class UnidentifiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an endpoint says of itself."""
+    """An endpoint's answers about itself."""
 
     names: tuple[str, ...]
-    """Served names of the base model, as in `--served-model-name`; the first is the label of its metrics."""
+    """Served names of the base model, as in `--served-model-name`; its metrics are labelled with the first."""
     loras: tuple[str, ...]
     """Names of the LoRA adapters it serves now."""
     root: str | None
-    """Folder or hub id the model was loaded from: where its tokenizer is."""
+    """Folder or hub id that the model was loaded from; its tokenizer is there."""
     max_model_len: int
     """Tokens."""
     version: str | None
-    """Of vLLM, as it says it; None where `/version` is not answered."""
+    """vLLM's version; None if `/version` is not answered."""
 
     @property
     def clamps_max_tokens(self) -> bool:
-        """Whether `prompt + max_tokens` over `max_model_len` is cut to what is left (0.32 and later) or refused.
+        """Whether the engine clamps `prompt + max_tokens` to `max_model_len` (0.32 and later); older ones refuse it.
 
-        An engine that does not tell its version is taken for one that refuses.
+        An engine that does not tell its version is assumed to refuse.
         """
         match = _VERSION.match(self.version or "")
         return match is not None and (int(match[1]), int(match[2])) >= _CLAMPS_SINCE
@@ -58,7 +58,7 @@ class _Models(msgspec.Struct):
 class _Version(msgspec.Struct):
     version: str
     name: str | None = None
-    """`kvgate`, of a kvgate."""
+    """`kvgate` if a kvgate answers."""
 
 
 _models = msgspec.json.Decoder(_Models)
@@ -66,12 +66,12 @@ _version = msgspec.json.Decoder(_Version)
 
 
 def identify(models: bytes, version: bytes | None) -> Identity:
-    """Read the two answers; `version` is None where the endpoint did not give one.
+    """Read the two answers; `version` is None if the endpoint gave none.
 
     A LoRA adapter names its base model as `parent`; a base model has none.
 
     Raises:
-        UnidentifiedError: it is a kvgate, or the model list is malformed, has no base model or tells no length.
+        UnidentifiedError: it is a kvgate, or the model list is malformed, without a base model or without a length.
     """
     if version is not None and is_kvgate(version):
         raise UnidentifiedError(KVGATE)
@@ -99,7 +99,7 @@ def identify(models: bytes, version: bytes | None) -> Identity:
 
 
 def is_kvgate(version: bytes) -> bool:
-    """Whether an answer to `/version` is that of a kvgate."""
+    """Whether this answer to `/version` comes from a kvgate."""
     try:
         return _version.decode(version).name == "kvgate"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

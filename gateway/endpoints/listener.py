@@ -1,4 +1,4 @@
-"""What a monitor tells: changes to its listener, and its view of the endpoint to whoever asks."""
+"""The reports of a monitor: changes for its listener, and the endpoint's status for whoever asks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from gateway.endpoints.totals import Totals
 
 
 class Listener(Protocol):
-    """Who is told. Called on the event loop; must not block."""
+    """The receiver of changes. Called on the event loop; must not block."""
 
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
-        """The endpoint takes traffic from now on; or it does already, and its identity or capacity changed."""
+        """The endpoint takes traffic from now on, or it already does and its identity or capacity changed."""
         ...
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
-        """The endpoint takes no new requests. Begins with its state: "hung: no progress for 31 s ..."."""
+        """The endpoint takes no new requests. `reason` begins with its state: "hung: no progress for 31 s ..."."""
         ...
 
     def evacuate(self, endpoint: EndpointId) -> None:
-        """What the endpoint has not answered goes elsewhere: it is down or hangs."""
+        """The endpoint is down or hangs: move its unanswered requests elsewhere."""
         ...
 
     def expire(self, requests: Collection[RequestId]) -> None:
-        """These requests were silent for longer than they may be; they end, and go nowhere else."""
+        """These requests were silent for too long: end them, and do not try them elsewhere."""
         ...
 
     def observed(self, sample: Observed) -> None:
-        """Its metrics were scraped; only after it was up once."""
+        """Its metrics were scraped. Called only after it was up once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """What is known of an endpoint now, for people."""
+    """The present knowledge of an endpoint, for people."""
 
     id: EndpointId
     url: str
@@ -47,12 +47,12 @@ class EndpointStatus:
     healthy: bool
     """Whether it takes traffic now."""
     was_healthy: bool
-    """Whether it ever did."""
+    """Whether it ever took traffic."""
     identity: Identity | None
     capacity: Capacity | None
     in_flight: int
     missing_metrics: tuple[str, ...]
     scraped_at: float | None
-    """Of the last scrape, on the monitor's clock."""
+    """Time of the last scrape, on the monitor's clock."""
     totals: Totals
-    """What the engine has done since it is watched."""
+    """The engine's work since kvgate began to watch it."""

@@ -1,10 +1,10 @@
-"""PURE. What stands at an endpoint's URL that is no vLLM, and what would help one that does not answer."""
+"""PURE. Advice for an endpoint that does not answer, or whose URL leads to something other than a vLLM."""
 
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from gateway.endpoints.identity import KVGATE, UnidentifiedError, identify, is_kvgate
-from gateway.endpoints.probe import NoReply, Reply
+from gateway.endpoints.replies import NoReply, Reply
 
 _HELP = (
     ("name resolution", "there is no host of that name: check the URL"),
@@ -19,16 +19,16 @@ _HELP = (
     ("answered 403", "give its key in `api_key_file` of the endpoint"),
     ("answered 3", "it sends elsewhere: give the URL it leads to"),
 )
-"""What helps, by what is in the reason; the first that fits."""
+"""Advice by a text in the reason; the first match counts."""
 
 
 def helps(reason: str) -> str | None:
-    """What would help an endpoint that is not healthy for this reason; None where nobody knows."""
+    """Advice for an endpoint that is unhealthy for this reason; None if there is none."""
     return next((remedy for mark, remedy in _HELP if mark in reason), None)
 
 
 def mistaken(url: str, models: Reply | NoReply, version: Reply | NoReply) -> str | None:
-    """What is wrong with a URL where something answers, and `/health` not as a vLLM's; None where it may be a vLLM.
+    """What is wrong with a URL whose `/health` answers unlike a vLLM's; None if it may be a vLLM.
 
     Args:
         url: of the endpoint.

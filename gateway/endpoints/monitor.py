@@ -1,4 +1,4 @@
-"""Watches one endpoint: probes it, reads its metrics, hears what requests report, and says when it takes traffic."""
+"""The monitor of one endpoint: probes it, scrapes it, hears from requests, and tells when it takes traffic."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -8,8 +8,7 @@ import httpx
 import structlog
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
-from gateway.config import EndpointSettings, HealthSettings
-from gateway.descriptors import OutOfDescriptorsError
+from gateway.config.settings import EndpointSettings, HealthSettings
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.health import (
@@ -27,24 +26,28 @@ from gateway.endpoints.health import (
 )
 from gateway.endpoints.identity import Identity, UnidentifiedError, identify
 from gateway.endpoints.listener import EndpointStatus, Listener
+from gateway.endpoints.meter import Meter
 from gateway.endpoints.mistakes import helps, mistaken
-from gateway.endpoints.probe import NoReply, Prober, Reply
+from gateway.endpoints.probe import Prober
 from gateway.endpoints.progress import Progress, Silence, Verdict
+from gateway.endpoints.replies import NoReply, Reply
 from gateway.endpoints.totals import Totals
+from gateway.ops.pace import Pace
+from gateway.runtime.descriptors import OutOfDescriptorsError
 
 IDENTITY_INTERVAL = 30.0
-"""Seconds between two readings of the names, adapters and length of an endpoint that takes traffic."""
+"""Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
 
 REMINDER = 60.0
-"""Seconds after which it is said again that an endpoint does not answer as it should."""
+"""Seconds between two warnings that an endpoint does not answer as it should."""
 
 _FAILING = frozenset({State.STARTING, State.DOWN})
 
 HURRY_GAP = 0.05
-"""Least seconds between two probes, however many requests fail."""
+"""Least seconds between two probes, even if many requests fail."""
 
 Look = Callable[[], Awaitable[bool | None]]
-"""Says whether the processes behind an endpoint have computed of late; None where they cannot be seen."""
+"""Returns whether an endpoint's processes have computed lately; None if they cannot be seen."""
 
 _log = structlog.get_logger("kvgate.endpoints")
 
@@ -54,15 +57,15 @@ class EndpointMonitor:
 
     Args:
         endpoint_id: the endpoint's name in logs, metrics and events.
-        settings: where it is, and what of it is configured.
-        health: how often, and how patiently.
+        settings: its URL and what else is configured of it.
+        health: intervals and timeouts of probes.
         client: for its probes; the caller closes it.
-        listener: is told.
-        clock: monotonic seconds, the same one the admission core is given.
-        look: asked only while nothing moves.
+        listener: is told of changes.
+        clock: monotonic seconds, the same clock as the admission core's.
+        look: called only while nothing moves.
 
     Attributes:
-        launched: whether kvgate starts its engine: that nobody listens there before that is ready is no news.
+        launched: whether kvgate starts its engine: then it is no news that nobody listens before it is ready.
     """
 
     def __init__(
@@ -88,11 +91,12 @@ class EndpointMonitor:
         self._look = look
         self._hurry = asyncio.Event()
         self.probed = asyncio.Event()
-        """Set after the first probe, whatever it found."""
+        """Set after the first probe, whatever its result."""
         self._identity: Identity | None = None
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
         self._totals = Totals()
+        self._meter = Meter()
         self._scraped_at: float | None = None
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
@@ -101,7 +105,7 @@ class EndpointMonitor:
 
     @property
     def status(self) -> EndpointStatus:
-        """What is known now."""
+        """The present status."""
         return EndpointStatus(
             id=self._id,
             url=str(self._settings.url),
@@ -118,8 +122,13 @@ class EndpointMonitor:
             totals=self._totals,
         )
 
+    @property
+    def pace(self) -> Pace | None:
+        """The change of its pace since it last began to serve; None if it cannot be told."""
+        return self._meter.pace
+
     async def run(self) -> None:
-        """Probe for ever: every interval, on a grid, and at once when a request reports trouble."""
+        """Probe until cancelled: every interval, on a fixed grid, and at once when a request reports trouble."""
         due = self._clock()
         while True:
             self._hurry.clear()
@@ -141,7 +150,7 @@ class EndpointMonitor:
             due = self._clock()
 
     async def probe(self) -> None:
-        """One round: health, metrics and, when due, identity; then what they come to."""
+        """Run one round: ask for health, metrics and, when due, identity; then judge the answers."""
         began = self._clock()
         health, metrics, asleep = await asyncio.gather(
             self._prober.get("/health"), self._prober.get("/metrics"), self._asleep()
@@ -160,42 +169,50 @@ class EndpointMonitor:
         else:
             gauge = self._metrics.awake if self._metrics is not None else None
             self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
-        # As of the questions: how it is after a look that took its time nobody has asked.
+        # Judge as of the time of the questions: a slow look must not add to the silence.
         self._judge(self._progress.stalled(asked_at, busy=busy))
         if self._health.serving:
             self._tell()
 
     def govern(self, settings: EndpointSettings, health: HealthSettings, client: httpx.AsyncClient) -> None:
-        """Go by other settings, and probe with another client, from the next probe on: that is now."""
+        """Use other settings and another client from now on, and probe at once."""
         self._settings = settings
         self._prober = Prober(client, str(settings.url), health.timeout, self._clock)
         self._health.failures = health.failures
         self._progress.hung_after = health.hung_after
         self._hurry.set()
 
-    # What requests report.
+    # Reports from requests.
 
     def dispatched(
-        self, request: RequestId, prompt_tokens: int, *, streams: bool = True, brought: bool = False
+        self,
+        request: RequestId,
+        prompt_tokens: int,
+        *,
+        streams: bool = True,
+        brought: bool = False,
+        started: bool = False,
     ) -> None:
-        """A request was sent to the endpoint; see `Progress.dispatched`."""
-        self._progress.dispatched(request, prompt_tokens, self._clock(), streams=streams, brought=brought)
+        """Note a request sent to the endpoint; see `Progress.dispatched`."""
+        self._progress.dispatched(
+            request, prompt_tokens, self._clock(), streams=streams, brought=brought, started=started
+        )
 
     def progressed(self, requests: Collection[RequestId]) -> None:
-        """Tokens of these requests were seen since the last call."""
+        """Note the requests whose tokens were seen since the last call."""
         self._progress.progressed(requests, self._clock())
         self._moved()
 
-    def finished(self, request: RequestId) -> None:
-        """A request has left the endpoint, however it ended."""
-        self._progress.finished(request, self._clock())
+    def finished(self, request: RequestId, *, delivering: bool = False) -> None:
+        """Note that a request has left the endpoint, however it ended; see `Progress.finished`."""
+        self._progress.finished(request, self._clock(), delivering=delivering)
 
     def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
-        """A request failed on the endpoint: it is probed at once.
+        """Note a failed request and probe the endpoint at once.
 
-        `aborted`: the engine gave the request up (`finish_reason` "abort"), as it does when it shuts down or is
-        paused while `/health` still answers 200. `dead`: the engine says that it is, so that nothing more is sent to
-        it in the moment until it does not answer any more.
+        `aborted`: the engine aborted the request (`finish_reason` "abort"), as it does when it shuts down or is paused
+        while `/health` still answers 200. `dead`: the engine says that it is dead; so nothing is sent to it in the
+        moment before it stops answering.
         """
         _log.debug("request failed on endpoint", endpoint=self._id, reason=reason)
         if aborted:
@@ -204,21 +221,21 @@ class EndpointMonitor:
             self._handle(Missed(reason, certain=True))
         self._hurry.set()
 
-    # What the operator asks for.
+    # Commands of the operator.
 
     def drain(self) -> None:
         """Send it no new requests until `undrain`."""
         self._handle(Drain())
 
     def undrain(self) -> None:
-        """Let it back as soon as a probe finds it healthy; it is probed at once."""
+        """Probe at once, and let it back as soon as a probe finds it healthy."""
         self._handle(Undrain())
         self._hurry.set()
 
-    # How it is put together.
+    # Helpers.
 
     def _weighed(self, missed: Missed, *, busy: bool | None) -> Missed:
-        """A miss of an endpoint that has nothing of ours to answer: blocked for longer than it may be, it is down."""
+        """Weigh a miss of an endpoint without requests of ours: blocked for too long, it is down."""
         blocked_for = self._clock() - self._health.since
         over = blocked_for >= self._progress.patience(busy=busy)
         if self._health.state is not State.BLOCKED or self._progress.in_flight or not over:
@@ -242,9 +259,11 @@ class EndpointMonitor:
     def _take_metrics(self, reply: Reply) -> None:
         metrics = parse(reply.body)
         if self._health.serving and self._metrics is not None and not metrics.cache_config:
-            # It does not lose its cache while it runs: this is a broken answer.
+            # An engine does not lose its cache while it runs: this answer is broken.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
         self._totals = self._totals.after(self._metrics or metrics, metrics)
+        if self._health.serving:
+            self._meter.take(metrics, reply.answered_at)
         self._metrics, self._scraped_at = metrics, reply.answered_at
         if self._progress.scraped(metrics, reply.answered_at):
             self._moved()
@@ -262,13 +281,13 @@ class EndpointMonitor:
             )
 
     async def _named(self, missed: Missed) -> Missed:
-        """A miss of what has never been a vLLM, with what it is in the place of a status."""
+        """Replace the reason of a miss, if this was never a vLLM, by what it is instead."""
         models, version = await asyncio.gather(self._prober.get("/v1/models"), self._prober.get("/version"))
         mistake = mistaken(str(self._settings.url), models, version)
         return missed if mistake is None else replace(missed, reason=mistake)
 
     async def _identify(self) -> Missed | None:
-        """Ask who it is, when that is due. Fails only an endpoint that takes no traffic yet."""
+        """Read its identity when due. A failure counts only against an endpoint that takes no traffic yet."""
         now = self._clock()
         if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
             return None
@@ -336,17 +355,18 @@ class EndpointMonitor:
                     self._told = None
                     self._tell()
                 case Effect.TAKE_OUT:
+                    self._meter = Meter()
                     self._listener.down(self._id, f"{state.value}: {reason}")
                 case Effect.EVACUATE:
                     self._listener.evacuate(self._id)
 
     def _is_launching(self, event: Event) -> bool:
-        """Whether its engine does not listen yet; who launched it tells what becomes of it."""
+        """Whether its engine does not listen yet. Whoever launched it reports on it."""
         unheard = isinstance(event, Missed) and event.certain and self._health.state is State.STARTING
         return unheard and self.launched and not self._health.was_healthy
 
     def _tell(self) -> None:
-        """Say that it takes traffic, and with what, unless that was said already."""
+        """Tell the listener that it takes traffic, with its identity and capacity, unless that was told already."""
         has = self._capacity()
         if self._identity is None or has is None:
             return

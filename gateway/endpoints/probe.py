@@ -1,56 +1,35 @@
-"""What one round of questions to an endpoint brings back. Never raises for anything an endpoint does."""
+"""The prober of one endpoint: asks it over HTTP. Never raises for anything an endpoint does."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import msgspec
 
-from gateway.descriptors import OutOfDescriptorsError, lacking
+from gateway.endpoints.replies import NoReply, Reply
+from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 MAX_METRICS = 8 * 2**20
-"""Bytes; a larger answer is not read on. The metrics of an engine with many ranks are a few MB."""
+"""Most bytes read of `/metrics`. An engine with many ranks sends a few MB."""
 MAX_ANSWER = 2**20
-"""The same of any other answer: thousands of LoRA adapters are less."""
+"""Most bytes read of any other answer; thousands of LoRA adapters take less."""
+
+TURNS = 50
+"""Least turns of our own event loop that an endpoint gets to answer in: if the loop is busy, we are the late ones. A
+question takes about ten."""
 
 _FRESH = {"connection": "close", "accept-encoding": "identity"}
-"""Each question goes over a connection of its own: that the engine still accepts them is part of the answer. Answers
-come uncompressed: 660 bytes that were compressed twice became 300 MB before their length could be seen."""
+"""Each question opens its own connection: whether the engine still accepts one is part of the answer. Answers come
+uncompressed: 660 bytes compressed twice became 300 MB before their length could be checked."""
 
 _CONNECTED = frozenset({"connection.connect_tcp.complete", "http11.send_request_headers.started"})
-"""What httpcore says when there is a connection: a new one, or one that was there."""
+"""Trace events of httpcore that show a connection, new or reused."""
 
 _PROTOCOL_ERRORS = {
     httpx.LocalProtocolError: "the request cannot be sent as HTTP",
     httpx.RemoteProtocolError: "the answer broke off, or is not HTTP",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer, whatever its status."""
-
-    status: int
-    body: bytes
-    answered_at: float
-    """When its head arrived."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether its status is 200."""
-        return self.status == httpx.codes.OK
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """No answer came."""
-
-    reason: str
-    unreachable: bool
-    """No connection could be made, as opposed to one that broke or stayed silent."""
-    accepted: bool = False
-    """A connection was made, and stayed silent."""
 
 
 class Prober:
@@ -63,7 +42,7 @@ class Prober:
         clock: monotonic seconds.
 
     Attributes:
-        unanswered_at: when a question whose connection was taken last ended without an answer.
+        unanswered_at: when a question on an accepted connection last ended without an answer.
     """
 
     def __init__(self, client: httpx.AsyncClient, base_url: str, timeout: float, clock: Callable[[], float]) -> None:
@@ -77,7 +56,7 @@ class Prober:
         """`GET path`, whole, within the timeout.
 
         Raises:
-            OutOfDescriptorsError: it could not be asked, and nothing is known of it.
+            OutOfDescriptorsError: this process could not ask, so nothing is known of the endpoint.
         """
         most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
         steps: set[str] = set()
@@ -88,7 +67,7 @@ class Prober:
         url, traced = self._base_url + path, {"trace": trace}
         try:
             async with (
-                asyncio.timeout(self._timeout),
+                _timeout(self._timeout),
                 self._client.stream("GET", url, headers=_FRESH, timeout=None, extensions=traced) as response,
             ):
                 answered_at = self._clock()
@@ -107,15 +86,15 @@ class Prober:
             if lacking(error):
                 raise OutOfDescriptorsError from error
             return NoReply(f"cannot connect: {error}", unreachable=True)
-        except httpx.ProtocolError as error:  # its text may quote headers, the key among them
+        except httpx.ProtocolError as error:  # its text may quote headers, including the key
             return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}", unreachable=False)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return NoReply(f"GET {path}: {str(error) or type(error).__name__}", unreachable=False)
 
     async def asleep(self) -> bool | None:
-        """What `/is_sleeping` says: also true of a paused engine. None where the route is not served.
+        """The answer of `/is_sleeping`, also true of a paused engine; None if the route is not served.
 
-        It is served only where sleep and pause are, with `VLLM_SERVER_DEV_MODE=1`.
+        vLLM serves it only together with sleep and pause, with `VLLM_SERVER_DEV_MODE=1`.
         """
         match await self.get("/is_sleeping"):
             case Reply(status=httpx.codes.OK, body=body):
@@ -125,6 +104,27 @@ class Prober:
                     return None
             case _:
                 return None
+
+
+@contextlib.asynccontextmanager
+async def _timeout(seconds: float) -> AsyncIterator[None]:
+    """`asyncio.timeout`, but at least `TURNS` turns of the event loop long."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def turn(left: int) -> None:
+        nonlocal timer
+        if left:
+            timer = loop.call_later(seconds / TURNS, turn, left - 1)
+        else:
+            limit.reschedule(loop.time())
+
+    timer = loop.call_later(seconds / TURNS, turn, TURNS - 1)
+    async with asyncio.timeout(None) as limit:
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class _Sleeping(msgspec.Struct):

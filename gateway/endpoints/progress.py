@@ -1,11 +1,11 @@
-"""PURE. The requests on an endpoint, how long nothing has moved there, and what that comes to.
+"""PURE. The progress of the requests on an endpoint: how long nothing has moved, and whether that means a hang.
 
-Only tokens prove life: one that the relay saw, an answer that came whole, or an engine step that shows in the metrics
-(a counter of tokens moved, or KV usage rose). That usage or the running requests fall proves nothing: a paused engine
-still lets go of what is aborted (measured, 0.32). Signs of work only lengthen the time that silence may last.
+Only tokens prove life: one that the relay saw, a complete answer, or an engine step that shows in the metrics (a token
+counter moved, or KV usage rose). A fall of usage or of running requests proves nothing: a paused engine still frees
+what is aborted (measured, 0.32). Signs of work only lengthen the silence that is allowed.
 
-One request that is silent alone says nothing sure of its engine: it may be what the engine chokes on, or slow. It ends,
-and is not sent elsewhere. Only where others were silent too, the engine hangs.
+The silence of one request alone proves nothing about its engine: the request may be slow, or the one the engine chokes
+on. It ends and is not sent elsewhere. Only if others were silent too does the engine count as hung.
 """
 
 from collections.abc import Iterable
@@ -16,42 +16,42 @@ from gateway.admission.events import RequestId
 from gateway.endpoints.exposition import EngineMetrics
 
 PREFILL_TIMES = 4.0
-"""A prefill may take so many times what it should before its silence counts."""
+"""Multiple of its expected time that a prefill may take before its silence counts."""
 AT_WORK = 4.0
-"""What an engine that is at work, or whose processes cannot be seen, has of `hung_after`: the most there is."""
+"""Multiple of `hung_after` for an engine at work, or whose processes cannot be seen; the highest there is."""
 UNANSWERING = 2.0
-"""What one has that takes connections and answers no probe. That alone the kernel does for it."""
+"""Multiple for an engine that takes connections and answers no probe. The kernel alone can accept them."""
 SECOND_OPINION = 0.5
-"""Share of `hung_after` for which other requests together must have been silent too."""
+"""Share of `hung_after` that other requests together must have been silent, too."""
 BRIEF = 1 / 30
-"""Share of `hung_after`: who left sooner was refused, or did not wait to see a token."""
+"""Share of `hung_after`. A request that left sooner was refused, or did not wait for a token."""
 
 _ASSUMED_TOKENS = 2000.0
 _ASSUMED_SECONDS = 10.0
-"""Until measured, prefill runs at 200 tokens/s: a large model on a CPU, so that no slow engine is called hung."""
+"""Until measured, prefill is assumed at 200 tokens/s, a large model on a CPU: so no slow engine is called hung."""
 _KEEP = 0.9
-"""What a measurement of the prefill rate keeps of those before."""
+"""Weight of the earlier measurements in the EWMA of the prefill rate."""
 
 
 class Verdict(Enum):
-    """What silence comes to."""
+    """The meaning of a silence."""
 
     HUNG = auto()
     """Several requests were silent: the engine hangs."""
     ALONE = auto()
-    """One was, and there was no other: the engine hangs, or only this request."""
+    """The only request was silent: the engine hangs, or only this request does."""
     BROUGHT = auto()
-    """Only such are silent as had to leave another endpoint before: this one is not to blame."""
+    """Only requests taken off another endpoint are silent: this endpoint is not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing has moved for longer than what is known explains."""
+    """A time without movement, longer than the known work explains."""
 
     verdict: Verdict
     reason: str
     requests: tuple[RequestId, ...]
-    """Those on the endpoint whose time is over."""
+    """The requests on the endpoint whose time is over."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class _OnIt:
 
 
 class Progress:
-    """What one endpoint is at.
+    """The requests on one endpoint and their progress.
 
     Attributes:
-        hung_after: the least time without progress, seconds, that is a hang.
+        hung_after: least seconds without progress that count as a hang.
     """
 
     def __init__(self, hung_after: float) -> None:
@@ -76,16 +76,16 @@ class Progress:
         self._metrics: EngineMetrics | None = None
         self._scraped_at = float("-inf")
         self._queued_at = float("-inf")
-        """When the engine last had requests that wait, as far as is known."""
+        """When the engine was last known to have waiting requests."""
         self._quiet = 0.0
         self._quiet_from: float | None = None
         self._moved_at = float("-inf")
         self._blocked = False
-        """Whether the last probe's connection was taken, and nothing came."""
+        """Whether the last probe's connection was accepted and no answer came."""
         self._was_blocked = False
-        """Whether that was so at any time of this silence."""
+        """Whether that happened at any time during this silence."""
         self._left_silent = self._left_longest = 0.0
-        """Seconds that those were silent that left since the last progress: all of them, and the longest."""
+        """Silent seconds of requests that left since the last progress: their sum, and the longest."""
         self._prefill_tokens = _ASSUMED_TOKENS
         self._prefill_seconds = _ASSUMED_SECONDS
 
@@ -96,24 +96,35 @@ class Progress:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second from dispatch to first token, long prompts weighing more."""
+        """Prompt tokens per second from dispatch to first token; long prompts weigh more."""
         return self._prefill_tokens / self._prefill_seconds
 
     def dispatched(
-        self, request: RequestId, prompt_tokens: int, now: float, *, streams: bool = True, brought: bool = False
+        self,
+        request: RequestId,
+        prompt_tokens: int,
+        now: float,
+        *,
+        streams: bool = True,
+        brought: bool = False,
+        started: bool = False,
     ) -> None:
-        """A request was sent.
+        """Note a request sent to the endpoint.
 
-        `streams` says that its tokens will be seen one by one, `brought` that it had to leave another endpoint.
+        `streams` says that its tokens will be seen one by one, `brought` that it had to leave another endpoint,
+        `started` that it was there before, and had its first token: its next one tells nothing of a prefill.
         """
-        self._requests[request] = _OnIt(prompt_tokens, streams, now, brought)
+        self._requests[request] = _OnIt(prompt_tokens, streams, now, brought, started)
         if self._quiet_from is None:
             self._quiet_from = now
 
-    def finished(self, request: RequestId, now: float) -> None:
-        """A request has left, however it ended. That alone is no progress: its client may have given up."""
+    def finished(self, request: RequestId, now: float, *, delivering: bool = False) -> None:
+        """Note that a request has left, however it ended. That is no progress: its client may have given up.
+
+        `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
+        """
         gone = self._requests.pop(request, None)
-        if gone is not None and self._watched(gone, now) and not gone.brought:
+        if gone is not None and not delivering and self._watched(gone, now) and not gone.brought:
             silent = self._silent(gone, now)
             if silent >= BRIEF * self.hung_after:
                 self._left_silent += silent
@@ -124,7 +135,7 @@ class Progress:
             self._was_blocked = self._blocked
 
     def progressed(self, requests: Iterable[RequestId], now: float) -> None:
-        """Tokens of these requests were seen, or the answers of those that do not stream."""
+        """Note requests with new tokens or, if they do not stream, with an answer."""
         for request in requests:
             on_it = self._requests.get(request)
             if on_it is None or on_it.started:
@@ -136,7 +147,7 @@ class Progress:
         self.forget(now)
 
     def scraped(self, metrics: EngineMetrics, now: float) -> bool:
-        """Take a scrape in; True where it shows that the engine made a step since the one before."""
+        """Take a scrape; return whether the engine made a step since the one before."""
         before, self._metrics, self._scraped_at = self._metrics, metrics, now
         if metrics.waiting != 0:
             self._queued_at = now
@@ -152,45 +163,45 @@ class Progress:
         return moved
 
     def probed(self, *, blocked: bool) -> None:
-        """A probe has ended; `blocked`: its connection was taken, and no answer came."""
+        """Note the end of a probe. `blocked`: its connection was accepted, and no answer came."""
         self._blocked = blocked
         self._was_blocked |= blocked
 
     def restart(self, now: float) -> None:
-        """Begin to measure the silence anew. Who was silent before is not forgotten: nothing has moved."""
+        """Measure the silence anew, but remember which requests were silent: nothing has moved."""
         self._quiet = 0.0
         self._quiet_from = now if self._requests else None
         self._moved_at = now
         self._was_blocked = self._blocked
 
     def forget(self, now: float) -> None:
-        """The silence until now says nothing any more: something has moved, or it is another process."""
+        """Forget the silence so far: something has moved, or it is another process."""
         self.restart(now)
         self._left_silent = self._left_longest = 0.0
 
     def doubtful(self, now: float) -> bool:
-        """Whether nothing has moved for so long that other signs are worth a look."""
+        """Whether nothing has moved for so long that a look at the processes is worth it."""
         return self._silence(now) >= self.hung_after / 2
 
     def patience(self, *, busy: bool | None, alone: bool = False) -> float:
-        """Seconds that nothing may move, prefills apart.
+        """Allowed seconds of silence, without the time for prefills.
 
         Args:
-            busy: whether the engine's processes compute; None where they cannot be seen.
-            alone: one request is all there is to tell by. It has nothing to gain from an early end, so what cannot be
-                seen counts as work.
+            busy: whether the engine's processes compute; None if they cannot be seen.
+            alone: only one request is there to judge by. An early end gains it nothing, so processes that cannot be
+                seen count as working.
         """
         if busy or (alone and busy is None):
             return self.hung_after * AT_WORK
         return self.hung_after * (UNANSWERING if self._was_blocked else 1.0)
 
     def stalled(self, now: float, *, busy: bool | None = None) -> Silence | None:
-        """What the silence comes to, None while there is nothing to be said; `busy` as of `patience`."""
+        """Judge the silence; None while it means nothing. For `busy` see `patience`."""
         watched = {key: r for key, r in self._requests.items() if self._watched(r, now)}
         if not watched:
             return None
         quiet = self._silence(now)
-        # Prefills end one by one, so the silence to expect is that of the longest.
+        # Prefills end one by one, so expect the silence of the longest.
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):
             return None
@@ -206,7 +217,7 @@ class Progress:
         return Silence(verdict, f"the only request on it has had no token for {shortest:.0f} s", tuple(watched))
 
     def overdue(self, now: float) -> list[RequestId]:
-        """Streams that do not begin although the engine is at work, and nothing waits in it."""
+        """Streams that do not begin although the engine works and has no waiting requests."""
         if not self._fresh(now):
             return []
         most = self.hung_after * AT_WORK
@@ -219,7 +230,7 @@ class Progress:
         ]
 
     def _watched(self, on_it: _OnIt, now: float) -> bool:
-        """Whether its progress would be seen: of one that does not stream only in metrics."""
+        """Whether its progress would be visible. Without a stream it shows only in the metrics."""
         if on_it.streams or self._blocked:
             return True
         return self._fresh(now) and self._metrics is not None and self._metrics.generation_tokens is not None

@@ -1,15 +1,15 @@
-"""TLS towards an endpoint."""
+"""The TLS context of connections to an endpoint."""
 
 import ssl
 
-from gateway.config import TlsSettings
+from gateway.config.settings import TlsSettings
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """The context for connections to an endpoint, probes and requests alike: the system's CAs, or the one configured.
+    """The context for probes and requests to an endpoint, with the system's CAs or the configured one.
 
     Raises:
-        ValueError: a file cannot be read or is not what it should be; names the key.
+        ValueError: a file cannot be read or has the wrong content; names the setting.
     """
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)

@@ -1,4 +1,4 @@
-"""PURE. What an engine has done since it is watched, from counters that begin anew with each of its processes."""
+"""PURE. The totals of an engine's work since kvgate began to watch it, across restarts that reset its counters."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from gateway.endpoints.exposition import EngineMetrics
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums since the first scrape; None where the engine does not count it. Sizes are tokens.
+    """Sums since the first scrape; None if the engine does not count it. Sizes are tokens.
 
     Attributes:
-        prompt: of prompts, for whomever.
-        generated: of answers, for whomever.
-        prefix_queried: of prompts, looked up in the prefix cache.
-        prefix_hit: those of them that were there.
+        prompt: tokens of prompts, of all clients.
+        generated: tokens of answers, of all clients.
+        prefix_queried: prompt tokens looked up in the prefix cache.
+        prefix_hit: prompt tokens found there.
     """
 
     preemptions: int | None = None
@@ -23,7 +23,7 @@ class Totals:
     prefix_hit: int | None = None
 
     def after(self, before: EngineMetrics, now: EngineMetrics) -> "Totals":
-        """With what happened between two scrapes."""
+        """The totals after adding the difference of two scrapes."""
         return Totals(
             preemptions=_add(self.preemptions, before.preemptions, now.preemptions),
             prompt=_add(self.prompt, before.prompt_tokens, now.prompt_tokens),
@@ -34,7 +34,7 @@ class Totals:
 
 
 def _add(total: int | None, before: float | None, now: float | None) -> int | None:
-    """A counter that fell was set to zero in between."""
+    """Add a counter's growth. A counter that fell was reset to zero in between."""
     if before is None or now is None:
         return total
     return (total or 0) + round(now - before if now >= before else now)

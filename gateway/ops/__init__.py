@@ -1,0 +1,1 @@
+"""The operator's side: metrics, logs and the admin routes."""

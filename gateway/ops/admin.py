@@ -1,4 +1,4 @@
-"""Health for probes, and the admin routes: metrics, state, drain, explain. FastAPI, apart from the data plane."""
+"""The admin application (FastAPI, apart from the data plane): health, metrics, state, drain, explain."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.ops.explain import Explained, Explainer
+from gateway.ops.explained import Explained, Explainer
 from gateway.ops.metrics import CONTENT_TYPE, Metrics
 from gateway.ops.on_machine import on_this_machine
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
@@ -21,18 +21,18 @@ from gateway.wire.errors import ErrorAnswer
 from gateway.wire.request import Api
 
 _LONGEST_QUERY = 2048
-"""Bytes."""
+"""Most bytes of a query."""
 
 
 class Part(Flag):
-    """What an application serves: everything on one port, or health on the main and the rest on the admin port."""
+    """The routes an application serves: all on one port, or health on the main and the rest on the admin port."""
 
     HEALTH = auto()
     ADMIN = auto()
 
 
 class Error(BaseModel):
-    """What went wrong, as OpenAI tells it."""
+    """An error in OpenAI's shape."""
 
     message: str
     type: str
@@ -57,7 +57,7 @@ class Version(BaseModel):
 
     version: str
     name: Literal["kvgate"] = "kvgate"
-    """By which another kvgate knows that this is no vLLM."""
+    """Tells another kvgate that this is not a vLLM."""
 
 
 class _Refused(Exception):  # noqa: N818  # never seen by anybody: it carries an answer to the handler below
@@ -98,10 +98,10 @@ def admin_app(
     Args:
         source: what it shows and changes.
         metrics: what `/metrics` exposes.
-        explainer: what answers `/kvgate/explain`.
+        explainer: answers `/kvgate/explain`.
         version: kvgate's own.
-        admin_key: what `/metrics` and `/kvgate/*` require as a bearer token; None leaves them open to all who only
-            read, and what changes something to those on this machine.
+        admin_key: the bearer token that `/metrics` and `/kvgate/*` require. None opens reading to everybody, and
+            changes to callers on this machine.
         parts: which routes it has.
     """
     app = FastAPI(
@@ -202,7 +202,7 @@ def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer,
 
 
 def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
-    """Every admin route that changes something; without a key they are for those on this machine."""
+    """Every admin route that changes something. Without a key only callers on this machine may use them."""
     guard = _from_here if admin_key is None else _guard(admin_key)
     refusals = _FORBIDDEN if admin_key is None else _UNAUTHORIZED
     router = APIRouter(tags=["admin"], dependencies=[Depends(guard)], responses=refusals)
@@ -255,7 +255,7 @@ def _guard(admin_key: str) -> Callable[..., Awaitable[None]]:
     bearer = HTTPBearer(auto_error=False, description="The admin key.")
 
     async def require(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        # Header bytes come as Latin-1, whatever they are.
+        # The framework decodes header bytes as Latin-1, whatever they are.
         presented = b"" if given is None else given.credentials.encode("latin-1", "replace")
         if not hmac.compare_digest(presented, expected):
             raise _Refused(
@@ -275,7 +275,7 @@ async def _from_here(request: Request) -> None:
 
 
 class _ShortQueries:
-    """Refuses a query of thousands of parameters, which would be taken apart on the event loop."""
+    """Refuses a query of thousands of parameters, which would be parsed on the event loop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -316,7 +316,7 @@ async def _answer_failure(_request: Request, _error_seen: Exception) -> Response
 
 
 def _without_422(generate: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """The schema without the status FastAPI declares for malformed parameters: here it is 400."""
+    """The schema without 422, FastAPI's status for malformed parameters: here it is 400."""
 
     def openapi() -> dict[str, Any]:
         schema = generate()

@@ -1,9 +1,12 @@
-"""Logs on stderr: JSON lines, or lines for people. Everything goes through here, the standard library's too.
+"""The logs on stderr: JSON lines, or lines for people. The standard library's logs go through here too.
 
-What a client wrote and what a model answered is never logged. The access line has no field that could hold it; in all
-other lines, fields that are named like text or secrets are blanked, and so is whatever follows "Bearer".
+Prompts and answers are never logged. The access line has no field for them. In all other lines, fields named like text
+or secrets are blanked, and so is whatever follows "Bearer".
+
+A line that cannot be written is lost: a full disk or a log reader that has ended stops nothing else.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -16,7 +19,7 @@ from typing import Any, TextIO
 import msgspec
 import structlog
 
-from gateway.config import LogSettings
+from gateway.config.settings import LogSettings
 from gateway.ops import people
 from gateway.wire.shown import shown
 
@@ -33,14 +36,25 @@ _encoder = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
 
 
 def for_people(settings: LogSettings, stream: TextIO | None = None) -> bool:
-    """Whether lines to `stream`, stderr by default, are for people; else they are JSON."""
+    """Whether lines to `stream` (by default stderr) are for people; else they are JSON."""
     out = sys.stderr if stream is None else stream
     return settings.format == "console" or (settings.format == "auto" and out.isatty())
 
 
 def timestamp() -> str:
-    """Now, as every line of JSON has it: UTC, to the millisecond."""
+    """The present time as JSON lines show it: UTC, to the millisecond."""
     return f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+
+class _Lines(structlog.WriteLogger):
+    """Writes lines; loses those it cannot write."""
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError, ValueError):  # `ValueError` if the stream is closed
+            super().msg(message)
+
+    debug = info = warning = error = critical = msg
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -50,19 +64,20 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[settings.level.upper()]
+    lines = _Lines(out)
     renderer = _renderer(out) if for_people(settings, out) else _render_json
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         _stamp,
-        # Plain tracebacks: those with local variables would show requests.
+        # Plain tracebacks: local variables would show requests.
         structlog.processors.format_exc_info,
         redact,
     ]
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
@@ -72,7 +87,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    # What libraries say of themselves is nothing for people.
+    # People need no libraries' chatter.
     least = max(level, logging.WARNING) if for_people(settings, out) and level > logging.DEBUG else level
     logging.basicConfig(handlers=[handler], level=least, force=True)
     logging.captureWarnings(capture=True)
@@ -80,7 +95,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    # One line for each request is ours, each probe would be another; and uvicorn says what it does inside.
+    # We write one line per request ourselves. These would add one per probe, and uvicorn's internals.
     for name in ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
@@ -96,7 +111,7 @@ def redact(_logger: object, _method: str, line: MutableMapping[str, Any]) -> Mut
 
 
 class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Times are milliseconds; what is not known is null."""
+    """One request. Times are milliseconds; unknown values are null."""
 
     timestamp: str
     level: str = "info"
@@ -123,6 +138,7 @@ class AccessLog:
 
     def __init__(self, settings: LogSettings, stream: TextIO | None = None) -> None:
         self._out = sys.stderr if stream is None else stream
+        self._lines = _Lines(self._out)
         self._for_people = for_people(settings, self._out)
         self._headed = False
 
@@ -145,23 +161,23 @@ class AccessLog:
         overhead_ms: float | None,
         duration_ms: float,
     ) -> None:
-        """A request has ended.
+        """Log a request that has ended.
 
         Args:
             request_id: as told to the client.
             path: without its query.
-            model: the name of its pool, whatever alias the client used; None where it has none.
-            flow: who asked: a key's name or an address, never a key.
-            status: the answer's; 499 where the client left before it.
+            model: the name of its pool, whatever alias the client used; None if it has no pool.
+            flow: the caller: a key's name or an address, never a key.
+            status: of the answer; 499 if the client left before it.
             outcome: a value of `gateway.admission.outcomes.Outcome`.
-            endpoint: the last one it was on; None where it reached none.
+            endpoint: the last one it was on; None if it reached none.
             stream: whether the client asked for a stream.
             prompt_tokens: from the engine's usage, else as counted.
-            counted: who counted the prompt for admission, `local`, `engine` or `estimate`; None where nobody did.
+            counted: the source of the prompt's count: `local`, `engine` or `estimate`; None if not counted.
             completion_tokens: from the engine's usage.
             queue_ms: time in the queue.
-            ttft_ms: from its arrival to the first event of a stream handed to the client; None where nothing streamed.
-            overhead_ms: what kvgate added, the queue not counted.
+            ttft_ms: from its arrival to its stream's first event handed to the client; None if nothing streamed.
+            overhead_ms: time that kvgate added, without the queue.
             duration_ms: from its arrival to its end.
         """
         line = AccessLine(
@@ -182,8 +198,7 @@ class AccessLog:
             overhead_ms=overhead_ms,
             duration_ms=duration_ms,
         )
-        self._out.write(f"{self._shown(line) if self._for_people else _encoder.encode(line).decode()}\n")
-        self._out.flush()
+        self._lines.msg(self._shown(line) if self._for_people else _encoder.encode(line).decode())
 
     def _shown(self, line: AccessLine) -> str:
         row = people.request(msgspec.structs.asdict(line), width=_width(self._out), colors=_colors(self._out))
@@ -219,5 +234,5 @@ def _colors(out: TextIO) -> bool:
 def _render_json(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
     try:
         return _encoder.encode(line).decode()
-    except (TypeError, ValueError):  # half a surrogate pair, a key that is no string: log it all the same
+    except (TypeError, ValueError):  # half a surrogate pair, or a key that is not a string: log it anyway
         return json.dumps(line, default=repr, skipkeys=True)

@@ -1,7 +1,7 @@
 """kvgate's own metrics. Times are seconds, sizes are tokens.
 
-Counters and histograms are fed where things happen, through children bound beforehand. What is a state (queue depth,
-usage, health) is read from one snapshot at the instant of a scrape and costs nothing in between.
+Counters and histograms are updated where things happen, through children bound in advance. Gauges (queue depth, usage,
+health) are read from one snapshot at each scrape and cost nothing in between.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,20 +11,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admission.outcomes import Outcome
-from gateway.admission.state import Load
+from gateway.admission.snapshot import Load
+from gateway.ops.returns import Returns
 from gateway.ops.state import GatewayState
 from gateway.ops.tally import Tallies
-from gateway.returns import Returns
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
 
 UNKNOWN = "unknown"
-"""The `model` label of a request that named no model of ours: what clients write must not become label values."""
+"""The `model` label of requests for unknown models: client text must not become a label value."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
 _TOKEN_BUCKETS = tuple(size * 2**power for power in range(4, 19) for size in (1, 1.5))
-"""16 tokens to 393,216: an edge is at most half as large again as the one before, so a length is known that well."""
+"""16 to 393,216 tokens. Each edge is at most 1.5 times the one before, so lengths are known to that precision."""
 _COUNT_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _SHARE_BUCKETS = tuple(percent / 100 for percent in range(5, 101, 5))
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -45,36 +45,36 @@ class ModelMetrics:
         self._lengths = tuple(metrics.lengths.of(model, kind) for kind in ("prompt", "output", "total"))
 
     def ended(self, outcome: Outcome) -> None:
-        """A request ended; once for each."""
+        """Count a request that ended; call once for each."""
         self._requests[outcome].inc()
 
     def came(self, key: int, now: float) -> None:
-        """A request with this key arrived."""
+        """Note the arrival of a request with this key."""
         if self._returns.came(key, now):
             self._returned.inc()
 
     def turned_away(self, key: int, now: float) -> None:
-        """It was refused for want of room."""
+        """Note that a request with this key was refused for lack of room."""
         self._returns.refused(key, True, now)
 
     def used(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Tokens an endpoint processed for a request."""
+        """Count the tokens an endpoint processed for a request."""
         self._prompt.inc(prompt_tokens)
         self._completion.inc(completion_tokens)
 
     def answered(self, prompt: int, output: int) -> None:
-        """A request was answered to its end: tokens of its prompt, and of each of its sequences."""
+        """Count the lengths of a completely answered request: tokens of its prompt, and of each of its sequences."""
         prompts, outputs, totals = self._lengths
         prompts.observe(prompt)
         outputs.observe(output)
         totals.observe(prompt + output)
 
     def drifted(self, tokens: int) -> None:
-        """Count it when our count of a prompt differs from the engine's `usage` by so many tokens, either way."""
+        """Count a drift of our prompt count from the engine's `usage`, in tokens, in either direction."""
         self._drift.inc(abs(tokens))
 
     def would(self, decision: str) -> None:
-        """In observe mode: what `enforce` would have done, "queued" or an outcome."""
+        """In observe mode, count what `enforce` would have done: "queued" or an outcome."""
         self._would.labels(model=self._model, decision=decision).inc()
 
 
@@ -82,9 +82,9 @@ class Metrics:
     """Every metric family of kvgate, in a registry of its own.
 
     Attributes:
-        queue_wait: what a generation request waited until its dispatch or until its time was over; `.observe(seconds)`.
-        ttft: from the first byte of a request to the first event of its stream handed to the client.
-        overhead: what kvgate itself added to a request: not the queue, not the endpoint.
+        queue_wait: wait of a generation request until its dispatch or its timeout; `.observe(seconds)`.
+        ttft: time from a request's first byte to the first event of its stream handed to the client.
+        overhead: time kvgate itself added to a request, without the queue and the endpoint.
     """
 
     def __init__(self, version: str, models: Iterable[str] = ()) -> None:
@@ -162,15 +162,15 @@ class Metrics:
             self.know(model)
 
     def know(self, model: str) -> None:
-        """Let a model have a label of its own; it is one of ours."""
+        """Give a model a label of its own: it is one of ours."""
         self._models.setdefault(model, ModelMetrics(self, model))
 
     def model(self, name: str | None) -> ModelMetrics:
-        """The counters of a model; those of `unknown` where it is none of ours."""
+        """The counters of a model; those of `unknown` if it is not one of ours."""
         return self._unknown if name is None else self._models.get(name, self._unknown)
 
     def sample(self, loads: Mapping[str, Load]) -> None:
-        """Note how full each model's pool is; to be called at even intervals."""
+        """Sample the load of each model's pool; call at even intervals."""
         for model, load in loads.items():
             self._waiting.of(model).observe(load.waiting)
             self._sequences.of(model).observe(load.sequences)
@@ -178,7 +178,7 @@ class Metrics:
                 self._usage.of(endpoint).observe(usage)
 
     def forget_endpoint(self, endpoint: str) -> None:
-        """It is no endpoint any more."""
+        """Drop the metrics of a removed endpoint."""
         self._usage.forget(endpoint)
 
     def watch(self, state: Callable[[], GatewayState]) -> None:
@@ -204,7 +204,7 @@ class _Build:
 
 
 class _State:
-    """The gauges. What is not known has no sample: absent is not zero."""
+    """The gauges. An unknown value has no sample: absent is not zero."""
 
     def __init__(self, state: Callable[[], GatewayState]) -> None:
         self._state = state

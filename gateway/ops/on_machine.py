@@ -1,4 +1,4 @@
-"""Whether somebody on this machine calls, and neither a proxy for somebody else nor a web page in a browser here."""
+"""The test for callers on this machine: neither a proxy for somebody else nor a web page in a browser here."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -6,15 +6,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"})
-"""What proxies add, beside all that begin with `x-forwarded-`."""
+"""Headers that proxies add, besides all that begin with `x-forwarded-`."""
 
 
 def on_this_machine(scope: Mapping[str, Any]) -> bool:
     """Whether an ASGI request comes from a loopback address, for a loopback host, and no proxy or foreign page sent it.
 
-    A proxy on this machine has a loopback address too, and the host that its client wrote, or its own name for us:
-    nginx that is only told where to pass requests names our address, adds nothing, and speaks HTTP/1.0 (to 1.29). A
-    page in a browser can post to any address, a name that it owns may lead to ours, and it says where it is from.
+    A proxy on this machine has a loopback address too. Its `Host` is its client's or its own name for us: an nginx with
+    only `proxy_pass` names our address, adds no header and speaks HTTP/1.0 (up to 1.29). A page in a browser can post
+    to any address, and a name it owns may resolve to ours; but the browser states the page's origin.
     """
     peer = scope.get("client")
     hosts = [value for name, value in scope["headers"] if name == b"host"]

@@ -1,4 +1,4 @@
-"""PURE. Log lines for people at a terminal: when, what happened, and of a request what matters, in columns.
+"""Log lines for people at a terminal: time and event; for a request, its main facts in columns.
 
 The same lines are JSON elsewhere, with all their fields: see `logs.py`.
 """
@@ -10,18 +10,18 @@ from typing import Any
 import structlog
 
 HEADER = "time      status  request      tokens        first    all      model, client, endpoint"
-"""Names the columns of `request`, once."""
+"""The header of the columns of `request`, printed once."""
 
 _DIM, _YELLOW, _RED, _PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 _LEVELS = {"warning": _YELLOW, "error": _RED, "critical": _RED}
 _FIRST_SERVER_ERROR, _FIRST_CLIENT_ERROR = 500, 400
 _SHORT = {"chat/completions": "chat"}
 _WORTH_TELLING = 100.0
-"""Milliseconds in the queue."""
+"""Milliseconds in the queue from which the wait is shown."""
 
 
 def _nothing(_: Mapping[str, Any]) -> str:
-    """The prompt of the shell says it."""
+    """Nothing: the shell's prompt shows it."""
     raise structlog.DropEvent
 
 
@@ -47,11 +47,11 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"endpoint {line['endpoint']} counts prompts as kvgate does"
     ),
 }
-"""What is said in place of a line's event and fields."""
+"""Texts shown instead of a line's event and fields."""
 
 
 def happened(line: MutableMapping[str, Any], *, colors: bool) -> str:
-    """A line of structlog's, as one for people; a traceback follows beneath."""
+    """A structlog line in the form for people; a traceback follows below it."""
     level, exception = str(line.pop("level", "info")), line.pop("exception", None)
     line.pop("timestamp", None)
     line.pop("logger", None)
@@ -68,7 +68,7 @@ def happened(line: MutableMapping[str, Any], *, colors: bool) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal would obey."""
+    """The text without control characters that a terminal would obey."""
     return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
@@ -77,8 +77,8 @@ def request(line: Mapping[str, Any], *, width: int | None, colors: bool) -> str:
 
     Args:
         line: the fields of `gateway.ops.logs.AccessLine`.
-        width: of the terminal; None leaves the line as long as it is.
-        colors: whether to color what went wrong.
+        width: of the terminal; None does not cut the line.
+        colors: whether to color failures.
     """
     path = line["path"].removeprefix("/v1/")
     status = str(line["status"] or "-")

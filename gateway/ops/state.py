@@ -1,8 +1,10 @@
-"""What `/kvgate/state` shows and the gauges of `/metrics` are read from: the gateway at one instant."""
+"""The gateway's state at one instant: the content of `/kvgate/state` and the source of the gauges in `/metrics`."""
 
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.ops.pace import Pace
 
 
 class _Shown(BaseModel):
@@ -36,7 +38,7 @@ class KvState(_Shown):
 
 
 class EngineTotals(_Shown):
-    """What an engine has done since kvgate watches it, for whomever; null where it does not count it."""
+    """The engine's work for all clients since kvgate began to watch it; null if it does not count it."""
 
     preemptions: int | None = None
     prompt_tokens: int | None = None
@@ -67,10 +69,15 @@ class EndpointState(_Shown):
     scrape_age_seconds: float | None = Field(None, description="Age of the last scrape; null: there was none.")
     model: str | None = Field(None, description="The model whose requests it gets; null until it was healthy once.")
     engine: EngineTotals = Field(default_factory=EngineTotals, description="What its engine has done.")
+    pace: Pace | None = Field(
+        None,
+        description="What its engine completes now and did at first, since it serves without a break; null while that "
+        "is too short, too little or not the same work.",
+    )
 
 
 class QueueState(_Shown):
-    """Who waits for one model."""
+    """The queue of one model."""
 
     model: str
     depth: int = Field(ge=0, description="Requests.")
@@ -79,7 +86,7 @@ class QueueState(_Shown):
 
 
 class NotCountedHere(_Shown):
-    """Requests whose prompts kvgate does not count itself."""
+    """Requests whose prompts kvgate does not count by itself."""
 
     api: str
     feature: str = Field(description="What they bring; `prompt` stands for all of this API.")
@@ -97,7 +104,7 @@ class CountingState(_Shown):
 
 
 class GatewayState(_Shown):
-    """All of it."""
+    """The whole state of a gateway."""
 
     version: str = Field(description="Of kvgate.")
     mode: Literal["enforce", "observe"]
@@ -113,7 +120,7 @@ class UnknownEndpointError(LookupError):
 
 
 class StateSource(Protocol):
-    """What the admin routes read and change; the composition root implements it."""
+    """The state that admin routes read and change; the composition root implements it."""
 
     def state(self) -> GatewayState:
         """The gateway now."""

@@ -1,1 +1,1 @@
-"""The core's events and decisions on file: written while it runs, and run again later, on any machine."""
+"""The core's events and decisions on file: recorded while it runs, replayed later on any machine."""

@@ -1,4 +1,4 @@
-"""What the cores have learned of output lengths, kept in files from one gateway to the next."""
+"""The store of learned output lengths: kept in files from one gateway to the next."""
 
 import contextlib
 import hashlib
@@ -13,18 +13,18 @@ import structlog
 from gateway.admission.events import Learned
 
 FORMAT = 1
-"""Goes into the names: a file of another format is never read."""
+"""Part of the file names: a file of another format is never read."""
 
 _log = structlog.get_logger("kvgate.learned")
 _LARGEST = 2**20
-"""Bytes of a file: ten times what is ever kept."""
+"""Most bytes of a file: ten times what is ever kept."""
 _LONGEST = 2**31
-"""Tokens of an output."""
+"""Most tokens of an output."""
 _decoder = msgspec.json.Decoder(Learned)
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where a program keeps its state: systemd's `StateDirectory`, else as the XDG base directories say."""
+    """The folder for a program's state: systemd's `StateDirectory`, else by the XDG base directories."""
     if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(given)
     home = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/"), ".local", "state")
@@ -32,18 +32,18 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def revision(root: str | None) -> str:
-    """What tells a model in a folder from another one that was there before: its `config.json`. Of hub ids, nothing."""
-    with contextlib.suppress(OSError, ValueError):  # the latter for what can be no path
+    """The revision of a model in a folder, by its `config.json`, in case another replaced it. Empty for hub ids."""
+    with contextlib.suppress(OSError, ValueError):  # `ValueError` if it cannot be a path
         if root is not None:
             return hashlib.sha256(Path(root, "config.json").read_bytes()).hexdigest()
     return ""
 
 
 class LearnedFiles:
-    """One file for each model. What cannot be read or written is done without; the latter is said once.
+    """One file for each model. Failed reads and writes are ignored; a failed write is logged once.
 
     Args:
-        folder: made where it is missing.
+        folder: created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class LearnedFiles:
         self._told = False
 
     def read(self, model: str, root: str | None) -> Learned | None:
-        """What an earlier gateway kept of a model of that name, loaded from there; None where there is nothing."""
+        """The lengths an earlier gateway kept for this model and root; None if there are none."""
         try:
             learned = _decoder.decode(_content(self._file(model, root)))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -61,7 +61,7 @@ class LearnedFiles:
         return learned if plausible else None
 
     def write(self, model: str, root: str | None, learned: Learned) -> None:
-        """Keep this. For nobody else's eyes: it tells what kind of work is done here."""
+        """Keep these lengths. Only the owner may read the file: it shows what kind of work is done here."""
         file = self._file(model, root)
         partial = file.with_suffix(f".{os.getpid()}")
         try:
@@ -80,7 +80,7 @@ class LearnedFiles:
 
 
 def _content(file: Path) -> bytes:
-    """What is in a file that is one, and no pipe or device; more than is ever kept is read as nothing."""
+    """The content of a regular file; empty for pipes, devices, and files larger than any we write."""
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as kept:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(kept.fileno()).st_mode):
             return b""

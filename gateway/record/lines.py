@@ -1,8 +1,8 @@
 """The lines of an event log: one JSON object each, told apart by `line`.
 
-A file holds one run of the gateway or several, one after the other. Each begins with `Started`. Times are seconds on
-the clock of the machine that ran it: only their differences mean something. There is no prompt and no answer in it;
-flows are in it by name, and prefixes as keyed hashes.
+A file holds one or more runs of the gateway, one after the other. Each begins with `Started`. Times are seconds on the
+clock of the machine that ran it: only differences mean something. The log holds no prompts and no answers; it holds
+flows by name, and prefixes as keyed hashes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,9 +34,9 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="line"):
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed", tag_field="line"):
-    """The operator changed settings while it ran: they are those of the run from here on.
+    """The operator changed settings while it ran; they apply from here on.
 
-    The cores that are there are told with the next events; those that are opened later begin with them.
+    Existing cores are told with the next events; cores opened later begin with them.
 
     Attributes:
         admission: its `admission` settings.
@@ -48,21 +48,21 @@ class Changed(msgspec.Struct, frozen=True, tag="changed", tag_field="line"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="pool", tag_field="line"):
-    """A model is served from here on, by a core of its own. `pool` is its number in this run."""
+    """A model got a core of its own here. `pool` is its number in this run."""
 
     pool: int
     model: str
 
 
 class Happened(msgspec.Struct, frozen=True, omit_defaults=True, tag="event", tag_field="line"):
-    """The core of a pool was told something.
+    """The core of a pool handled an event.
 
     Attributes:
         at: seconds.
-        pool: whose core.
-        event: the name of its class.
-        data: its fields.
-        decisions: what the core decided on it, in order: dispatches and rejects.
+        pool: number of the core's pool.
+        event: name of the event's class.
+        data: the event's fields.
+        decisions: the core's decisions on it, in order: dispatches and rejects.
     """
 
     at: float
@@ -88,7 +88,7 @@ class Happened(msgspec.Struct, frozen=True, omit_defaults=True, tag="event", tag
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped", tag_field="line"):
-    """So many lines are missing here: the disk was too slow for them."""
+    """This many lines are missing here: the disk was too slow."""
 
     lines: int
 
@@ -100,29 +100,29 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class EventLogError(Exception):
-    """A file is no event log that can be used. The message is for whoever named it."""
+    """The file is not a usable event log. The message is for the user who named the file."""
 
 
 def encode(line: Line) -> bytes:
-    """A line as it stands in the file."""
+    """A line as written to the file."""
     return _encoder.encode(line) + b"\n"
 
 
 def happened(at: float, pool: int, event: Event, commands: Sequence[Command]) -> Happened:
-    """The line of an event and what was decided on it."""
+    """The line of an event and the decisions on it."""
     return Happened(at, pool, type(event).__name__, event, decisions(commands))
 
 
 def decisions(commands: Sequence[Command]) -> tuple[Command, ...]:
-    """What was decided, without what the core only asks of its driver."""
+    """The decisions among the commands, without those meant only for the driver."""
     return tuple(command for command in commands if type(command) is not WakeAt)
 
 
 def read(file: Path) -> Iterator[Line]:
-    """Every line of a file. What was torn when a gateway was killed is passed over.
+    """Every line of a file. Lines torn when a gateway was killed are skipped.
 
     Raises:
-        EventLogError: it cannot be read, or is no event log.
+        EventLogError: it cannot be read, or is not an event log.
     """
     torn: str | None = None
     try:

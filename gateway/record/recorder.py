@@ -1,4 +1,4 @@
-"""Writes the event log, without ever making the event loop wait for the disk."""
+"""The recorder of the event log. It never makes the event loop wait for the disk."""
 
 import asyncio
 import fcntl
@@ -12,24 +12,24 @@ from gateway.admission.events import Event
 from gateway.record.lines import Changed, Dropped, Line, Opened, Started, encode, happened
 
 Record = Callable[[Event, float, Sequence[Command]], None]
-"""Told of each event, its time, and what the core answered."""
+"""Called with each event, its time and the core's commands."""
 
 FLUSH_INTERVAL = 0.25
-"""Seconds between two writes: as much is lost when the process is killed."""
+"""Seconds between two writes: a killed process loses that much."""
 MAX_PENDING = 64 * 2**20
-"""Bytes that may wait for the disk. Lines beyond that are dropped, and counted in the file."""
+"""Most bytes that wait for the disk. Further lines are dropped, and their number is noted in the file."""
 
 _log = structlog.get_logger("kvgate.record")
 
 
 class Recorder:
-    """Appends one run to a file. Call `start` once, and `close` in the end.
+    """Appends one run to a file. Call `start` once, and `close` at the end.
 
-    Runs stand one after the other: while another process writes to the file, as an old gateway does until it has handed
-    over, lines wait.
+    Runs follow each other in the file: lines wait while another process writes to it, as an old gateway does until it
+    has handed over.
 
     Args:
-        file: made where it is missing.
+        file: created if missing.
         started: the first line.
 
     Raises:
@@ -41,7 +41,7 @@ class Recorder:
         self._file = file.open("ab+", buffering=0)
         self._lines: list[bytes] = []
         self._pending = 0
-        """Bytes that were not written yet."""
+        """Bytes not written yet."""
         self._dropped = 0
         self._pools = 0
         self._stopped = False
@@ -64,7 +64,7 @@ class Recorder:
         self._file.close()
 
     def pool(self, model: str) -> Record:
-        """What records the core of a model."""
+        """The function that records the core of a model."""
         self._pools += 1
         number = self._pools
         self._put(Opened(number, model))
@@ -76,11 +76,11 @@ class Recorder:
         return record
 
     def changed(self, settings: Changed) -> None:
-        """Settings are others from here on; to be told before the cores are."""
+        """Record changed settings; call it before the cores are told."""
         self._put(settings)
 
     def _turn(self) -> bool:
-        """Whether the file is this run's to write to."""
+        """Whether it is this run's turn to write to the file."""
         if not self._locked:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +93,7 @@ class Recorder:
         return True
 
     def _torn(self) -> bool:
-        """Whether a run before this one was killed in the middle of a line."""
+        """Whether an earlier run was killed in the middle of a line."""
         if self._file.seek(0, 2) == 0:
             return False
         self._file.seek(-1, 2)

@@ -1,4 +1,4 @@
-"""Runs the core over a record again: what it decides must be what was decided."""
+"""The replay of a record: runs the core again and compares its decisions with the recorded ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from gateway.admission.commands import Command
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Event, PolicyChanged
 from gateway.admission.policy import Policy
-from gateway.config import AdmissionSettings
+from gateway.config.settings import AdmissionSettings
+from gateway.config.sources import load
 from gateway.record.lines import Changed, Dropped, EventLogError, Happened, Opened, Started, decisions, read
-from gateway.settings_sources import load
 
 Changes = Mapping[str, Any]
-"""Settings of the section `admission` that are laid over the recorded ones."""
+"""Settings of the section `admission` that override the recorded ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Step:
     Attributes:
         at: seconds.
         since: seconds since the first event of its run.
-        controller: the core it was for, that has heard all before it and not yet this.
-        decided: what was decided on it, in plain values.
+        controller: its core, which has handled all events before it and not yet this one.
+        decided: the decisions on it, in plain values.
     """
 
     key: PoolKey
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Decisions on one event that are not those of the record; in plain values."""
+    """Decisions on one event that differ from the recorded ones, in plain values."""
 
     key: PoolKey
     since: float
@@ -58,12 +58,12 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
-        models: the name of each core's model.
-        decisions: how many the record has, up to a gap.
-        gaps: the runs of which lines are missing; what is behind the gap was left out.
+        models: name of each core's model.
+        decisions: number in the record, up to a gap.
+        gaps: the runs with missing lines; the part after the gap is left out.
     """
 
     events: int = 0
@@ -77,7 +77,7 @@ def policy(started: Started, changes: Changes) -> Policy:
     """The policy of a run, with changes.
 
     Raises:
-        ConfigurationError: they are no settings.
+        ConfigurationError: the settings are invalid.
     """
     return settings(started, changes).to_policy(weights=started.weights, poll_interval=started.poll_interval)
 
@@ -86,31 +86,23 @@ def settings(started: Started, changes: Changes) -> AdmissionSettings:
     """The settings of a run, with changes.
 
     Raises:
-        ConfigurationError: they are no settings.
+        ConfigurationError: the settings are invalid.
     """
-    return load({"admission": _laid_over(started.admission, changes)}, environ={}).admission
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for name, value in above.items():
-        beneath = merged.get(name)
-        both = isinstance(beneath, Mapping) and isinstance(value, Mapping)
-        merged[name] = _laid_over(beneath, value) if both else value  # type: ignore[arg-type]
-    return merged
+    recorded = {"admission": dict(started.admission)}
+    return load(recorded, environ={}, changes={"admission": changes}).admission
 
 
 def steps(file: Path, replayed: Replayed, changes: Changes) -> Iterator[Step]:
-    """Every event of a record in its order, each with its core.
+    """Every event of a record, in order, each with its core.
 
     Args:
         file: the record.
-        replayed: is filled, but for the differences.
+        replayed: is filled in, except for the differences.
         changes: to the settings.
 
     Raises:
-        EventLogError: the file is no event log.
-        ConfigurationError: the settings are none.
+        EventLogError: the file is not an event log.
+        ConfigurationError: the settings are invalid.
     """
     run, began, gap = 0, None, False
     wanted, start = Policy(), Started("", {}, {}, 0.0)
@@ -147,8 +139,8 @@ def verify(file: Path) -> Replayed:
     """Replay a record as it was.
 
     Raises:
-        EventLogError: the file is no event log.
-        ConfigurationError: its settings are none of this version.
+        EventLogError: the file is not an event log.
+        ConfigurationError: this version does not know its settings.
     """
     replayed = Replayed()
     for step in steps(file, replayed, {}):
@@ -159,5 +151,5 @@ def verify(file: Path) -> Replayed:
 
 
 def plain(commands: Sequence[Command]) -> list[dict[str, Any]]:
-    """What was decided, as it stands in a record."""
+    """The decisions as a record holds them."""
     return [msgspec.to_builtins(command) for command in decisions(commands)]

@@ -1,4 +1,4 @@
-"""What a replay found, for people."""
+"""The report of a replay, for people."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from gateway.record.replay import Difference, Replayed
 from gateway.record.whatif import DISPATCHED, Compared, waits
 
 SHOWN = 10
-"""Differences that are listed."""
+"""Most differences listed."""
 _WHAT_IT_SHOWS = (
     "Up to the first decision that differs, this is what was recorded. From there on each request is served as fast as "
     "it was in the record, and one that was refused there as fast as the mean: engines that are given more do not get "

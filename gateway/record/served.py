@@ -1,4 +1,4 @@
-"""What became of each request of a record, and what its endpoints had: read once, from the beginning to the end."""
+"""The account of a record: the fate of each request and the load of each endpoint, in one pass over the file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,20 +22,20 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
+from gateway.ops.returns import Returns
 from gateway.record.lines import Changed, Dropped, Happened, Opened, Started, read
-from gateway.returns import Returns
 
 
 @dataclass(slots=True)
 class Served:
-    """One request that arrived at a core. Times are seconds since the record began; None: it did not come to that.
+    """One request that arrived at a core. Times are seconds since the record began; None means it never happened.
 
     Attributes:
-        generated: tokens, over all of its sequences, so far as they were seen.
-        refused: how it ended where no endpoint was to serve it.
-        done: whether its answer came to its end.
-        key: it is known by this when it comes back.
-        came_back: whether it was refused and another one is its return.
+        generated: tokens seen, over all its sequences.
+        refused: its outcome, if no endpoint was to serve it.
+        done: whether its answer is complete.
+        key: its fingerprint, by which a repeated request is recognised.
+        came_back: whether it was refused and a later request is its return.
     """
 
     model: str
@@ -50,20 +50,20 @@ class Served:
     key: int = 0
     came_back: bool = False
     endpoint: EndpointId | None = None
-    """Where it was sent to last."""
+    """The endpoint it was last sent to."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """What was seen of one endpoint, over all runs.
+    """The observations of one endpoint, over all runs.
 
     Attributes:
-        up_since: since when it serves without a break; None while it does not.
-        usages: shares of its KV cache in use, one for each scrape.
-        used_at: when these were seen.
-        preemptions: that happened while it was watched.
-        counts_preemptions: whether it says.
-        peak_sequences: the most of ours that were on it at once.
+        up_since: when it last began to serve; None while it does not serve.
+        usages: share of its KV cache in use, one for each scrape.
+        used_at: times of these scrapes.
+        preemptions: number while it was watched.
+        counts_preemptions: whether it reports them.
+        peak_sequences: most sequences of ours on it at once.
     """
 
     model: str
@@ -74,13 +74,13 @@ class Watched:
     preemptions: int = 0
     counts_preemptions: bool = False
     generated: float = 0.0
-    """Tokens that it generated, for whomever."""
+    """Tokens that it generated, for all clients."""
     sequences: int = 0
     peak_sequences: int = 0
     last: Observed | None = field(default=None, repr=False)
 
     def take(self, sample: Observed, at: float) -> None:
-        """The next scrape."""
+        """Take the next scrape."""
         if sample.kv_usage is not None:
             self.usages.append(sample.kv_usage)
             self.used_at.append(at)
@@ -91,13 +91,13 @@ class Watched:
         self.last = sample
 
     def now_at(self, change: int) -> None:
-        """So many more sequences of ours are on it."""
+        """Change the number of our sequences on it."""
         self.sequences += change
         self.peak_sequences = max(self.peak_sequences, self.sequences)
 
 
 def _moved(before: float | None, now: float | None) -> float:
-    """How far a counter went; one that begins anew went from zero."""
+    """The growth of a counter. A counter that was reset grew from zero."""
     if before is None or now is None:
         return 0.0
     return now - before if now >= before else now
@@ -105,11 +105,11 @@ def _moved(before: float | None, now: float | None) -> float:
 
 @dataclass(slots=True)
 class Account:
-    """A whole record. Its runs follow each other at once: what was between them is nobody's.
+    """A whole record. Its runs are joined; the time between them does not count.
 
     Attributes:
-        started: the first line of its last run, with the settings that it ended with.
-        seconds: from the first event to the last of each run, all together.
+        started: first line of its last run, with the settings at its end.
+        seconds: sum over all runs, from the first event to the last.
         gaps: whether lines are missing.
     """
 
@@ -124,7 +124,7 @@ def account(file: Path) -> Account:
     """Read a record.
 
     Raises:
-        EventLogError: the file is no event log.
+        EventLogError: the file is not an event log.
     """
     found = Account()
     run = _Run(found)
@@ -147,7 +147,7 @@ def account(file: Path) -> Account:
 
 
 class _Run:
-    """One run of a gateway, whose requests and clock are its own."""
+    """One run of a gateway, with its own requests and clock."""
 
     def __init__(self, found: Account) -> None:
         self.models: dict[int, str] = {}
@@ -161,7 +161,7 @@ class _Run:
             watched.up_since = None
 
     def take(self, line: Happened) -> None:
-        """The next event."""
+        """Take the next event."""
         self._first = line.at if self._first is None else self._first
         at = self._found.seconds = self._began + line.at - self._first
         event = line.read()
@@ -202,7 +202,7 @@ class _Run:
                 self._leave((pool, event.request), returned)
 
     def end(self) -> None:
-        """The run is over, and what is on its endpoints is no longer ours to follow."""
+        """End the run: requests still on its endpoints are no longer followed."""
         for watched in self._found.endpoints.values():
             watched.sequences, watched.last = 0, None
 

@@ -1,12 +1,11 @@
-"""What other settings would have done with the load of a record.
+"""The what-if replay: the load of a record under other settings.
 
-Up to the first decision that differs, the core is told what was recorded. From there on the record's engines no longer
-did what is asked here, so they are stood in for: a request that was served takes as long from its dispatch, and
-generates as many tokens, as in the record; one that was not takes the mean of those that were. Engines are then neither
-slower when they are given more nor faster when they are given less, and their gauges, which tell of the load that was,
-are left out.
+Up to the first decision that differs, the core gets the recorded events. From there on the record's engines no longer
+match, so simple stand-ins replace them. A request that was served takes as long from its dispatch, and generates as
+many tokens, as in the record; any other takes the mean of those served. The stand-ins get neither slower under more
+load nor faster under less. The recorded gauges are left out, as they show another load.
 
-A request that was refused for want of room and came back is one request, whose last try counts. Where it is not refused
+A request that was refused for lack of room and came back counts as one request, by its last try. If it is not refused
 under the other settings, it does not come back.
 """
 
@@ -33,8 +32,8 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM
+from gateway.ops.returns import Returns
 from gateway.record.replay import Changes, Difference, PoolKey, Replayed, Step, plain, steps
-from gateway.returns import Returns
 
 DISPATCHED = "dispatched"
 LEFT = "client left the queue"
@@ -46,10 +45,10 @@ Named = tuple[PoolKey, RequestId]
 
 @dataclass(slots=True)
 class Fate:
-    """What became of one request. Times are seconds.
+    """The fate of one request. Times are seconds.
 
     Attributes:
-        ended: `DISPATCHED`, `LEFT`, `WAITING` or the outcome it was refused with.
+        ended: `DISPATCHED`, `LEFT`, `WAITING` or the outcome of its refusal.
         at: when that was decided.
     """
 
@@ -58,14 +57,14 @@ class Fate:
     at: float = inf
 
     def decide(self, ended: str, at: float) -> None:
-        """The first decision counts: whoever is sent elsewhere later has been dispatched."""
+        """Note a decision. The first one counts: a request that is later sent elsewhere was dispatched."""
         if self.ended == WAITING:
             self.ended, self.at = ended, at
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How an engine served one request, seconds from its dispatch."""
+    """An engine's service of one request, in seconds from its dispatch."""
 
     first: float
     duration: float
@@ -73,7 +72,7 @@ class Service:
     verdict: Verdict = Verdict.DONE
 
     def generated(self, elapsed: float) -> int:
-        """Tokens after so long, at an even pace."""
+        """Tokens generated after this time, at an even pace."""
         if elapsed < self.first or not self.tokens:
             return 0
         share = (elapsed - self.first) / max(self.duration - self.first, 1e-9)
@@ -82,7 +81,7 @@ class Service:
 
 @dataclass(slots=True)
 class _Seen:
-    """A request on an engine, as the record tells."""
+    """A request on an engine, as recorded."""
 
     dispatched_at: float
     first_at: float | None = None
@@ -100,23 +99,23 @@ class Compared:
     recorded: dict[Named, Fate] = field(default_factory=dict)
     changed: dict[Named, Fate] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
-    """The first one of each core: behind it the two are no longer the same story."""
+    """The first difference of each core; after it the two runs cannot be compared event by event."""
     replayed: Replayed = field(default_factory=Replayed)
 
     def outcomes(self) -> list[tuple[str, int, int]]:
-        """How many requests ended how: recorded, and with the change."""
+        """Number of requests by outcome: recorded, and with the change."""
         before = Counter(fate.ended for fate in self.recorded.values())
         after = Counter(fate.ended for fate in self.changed.values())
         return [(ended, before[ended], after[ended]) for ended in sorted({*before, *after}, key=_order)]
 
     def otherwise(self) -> list[tuple[PoolKey, RequestId, Fate, Fate]]:
-        """The requests that ended otherwise, in the order of their arrival."""
+        """The requests with another outcome, in the order of their arrival."""
         pairs = ((*key, fate, self.changed[key]) for key, fate in self.recorded.items())
         return [pair for pair in pairs if pair[2].ended != pair[3].ended]
 
 
 def waits(fates: Iterable[Fate]) -> list[float]:
-    """Seconds in the queue of those that were dispatched, the shortest first."""
+    """Queue times of the dispatched requests, in seconds, the shortest first."""
     return sorted(fate.at - fate.arrived_at for fate in fates if fate.ended == DISPATCHED)
 
 
@@ -124,8 +123,8 @@ def compare(file: Path, changes: Changes) -> Compared:
     """Run a record with other settings.
 
     Raises:
-        EventLogError: the file is no event log.
-        ConfigurationError: the settings are none.
+        EventLogError: the file is not an event log.
+        ConfigurationError: the settings are invalid.
     """
     compared = Compared()
     recorded = _Recorded(compared.recorded)
@@ -142,12 +141,12 @@ def compare(file: Path, changes: Changes) -> Compared:
 
 
 class _Recorded:
-    """How the record's engines served its requests."""
+    """The service that the record's engines gave its requests."""
 
     def __init__(self, fates: dict[Named, Fate]) -> None:
         self._fates = fates
         self._firsts: dict[Named, Named] = {}
-        """The first try of each that came back."""
+        """The first try of each request that came back."""
         self._keys: dict[Named, int] = {}
         self._returns: defaultdict[PoolKey, Returns[Named]] = defaultdict(Returns)
         self._running: dict[Named, _Seen] = {}
@@ -155,7 +154,7 @@ class _Recorded:
         self._means: dict[PoolKey, Service] = {}
 
     def take(self, step: Step) -> None:
-        """The next line of the record."""
+        """Take the next recorded event."""
         key, event = step.key, step.event
         match event:
             case Arrived() if (key, event.request) not in self._keys:
@@ -181,12 +180,12 @@ class _Recorded:
                 self._decided(named, decided.get("outcome", DISPATCHED), step.at)
 
     def end(self) -> None:
-        """The record is over."""
+        """End the record."""
         for owner in {key for key, _ in self._fates}:
             self._means[owner] = _mean([served for (key, _), served in self._services.items() if key == owner])
 
     def service(self, key: PoolKey, request: RequestId) -> Service:
-        """How it was served; the mean where it was not, or not to its end."""
+        """Its service; the mean if it was not served, or not to its end."""
         return self._services.get(self.first(key, request)) or self._means[key]
 
     def first(self, key: PoolKey, request: RequestId) -> Named:
@@ -201,7 +200,7 @@ class _Recorded:
 
 
 def _mean(services: list[Service]) -> Service:
-    """Of those that were served to their end; without any, one that never ends."""
+    """The mean of the services that ran to their end; without any, one that never ends."""
     done = [service for service in services if service.verdict is Verdict.DONE]
     if not done:
         return Service(inf, inf, 0)
@@ -214,7 +213,7 @@ def _mean(services: list[Service]) -> Service:
 
 
 class _Alternative:
-    """One core under the other settings, and engines of its own once it has decided otherwise."""
+    """One core under the other settings, with stand-in engines once it has decided differently."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class _Alternative:
         self._controller = controller
         self._recorded = recorded
         self._never_came: set[RequestId] = set()
-        """Tries of requests that are not refused here."""
+        """Later tries of requests that are not refused here, so that they never come."""
         self._compared = compared
         self._diverged = False
         self._arrived: set[RequestId] = set()
@@ -236,7 +235,7 @@ class _Alternative:
         self._wake_at = inf
 
     def take(self, step: Step) -> None:
-        """The next line of the record."""
+        """Take the next recorded event."""
         if self._diverged:
             self._advance(step.at)
             if (event := self._event(step)) is not None:
@@ -253,7 +252,7 @@ class _Alternative:
                 heappush(self._ends, (max(step.at, since + service.duration), request))
 
     def _event(self, step: Step) -> Event | None:
-        """What the core is told in place of an event that tells of the record's own engines."""
+        """The event to pass to the core instead of one from the record's own engines; None for none."""
         match step.event:
             case Arrived() if self._goes_on(step.event.request):
                 self._never_came.add(step.event.request)
@@ -271,12 +270,12 @@ class _Alternative:
         return self._recorded.first(self._key, request)
 
     def _goes_on(self, request: RequestId) -> bool:
-        """Whether it was refused and came back in the record, and was not refused here."""
+        """Whether it was refused and came back in the record, but was not refused here."""
         first = self._first(request)
         return first[1] != request and self._compared.changed[first].ended not in FOR_WANT_OF_ROOM
 
     def _advance(self, to: float) -> None:
-        """Let happen what is due by then: services that end, and what the core asked to be woken for."""
+        """Advance to this time: end the services that are due, and wake the core when it asked for it."""
         while (due := min(self._wake_at, self._ends[0][0] if self._ends else inf)) <= to:
             if self._ends and self._ends[0][0] == due:
                 request = heappop(self._ends)[1]
@@ -315,7 +314,7 @@ def _dispatched(commands: list[Command], request: RequestId) -> bool:
 
 
 def _gist(decided: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Who goes where, and who is refused with what: a `Retry-After` that differs changes nothing here."""
+    """The decisions without `Retry-After`: which request goes where, and which is refused with what."""
     return [(one["request"], one.get("endpoint"), one.get("outcome")) for one in decided]
 
 

@@ -1,4 +1,4 @@
-"""The few ASGI moves the relay makes itself: read a body within limits, send an answer, notice a client leave."""
+"""The relay's own ASGI helpers: read a body within limits, send an answer, notice that the client left."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,12 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 _LINGER = 10.0
-"""Seconds for which a client may go on sending a body that was refused."""
+"""Seconds during which a client may keep sending a body that was refused."""
 
 BODY_EXTENSION = "kvgate.body"
-"""Key in `scope["extensions"]` of a function that writes a piece of an answer's body at once: `bytes -> bool`, False
-when the client is behind. `http_protocol` offers it; elsewhere `send` does the same, a task switch slower."""
+"""Key in `scope["extensions"]` of a function `bytes -> bool` that writes a piece of an answer's body at once and
+returns False when the client is behind. `http_protocol` offers it. Under other servers `send` does the same, one task
+switch slower."""
 
 
 class Body:
@@ -32,7 +33,7 @@ class Body:
         self._late = b""
         direct: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(BODY_EXTENSION)
         self.write = direct or self._keep
-        """Take a piece; False: `drained` must be awaited before the next one."""
+        """Take a piece. After False, await `drained` before the next one."""
 
     async def drained(self) -> None:
         """Wait until the client has caught up."""
@@ -45,11 +46,11 @@ class Body:
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection."""
+    """The client closed its connection, or reads its answer too slowly."""
 
 
 class BodyTooLargeError(Exception):
-    """The body is over the limit. `size` is what the client announced, or what had arrived, in bytes."""
+    """The body is over the limit. `size` in bytes: as the client announced it, or as much as had arrived."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -57,19 +58,19 @@ class BodyTooLargeError(Exception):
 
 
 class BodyTimeoutError(Exception):
-    """The client stopped sending in the middle of its body, or sends it too slowly."""
+    """The client stopped in the middle of its body, or sends too slowly."""
 
 
 class NoRoomError(Exception):
-    """Bodies that are not complete hold as much as they may already."""
+    """Incomplete bodies already hold all the memory they may."""
 
 
 class Room:
-    """What bodies that are still arriving may hold, of all clients together.
+    """The memory that incomplete bodies of all clients may hold together.
 
     Args:
-        most: bytes, in force now. A body that is alone always has room, and so have small ones: there are only as many
-            of them as connections.
+        most: the limit in force, in bytes. A body that is alone always has room. So do small ones: connections limit
+            their number.
     """
 
     SMALL = 64 * 2**10
@@ -80,7 +81,7 @@ class Room:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[Callable[[int], None]]:
-        """For one body: a function to be told of the size it has grown to, which raises `NoRoomError`."""
+        """One body's part: call the function with the body's size as it grows. It raises `NoRoomError`."""
         held = 0
 
         def grown(size: int) -> None:
@@ -99,7 +100,7 @@ class Room:
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of that (lower-case) name."""
+    """The first header of this name (in lower case)."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -120,9 +121,9 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
         scope: of the request.
         receive: of the request.
         limit: most bytes.
-        timeout: longest silence, seconds.
-        rate: bytes per second that it must come to on the whole, once `timeout` has passed.
-        room: what it may hold until it is complete, beside all others.
+        timeout: longest silence, in seconds.
+        rate: lowest average, in bytes per second, checked once `timeout` has passed.
+        room: memory for incomplete bodies, shared with all other requests.
 
     Raises:
         BodyTooLargeError, BodyTimeoutError, NoRoomError, ClientGoneError: as they say.
@@ -132,20 +133,24 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
         raise BodyTooLargeError(int(announced))
     clock = asyncio.get_running_loop().time
     started = clock()
-    pieces: list[bytes] = []
+    # Not a list of pieces: a client may send as many of them as bytes, and each would take fifty times its own.
+    body = bytearray()
     size, more = 0, True
-    with room.part() as grown:
-        while more:
-            allowed = timeout + size / rate - (clock() - started)
-            message = await _next(receive, min(timeout, allowed))
-            piece: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
-            size += len(piece)
-            if size > limit:
-                raise BodyTooLargeError(size)
-            grown(size)
-            pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    try:
+        with room.part() as grown:
+            while more:
+                allowed = timeout + size / rate - (clock() - started)
+                message = await _next(receive, min(timeout, allowed))
+                piece: bytes = message.get("body", b"")
+                more = message.get("more_body", False)
+                size += len(piece)
+                if size > limit:
+                    raise BodyTooLargeError(size)
+                grown(size)
+                body += piece
+        return bytes(body)
+    finally:
+        body.clear()  # the exception keeps this frame alive until the client has its answer
 
 
 async def _next(receive: Receive, timeout: float) -> Message:
@@ -160,7 +165,7 @@ async def _next(receive: Receive, timeout: float) -> Message:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has left. Await only after the body was read."""
+    """Return when the client has left. Await it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -178,10 +183,10 @@ async def send_answer(
     Args:
         send: of the request.
         answer: status, headers and body.
-        extra: further headers.
-        close: end the connection after it.
-        unread: of a request whose body was not read to its end. What the client still sends is dropped for a while
-            before the connection closes: closing on unread bytes would reset it, and the answer would be lost.
+        extra: more headers.
+        close: end the connection after the answer.
+        unread: the request's body was not read to its end. What the client still sends is dropped for a while before
+            the connection closes: closing on unread bytes would reset the connection and lose the answer.
     """
     headers = [*answer.headers, *extra]
     if close or unread is not None:

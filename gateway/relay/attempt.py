@@ -1,4 +1,4 @@
-"""One try of a request at one endpoint: sent, its answer classified, then streamed through."""
+"""One attempt at one endpoint: sends the request, classifies the answer, streams it to the client."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.driver import Driver
-from gateway.pools import Endpoint
+from gateway.pools.directory import Endpoint
+from gateway.pools.driver import Driver
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
@@ -31,20 +31,20 @@ _OK = 200
 _UNAUTHORIZED = 401
 _SERVER_ERRORS = 500
 MAX_HELD_BYTES = 4 * 2**20
-"""An answer that is not streamed is held until it is known to be good, up to this size; a larger one passes unread."""
+"""An answer that is not streamed is held until it is known to be good. One over this size passes as it is."""
 MAX_ERROR_BYTES = 2**20
-"""The same of an error."""
+"""Most bytes of an error's body that are held."""
 MAX_PRELIMINARY = 64 * 2**10
-"""Bytes of events that promise nothing, after which a stream has begun all the same."""
+"""Bytes of preliminary events after which a stream counts as begun."""
 LARGE_PIECE = 64 * 2**10
 _UNREAD = BodyFacts(None, None, None)
 _LAST_EVENT_TIMEOUT = 5.0
-"""Seconds a client gets to take the error that ends its answer: nobody watches over it any more."""
+"""Seconds a client gets to take the error that ends its answer: the request's own timer is over by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The client has its answer, or as much of it as there will be."""
+    """The client has its answer, or as much of it as it will get."""
 
     outcome: Outcome
     verdict: Verdict
@@ -52,11 +52,11 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nothing has reached the client: the request may go to an endpoint again.
+    """Nothing has reached the client: the request may be tried again.
 
     Attributes:
-        busy: the endpoint has no room or was not there, which is no failure of the request's own.
-        reason: for the client, should this have been the last try.
+        busy: the endpoint had no room, or could not be connected to. The request is not at fault.
+        reason: told to the client if this was the last attempt.
     """
 
     busy: bool
@@ -65,12 +65,12 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What an endpoint is sent.
+    """The request as the endpoint gets it.
 
     Attributes:
-        strip_usage: kvgate asked for usage in the stream, the client did not.
-        stream_interval: tokens that the client wants in each event of it.
-        sequences: how many it generates.
+        strip_usage: kvgate asked for usage in the stream; the client did not.
+        stream_interval: tokens that the client wants in each event.
+        sequences: number of sequences it generates.
     """
 
     request: RequestId
@@ -83,15 +83,14 @@ class Outgoing:
 
 
 class _FailedMidwayError(Exception):
-    """The answer failed after a part of it was passed on; the reader knows how."""
+    """The answer failed after part of it was passed on. The reader knows how."""
 
 
 class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
-    Nothing is sent to the client before the first event of the answer is known to be good, so that any failure until
-    then can be tried again elsewhere. `made` is told of a response before the client is, which
-    may ask for it from then on.
+    Nothing reaches the client before the answer's first event is known to be good, so any failure until then can be
+    retried elsewhere. `made` is called before the client learns the id of a stored response: it may ask for it at once.
     """
 
     def __init__(
@@ -111,10 +110,10 @@ class Attempt:
         self._endpoint = endpoint
         self._made = made
         self.reader: StreamReader | None = None
-        """Of a stream: what it has told so far."""
+        """The reader of a streamed answer."""
 
     async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
-        """Try once. Cancelled when the client leaves: the connection to the endpoint closes at once."""
+        """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once."""
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
             outgoing.request,
@@ -126,7 +125,7 @@ class Attempt:
         try:
             return await self._exchanged(flight, outgoing, headers)
         except asyncio.CancelledError:
-            if flight.interruption is None or flight.task.uncancel():  # the client left, if only at the same time
+            if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
                 raise
             return await self._interrupted(flight)
         finally:
@@ -158,6 +157,7 @@ class Attempt:
         if answer.status >= _SERVER_ERRORS:
             self._endpoint.monitor.failed(f"it answered {answer.status}", dead=is_dead(message))
             return Again(busy=False, reason=f"The endpoint answered {answer.status}: {message}")
+        flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
                 Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
@@ -173,10 +173,10 @@ class Attempt:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)
         facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
         if facts.failure is not None:
-            return await self._failed_unseen(facts.failure)
-        if self._exchange.opened:  # its client was promised a stream
+            return await self._failed_unseen(flight, facts.failure)
+        if self._exchange.opened:  # the head of a stream has already left
             return Again(busy=False, reason="The endpoint did not stream its answer.")
-        self._flights.answers(flight)
+        self._flights.answers(flight, computed=True)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
         await self._send(flight, answer, body, complete=complete)
@@ -198,9 +198,9 @@ class Attempt:
             flight.delivering = False
 
         def take(data: bytes) -> bool:
-            """Pass on what has arrived: this runs once for each piece, in the callback that brings it."""
+            """Pass on a piece, in the callback that brings it. False: bring no more until the client has caught up."""
             ready = feed(data)
-            # After a large piece others have their turn, however fast this engine is.
+            # After a large piece other requests get their turn, however fast this engine is.
             keeps_up = (not ready or write(ready)) and len(data) < LARGE_PIECE
             if reader.failure is not None:
                 raise _FailedMidwayError
@@ -209,11 +209,11 @@ class Attempt:
 
         held = await self._first_events(answer, reader)
         if reader.failure is not None:
-            return await self._failed_unseen(reader.failure)
+            return await self._failed_unseen(flight, reader.failure)
         self._flights.answers(flight)
         self._remember(reader.response_id)
         exchange.first_event = exchange.clock()
-        await self._start(answer)
+        await self._start(flight, answer)
         try:
             if held and not write(held):
                 await drained()
@@ -225,7 +225,7 @@ class Attempt:
         exchange.usage = reader.usage
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
-        self._flights.progressed((request,))  # of the last tokens the next batch would tell nobody
+        self._flights.progressed((request,))  # the next batch would come when the flight is closed
         flight.delivering = True
         await exchange.send({"type": "http.response.body", "body": rest, "more_body": False})
         return Settled(Outcome.COMPLETED, Verdict.DONE)
@@ -235,7 +235,7 @@ class Attempt:
             self._made(response_id, self._endpoint.id)
 
     async def _first_events(self, answer: Answer, reader: StreamReader) -> bytes:
-        """Read until it is known whether the engine answers; return what may leave then."""
+        """Read until it is clear whether the engine answers; return what may leave."""
         held = b""
         while data := await answer.read_some():
             held += reader.feed(data)
@@ -243,7 +243,8 @@ class Attempt:
                 return held
         return held + reader.end()
 
-    async def _start(self, answer: Answer, length: int | None = None) -> None:
+    async def _start(self, flight: Flight, answer: Answer, length: int | None = None) -> None:
+        """Begin the client's answer. Waits until the client has taken earlier answers on its connection."""
         exchange = self._exchange
         exchange.committed = True
         if exchange.opened:
@@ -251,11 +252,13 @@ class Attempt:
         exchange.status = answer.status
         headers = towards_client(answer.headers, exchange.identifier, length=length)
         headers += exchange.facts()
+        flight.delivering = True
         await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        flight.delivering = False
 
     async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
-        """Pass an answer on that is not streamed: whole, or the rest of it piece by piece as it arrives."""
-        await self._start(answer, len(body) if complete else _length(answer.headers))
+        """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
+        await self._start(flight, answer, len(body) if complete else _length(answer.headers))
         send = self._exchange.send
         while not complete:
             flight.delivering = True
@@ -264,13 +267,15 @@ class Attempt:
             flight.moved_at = self._exchange.clock()
             body = await answer.read_some()
             complete = not body
+        flight.delivering = True
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _failed_unseen(self, failure: Failure) -> Settled | Again:
-        """The answer had the status 200, but its first event is a failure; the client has seen nothing."""
+    async def _failed_unseen(self, flight: Flight, failure: Failure) -> Settled | Again:
+        """The answer had status 200, but its first event is a failure. The client has seen nothing."""
         if failure.kind is FailureKind.BUSY:
             return Again(busy=True, reason=failure.message)
         if failure.kind is FailureKind.REFUSED:
+            flight.delivering = True
             outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
             return Settled(outcome, Verdict.DONE)
         self._report(failure)
@@ -286,13 +291,13 @@ class Attempt:
         )
 
     async def _broken(self, message: str) -> Settled | Again:
-        """The connection was lost: again from the start, unless the client has seen a part."""
+        """The connection was lost: start again, unless the client has seen part of the answer."""
         if not self._exchange.committed:
             return Again(busy=False, reason=message)
         return await self._end_with(self._error_event(message))
 
     async def _interrupted(self, flight: Flight) -> Settled | Again:
-        if flight.delivering:  # it is the client that did not go on
+        if flight.delivering:  # the client is the one that stopped
             return Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
         exchange, message = self._exchange, "The endpoint did not go on in time."
         if exchange.committed:
@@ -310,9 +315,9 @@ class Attempt:
         return stream_error(self._exchange.api or Api.CHAT, outcome, message)
 
     async def _end_with(self, event: bytes) -> Settled:
-        """A clean end of the HTTP body, with the error as its last event and without `[DONE]`.
+        """End the HTTP body cleanly, with the error as its last event and without `[DONE]`.
 
-        A body that is no stream of events stays without an end.
+        A body that is not an event stream is cut off: no error can be told inside of it.
         """
         if self.reader is None:
             return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
@@ -330,16 +335,14 @@ def _is_stream(headers: Headers) -> bool:
 
 
 async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
-    """A body, and whether that is all of it: of one over so many bytes only the beginning is read."""
-    pieces: list[bytes] = []
-    size = 0
-    while size <= most:
+    """Read at most `most` bytes of a body; return them and whether the body is complete."""
+    body = bytearray()
+    while len(body) <= most:
         piece = await answer.read_some()
         if not piece:
-            return b"".join(pieces), True
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces), False
+            return bytes(body), True
+        body += piece
+    return bytes(body), False
 
 
 def _length(headers: Headers) -> int | None:

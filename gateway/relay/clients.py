@@ -1,4 +1,4 @@
-"""Who is calling: a verified key, else a trusted proxy's word, else the peer's address."""
+"""The identity of a caller: by a verified key, else a trusted proxy's header, else the peer's address."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,27 +9,27 @@ from gateway.relay.headers import bearer
 
 
 class UnknownKeyError(Exception):
-    """Keys are configured, and the client presented none of them."""
+    """Keys are configured and the client presented none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A caller: `flow` names it in logs and in the queue, `band` is the most urgent it may ask for."""
+    """A caller. `flow` names it in logs and in the queue; `band` is the most urgent band it may ask for."""
 
     flow: str
     band: int = 0
 
 
 class Clients:
-    """Tells who a request comes from.
+    """Identifies the client of each request.
 
     Args:
-        keys: clients by their key; empty lets everybody in.
+        keys: clients by key; empty lets everybody in.
         trusted_header: header in which a trusted proxy names the flow.
     """
 
     def __init__(self, keys: Mapping[str, Client], trusted_header: str | None) -> None:
-        # Looked up by digest, so that the time of a comparison tells nothing about a key.
+        # Looked up by digest, so that the time a comparison takes says nothing about a key.
         self._by_digest = {_digest(key): client for key, client in keys.items()}
         self._by_flow = {client.flow: client for client in sorted(keys.values(), key=lambda c: c.band, reverse=True)}
         self._trusted = trusted_header.lower().encode() if trusted_header is not None else None
@@ -40,14 +40,14 @@ class Clients:
         return bool(self._by_digest)
 
     def named(self, flow: str) -> Client:
-        """The client that is called so; one without a key may ask for the most urgent band."""
+        """The client of this name. One without a key may ask for the most urgent band."""
         return self._by_flow.get(flow) or Client(flow)
 
     def identify(self, scope: Scope) -> Client:
-        """Who sends this request. An unverified key is nobody's.
+        """The client that sends this request. A key that is not verified identifies nobody.
 
         Raises:
-            UnknownKeyError: keys are configured and it has none of them.
+            UnknownKeyError: keys are configured and the request has none of them.
         """
         if self._by_digest:
             key = bearer(scope)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to an endpoint: a request out, its answer in, piece by piece as it arrives."""
+"""One HTTP/1.1 connection to an endpoint: sends a request, hands on its answer piece by piece."""
 
 import asyncio
 import socket
@@ -14,14 +14,18 @@ from gateway.relay.upstream import ConnectionLostError
 Sink = Callable[[bytes], bool]
 
 _HIGH_WATER = 64 * 2**10
-"""Bytes that wait for their reader before the connection stops reading: the most a slow client costs us here."""
+"""Unread bytes at which the connection stops reading: the most a slow client costs us here."""
 _MAX_UNFRAMED = 64 * 2**10
-"""Bytes that an endpoint may send without a piece of a body among them: heads, trailers, interim answers."""
+"""Most bytes an endpoint may send between pieces of a body: heads, trailers, interim answers."""
 _LOST = "the connection was closed before the answer ended"
 _NOT_HTTP = "its answer is not HTTP"
 _TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers"
 _FIRST_FINAL = 200
-"""Statuses below are interim: the answer follows."""
+"""Lower statuses are interim: the answer follows."""
+_LAST = 599
+"""Higher statuses are undefined (RFC 9110, 15)."""
+_BODILESS = frozenset({204, 304})
+"""Their `Content-Length` announces no body."""
 _TCP_INFO = struct.Struct("=B119xQ")
 """`tcpi_state` and `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
 _ESTABLISHED = 1
@@ -31,6 +35,10 @@ class _SurplusError(Exception):
     """Something follows a complete answer."""
 
 
+class _StatusError(Exception):
+    """The status is not defined."""
+
+
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time.
 
@@ -38,9 +46,9 @@ class Connection(asyncio.Protocol):
     otherwise pieces wait for `read`.
 
     Attributes:
-        untouched: the connection ended, and nothing of the current request had arrived at the other side.
+        untouched: the connection ended before any byte of the current request had reached the endpoint.
         status: of the current answer.
-        headers: of the current answer, names as they came.
+        headers: of the current answer, names as received.
     """
 
     def __init__(self) -> None:
@@ -53,13 +61,13 @@ class Connection(asyncio.Protocol):
         self._head: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._arrived: list[bytes] = []
-        """Of a body, in the read that is being parsed."""
+        """Pieces of a body in the read that is being parsed."""
         self._pieces: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._paused = False
         self._sink: Sink | None = None
         self._acked = 0
-        """Bytes whose arrival the endpoint's kernel had confirmed when the current request was sent."""
+        """Bytes that the endpoint's kernel had acknowledged when the current request was sent."""
         self._unframed = 0
         """Bytes since the last piece of a body."""
         self._in_head = False
@@ -70,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._failed: Exception | None = None
         self._lost: str | None = None
 
-    # What the pool and the answer call.
+    # Called by the pool and the answer.
 
     @property
     def open(self) -> bool:
@@ -79,17 +87,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether it can take another request: the last answer is complete, was read, and both sides stay connected."""
+        """Whether it can take another request: the last answer is complete and read, and both sides stay connected."""
         return self.open and self._complete and self._keep_alive and not self._pieces and not self._paused
 
     async def request(self, head: bytes, body: bytes) -> None:
         """Send a request and wait for the head of its answer. Cancelling closes the connection.
 
         Raises:
-            ConnectionLostError: it ended before that.
+            ConnectionLostError: the connection ended before that.
         """
         state, self._acked = self._tcp_info()
-        if self._transport is None or state != _ESTABLISHED:  # the other side has ended it, if only just now
+        if self._transport is None or state != _ESTABLISHED:  # the endpoint has closed it, perhaps just now
             self.untouched = True
             self.abort()
             raise ConnectionLostError(_LOST)
@@ -108,10 +116,10 @@ class Connection(asyncio.Protocol):
             raise
 
     async def read(self) -> bytes:
-        """What of the body has arrived since the last time, waiting for it; empty at the end.
+        """Wait for the next part of the body and return it; empty at the end.
 
         Raises:
-            ConnectionLostError: it is torn.
+            ConnectionLostError: the body was cut off.
         """
         while not self._pieces:
             if self._complete:
@@ -126,14 +134,14 @@ class Connection(asyncio.Protocol):
         return data
 
     async def deliver(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
-        """Hand each further piece of the body to `sink` in the very callback it arrives in, until the body ends.
+        """Hand each further piece of the body to `sink`, in the callback it arrives in, until the body ends.
 
         Args:
-            sink: takes a piece; False says that whoever it is for is behind. What it raises is raised here.
-            drained: then awaited before any more is read.
+            sink: takes a piece; returns False when its receiver is behind. What it raises is raised here.
+            drained: awaited after a False, before more is read.
 
         Raises:
-            ConnectionLostError: the body is torn.
+            ConnectionLostError: the body was cut off.
         """
         try:
             while True:
@@ -164,17 +172,17 @@ class Connection(asyncio.Protocol):
             self._sink = None
 
     def abort(self) -> None:
-        """Close at once; the endpoint sees it now."""
+        """Close at once, so that the endpoint sees it now."""
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods, not by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the class
 
     def data_received(self, data: bytes) -> None:
-        if self._complete:  # nobody asked for anything
+        if self._complete:  # no request is open
             self.abort()
             return
         self._unframed += len(data)
@@ -189,7 +197,7 @@ class Connection(asyncio.Protocol):
             self._give_up(_TOO_LARGE)
 
     def eof_received(self) -> None:
-        # The other side reads nothing after its end; what it has not confirmed by now, it never had.
+        # After its end the endpoint reads nothing: bytes it has not acknowledged by now never arrived.
         self.untouched = not self._complete and self._tcp_info()[1] == self._acked
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -200,7 +208,7 @@ class Connection(asyncio.Protocol):
         elif not self._complete:
             self._end(_LOST)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -214,7 +222,11 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         if self.status < _FIRST_FINAL:
             return
+        if self.status > _LAST:
+            raise _StatusError
         self._in_head = False
+        if self.status in _BODILESS:
+            self.headers = [header for header in self.headers if header[0].lower() != b"content-length"]
         framed = any(name.lower() in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
         self._until_close = not framed
         if self._head is not None and not self._head.done():
@@ -232,10 +244,10 @@ class Connection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         self._wake()
 
-    # The rest.
+    # Helpers.
 
     def _pass_on(self) -> None:
-        """Hand over what one read brought of a body, in one piece: it may have come in a chunk for each byte."""
+        """Hand over the body's part of one read as one piece: it may have come in one-byte chunks."""
         if not self._arrived:
             return
         body = self._arrived[0] if len(self._arrived) == 1 else b"".join(self._arrived)
@@ -259,7 +271,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     async def _arrival(self) -> None:
-        """Wait for the next thing to happen."""
+        """Wait for the next piece, the end or an error."""
         self._waiter = self._loop.create_future()
         await self._waiter
 
@@ -268,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _tcp_info(self) -> tuple[int, int]:
-        """What the kernel knows: the state, and of how many bytes that were sent the other side's has confirmed."""
+        """The kernel's view: the connection's state, and the bytes sent that the endpoint has acknowledged."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0, 0
@@ -277,7 +289,7 @@ class Connection(asyncio.Protocol):
         return state, acked
 
     def _give_up(self, reason: str) -> None:
-        """Close; where the answer is complete, what follows it is nobody's."""
+        """Close. After a complete answer this is no error: what follows belongs to no request."""
         if self._complete:
             self._keep_alive = False
         else:

@@ -1,4 +1,4 @@
-"""One request and its answer on a client's connection, as ASGI wants them, and the direct way to the answer's body."""
+"""One request and its answer on a client's connection: the ASGI cycle, and a direct writer of the answer's body."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ class Cycle(RequestResponseCycle):
     """One request and its answer.
 
     Attributes:
-        half_closed: the client sends nothing any more. It may have left, or only have said that this was all. Whoever
-            asks `receive` whether it is still there is told that it left; who just answers is heard.
+        half_closed: the client sends no more. It may have left, or only have closed its sending side. `receive` reports
+            that it left; an answer is still sent.
         last: the connection ends after this answer.
     """
 
@@ -21,7 +21,7 @@ class Cycle(RequestResponseCycle):
     _body_taken = False
 
     async def receive(self) -> Message:  # type: ignore[override]  # uvicorn's types are narrower
-        """The next message of the client."""
+        """The next message from the client."""
         if self.half_closed and self._body_taken:
             self.disconnected = True
             self.transport.close()
@@ -32,16 +32,16 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Message) -> None:  # type: ignore[override]
         """Write a part of the answer."""
         if not self.response_started and self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # it may never send the body that it announced
+            self.keep_alive = False  # the announced body may never come
         if message["type"] == "http.response.body" and not message.get("more_body", False) and not self.keep_alive:
-            self.last = self.keep_alive = True  # how it ends is the protocol's, see `on_response_complete`
+            self.last = self.keep_alive = True  # the protocol ends it, see `on_response_complete`
         await super().send(message)  # type: ignore[arg-type]
 
 
 def body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
     """Write a piece of a chunked answer's body without a coroutine; False when the client is behind.
 
-    Does what `send` does with `http.response.body` once an answer has started, and nothing else.
+    It does exactly what `send` does with `http.response.body` once an answer has started.
     """
     flow, transport = cycle.flow, cycle.transport
 

@@ -1,27 +1,27 @@
-"""Which pool a request goes to, waiting where that is not known yet."""
+"""The pool of a request: found by its model, waited for while endpoints have not answered yet."""
 
 import contextlib
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools import Pool
+from gateway.pools.directory import Pool
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.plane import Plane
 from gateway.wire.shown import shown
 
 
 async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: int) -> Pool:
-    """The pool of the model that a request names, or the only one; noted in the exchange.
+    """Find the pool of the model that a request names, or the only pool, and note it in the exchange.
 
-    While endpoints have not said yet what they serve, waits for them.
+    Waits while endpoints have not said yet what they serve.
 
     Args:
         plane: of the gateway.
         exchange: of the request.
-        model: as the client wrote it, None where it wrote none.
+        model: as the client wrote it; None where it named none.
         size: of the body, bytes.
 
     Raises:
-        RefusedError: there is none.
+        RefusedError: there is no such pool.
     """
     directory = plane.directory
     pool = directory.lookup(model)
@@ -36,7 +36,7 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
 
 
 def unknown_model(plane: Plane, model: str | None) -> RefusedError:
-    """The refusal of a request whose pool is not known; `model` as its client wrote it."""
+    """The refusal of a request that no pool serves; `model` as the client wrote it."""
     if plane.directory.undiscovered():
         message = "No endpoint that may serve this model could be reached yet."
         return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
@@ -47,7 +47,7 @@ def unknown_model(plane: Plane, model: str | None) -> RefusedError:
 
 
 async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> None:
-    """Return when an endpoint of the pool takes traffic, or when it was waited for in vain.
+    """Return when an endpoint of the pool takes traffic, or when the wait has timed out.
 
     Raises:
         RefusedError: the request may not wait.

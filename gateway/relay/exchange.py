@@ -1,4 +1,4 @@
-"""One request as it passes through, and the one report made of its end."""
+"""One request on its way through the gateway, and the single report of its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from gateway.wire.usage import Usage
 
 
 class RefusedError(Exception):
-    """The request ends with this answer; the arguments are those of `Exchange.refuse`."""
+    """The request ends with this error; the arguments are those of `Exchange.refuse`."""
 
     def __init__(
         self, outcome: Outcome, message: str, param: str | None = None, retry_after: float | None = None
@@ -30,19 +30,19 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """What is known of a request so far. Times are monotonic seconds.
+    """The facts of a request as they become known. Times are monotonic seconds.
 
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
-        waited: seconds spent in the queue, all of its turns, and in the lobby.
-        overhead: seconds from `received` until it first went to an endpoint, less what it waited.
-        demand: what it asks of the KV cache; None before it was counted.
-        queued: whether its wait was one for admission, and came to an end.
+        waited: seconds in the queue, over all attempts, and in the lobby.
+        overhead: seconds from `received` until it first went to an endpoint, without `waited`.
+        demand: its demand on the KV cache; None before it was counted.
+        queued: whether it waited for admission and that wait has ended.
         first_event: when the first event of a streamed answer was ready to leave.
-        opened: whether a head with the status 200 left while the request waited: a refusal is told in the stream.
-        committed: whether an answer has begun: from here on no other endpoint can be tried.
-        evacuated: whether it was taken off an endpoint unanswered.
+        opened: whether a head with status 200 left while it waited. A refusal then goes into the stream.
+        committed: whether an answer has begun. From then on no other endpoint can be tried.
+        evacuated: whether it was taken off an endpoint before an answer.
     """
 
     path: str
@@ -73,17 +73,17 @@ class Exchange:
 
     @classmethod
     def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
-        """An exchange for a request whose head has just arrived."""
+        """The exchange of a request whose head has just arrived."""
         now = clock()
         return cls(scope["path"], send, Body(scope, send), clock, request_id(scope), now, now, api)
 
     def sent(self) -> None:
-        """It goes to an endpoint now."""
+        """Note that it goes to an endpoint now."""
         if self.overhead is None:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
 
     def facts(self) -> list[tuple[bytes, bytes]]:
-        """Headers that tell a client what its request came to; none before its prompt was counted."""
+        """Response headers with its token counts, queue time and endpoint; none before its prompt was counted."""
         if self.prompt_tokens is None:
             return []
         facts = [
@@ -101,7 +101,7 @@ class Exchange:
         return [tokens, (b"x-kvgate-counted", self.counted.value.encode())]
 
     async def open(self) -> None:
-        """Begin the stream of a request that still waits; what is not known yet stays out of its head."""
+        """Begin the stream of a request that still waits. Its head leaves out what is not known yet."""
         if self.opened:
             return
         self.status = 200
@@ -125,7 +125,7 @@ class Exchange:
         close: bool = False,
         unread: Receive | None = None,
     ) -> Outcome:
-        """Answer with an error, in the shape of the request's API; returns how the request ended.
+        """Answer with an error in the shape of the request's API; return how the request ended.
 
         `close` and `unread`: see `send_answer`.
         """
@@ -151,7 +151,7 @@ class Reporter:
         self._access = access
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
-        """The exchange is over; a second report of it is ignored."""
+        """Report an exchange's end. A second report is ignored."""
         if exchange.ended:
             return
         exchange.ended = True
@@ -194,7 +194,7 @@ class Reporter:
 
 
 def _length(demand: Demand, usage: Usage) -> tuple[int, int]:
-    """Tokens of a request's prompt, and of what one of its sequences came to; of several, the longest and the mean."""
+    """Prompt tokens and output tokens of a sequence; of several, the longest prompt and the mean output."""
     prompt = usage.prompt_tokens if len(demand.prompts) == 1 else demand.longest_prompt
     return prompt, -(-usage.completion_tokens // demand.sequences)
 

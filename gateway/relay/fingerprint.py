@@ -1,7 +1,7 @@
-"""What a request is known by when it comes back.
+"""The fingerprint by which a repeated request is recognised.
 
-As with prefixes (`gateway.tokens.prefix`) the hash is keyed with bytes of this process alone: an event log that holds
-it does not tell which prompts were sent.
+As with prefixes (`gateway.tokens.prefix`), the hash is keyed with random bytes of this process, so an event log that
+holds it does not reveal the prompts.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import secrets
 from hashlib import blake2b
 
 INLINE = 64 * 1024
-"""Bytes that are hashed at once, in a tenth of a millisecond; more of them in a thread."""
+"""Largest body in bytes hashed on the event loop, in 0.1 ms; a larger one is hashed in a thread."""
 
 _KEY = secrets.token_bytes(32)
 
 
 async def fingerprint(flow: str, body: bytes) -> int:
-    """A number that equal bodies of one flow have in common, and others do not; never 0."""
+    """A number that is the same for equal bodies of one flow and differs for all others; never 0."""
     if len(body) <= INLINE:
         return _hashed(flow, body)
     return await asyncio.to_thread(_hashed, flow, body)

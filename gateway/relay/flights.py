@@ -1,32 +1,32 @@
-"""The requests that are on an endpoint now: who moves, who is overdue, who must be taken off."""
+"""The requests in flight: notes their progress, interrupts the overdue, takes them off endpoints that went down."""
 
 import asyncio
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 
 from gateway.admission.events import EndpointId, RequestId
-from gateway.config import UpstreamSettings
+from gateway.config.settings import UpstreamSettings
 from gateway.endpoints.health import State
-from gateway.pools import Endpoint
+from gateway.pools.directory import Endpoint
 
 ABANDONED_AFTER = 10.0
-"""Seconds of silence after which a stream on an endpoint that takes no traffic is given up: a vLLM that was told to
-stop leaves its streams open and silent (measured, 0.32)."""
+"""Seconds of silence after which a stream on an endpoint without traffic is given up: a vLLM that was told to stop
+leaves its streams open and silent (measured, 0.32)."""
 SWEEP_INTERVAL = 1.0
-"""Seconds between two looks for overdue requests: one timer for all of them, none for each."""
+"""Seconds between two searches for overdue requests: one timer serves them all."""
 
 
 class Interruption(Enum):
-    """Why a flight's task was cancelled, when it was us who did it."""
+    """The reason why the gateway cancelled a flight's task."""
 
     OVERDUE = auto()
-    """Nothing came for longer than its time allows. It is not sent elsewhere: it may be what its endpoint chokes on."""
+    """It was silent for longer than its timeout. It is not retried: it may be what its endpoint chokes on."""
     EVACUATED = auto()
-    """Its endpoint went down, hangs, sleeps or stops, and nothing of an answer had come."""
+    """Its endpoint went down, hangs, sleeps or stops before an answer began."""
 
 
 _KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT})
-"""States in which an endpoint takes no traffic, and may yet go on with what it has."""
+"""States in which an endpoint takes no traffic but may finish what it has."""
 
 
 class Flight:
@@ -34,6 +34,7 @@ class Flight:
 
     __slots__ = (
         "answering",
+        "computed",
         "delivering",
         "endpoint",
         "interruption",
@@ -54,14 +55,16 @@ class Flight:
         self.moved_at = now
         self.answering = False
         """Whether a first event has come."""
+        self.computed = False
+        """Whether the engine has finished with it, so that its server only sends what is there."""
         self.delivering = False
-        """Whether what has come is being handed to the client: in between, nothing is read."""
+        """Whether a piece is being handed to the client; meanwhile nothing is read."""
         self.watched = True
-        """Whether its progress tells how its endpoint is: not while it waits for its client."""
+        """Whether its silence counts against its endpoint: not while it waits for its client, nor once computed."""
         self.interruption: Interruption | None = None
 
     def interrupt(self, why: Interruption) -> None:
-        """Cancel the request's task, which finds the reason here."""
+        """Cancel the request's task, which reads the reason from here."""
         if self.interruption is None:
             self.interruption = why
             self.task.cancel()
@@ -86,9 +89,9 @@ class Flights:
     def open(
         self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool, brought: bool = False
     ) -> Flight:
-        """The current task sends a request to an endpoint.
+        """Note that the current task sends a request to an endpoint.
 
-        `streams` says that its tokens will be seen one by one, `brought` that it was taken off another endpoint.
+        `streams`: its tokens arrive one by one. `brought`: it was taken off another endpoint.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
@@ -97,18 +100,21 @@ class Flights:
         return flight
 
     def close(self, flight: Flight) -> None:
-        """The request has left its endpoint."""
+        """Note that the request has left its endpoint."""
         if self._flights.get(flight.request) is flight:
             del self._flights[flight.request]
-        flight.endpoint.monitor.finished(flight.request)
+        flight.endpoint.monitor.finished(flight.request, delivering=flight.delivering)
 
-    def answers(self, flight: Flight) -> None:
-        """The first of an answer has come, or all of it."""
+    def answers(self, flight: Flight, *, computed: bool = False) -> None:
+        """Note the first piece of an answer; `computed`: the engine has finished with it, and only sends the rest."""
         flight.answering = True
         self.progressed((flight.request,))
+        if computed:
+            flight.computed, flight.watched = True, False
+            flight.endpoint.monitor.finished(flight.request)
 
     def progressed(self, requests: Collection[RequestId]) -> None:
-        """These requests had tokens since the last batch."""
+        """Note the requests that had tokens since the last batch."""
         now = self._clock()
         moved: dict[EndpointId, list[Flight]] = {}
         for request in requests:
@@ -120,9 +126,9 @@ class Flights:
             flights[0].endpoint.monitor.progressed([flight.request for flight in flights])
 
     def evacuate(self, endpoint: EndpointId) -> None:
-        """Take off an endpoint that went down or hangs what has not been answered yet: it may go elsewhere.
+        """Take the unanswered requests off an endpoint that went down or hangs: they may go elsewhere.
 
-        The one that found out, where it was one of them, knows.
+        The request that found the failure, if it was one of them, handles it itself.
         """
         finder = asyncio.current_task()
         for flight in list(self._flights.values()):
@@ -130,14 +136,14 @@ class Flights:
                 flight.interrupt(Interruption.EVACUATED)
 
     def expire(self, requests: Collection[RequestId]) -> None:
-        """End requests that were silent for longer than their endpoint's work explains."""
+        """Interrupt requests that were silent for longer than their endpoint's load explains."""
         for request in requests:
             flight = self._flights.get(request)
             if flight is not None and not flight.delivering:
                 flight.interrupt(Interruption.OVERDUE)
 
     def sweep(self) -> None:
-        """Interrupt what is overdue, and hold no endpoint to account for a client that does not read."""
+        """Interrupt what is overdue. A client that does not read is not counted against its endpoint."""
         now = self._clock()
         for flight in list(self._flights.values()):
             silence = now - flight.moved_at
@@ -147,24 +153,24 @@ class Flights:
                 flight.interrupt(Interruption.OVERDUE if flight.answering else Interruption.EVACUATED)
             elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
                 flight.watched = False
-                flight.endpoint.monitor.finished(flight.request)
-            elif not flight.watched and not flight.delivering:
+                flight.endpoint.monitor.finished(flight.request, delivering=True)
+            elif not (flight.watched or flight.delivering or flight.computed):
                 flight.watched = True
-                flight.endpoint.monitor.dispatched(flight.request, 0, streams=flight.streams)
+                flight.endpoint.monitor.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)
 
     def _limit(self, flight: Flight) -> float:
-        """The longest silence it is allowed, seconds."""
+        """Its longest allowed silence, in seconds."""
         timeouts = self._timeouts()
         return timeouts.idle_timeout if flight.answering and flight.streams else timeouts.first_byte_timeout
 
     async def watch(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL)
             self.sweep()
 
 
 def _abandoned(flight: Flight) -> bool:
-    """Whether nothing more is to be expected of its endpoint."""
+    """Whether its endpoint is not expected to send any more."""
     endpoint = flight.endpoint
     return not endpoint.healthy and not flight.delivering and endpoint.monitor.status.state not in _KEEPS

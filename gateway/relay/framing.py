@@ -1,7 +1,7 @@
-"""Where a request's head and body end, and which heads are refused: every byte of a connection belongs to one request.
+"""Message framing: finds the end of a request's head and body, so that every byte belongs to exactly one request.
 
-httptools parses a head; its end is found here, so that nothing in it (an `Upgrade`, a `CONNECT`) changes what follows.
-Refused here is what a proxy before us could understand differently (RFC 9112, 11.2).
+httptools parses a head. Its end is found here, so that nothing in it (an `Upgrade`, a `CONNECT`) changes how the bytes
+after it are read. A head that a proxy before us could read differently is refused (RFC 9112, 11.2).
 """
 
 import re
@@ -14,21 +14,21 @@ _NOT_IMPLEMENTED = 501
 _VERSION_NOT_SUPPORTED = 505
 
 _HOST = re.compile(rb"(?:(?:[!$&'()*+,\-0-9;=A-Z_a-z~]|\.(?!\.)|%[0-9A-Fa-f]{2})+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
-"""RFC 9110, 7.2; two dots in a row are in no name."""
+"""A `Host` as in RFC 9110, 7.2. No name has two dots in a row."""
 _PROTOCOLS = {b"HTTP/1.0", b"HTTP/1.1"}
 _ONCE = (b"host", b"authorization")
-"""Headers of which a server before or behind us could take another one than we do."""
+"""Headers that must not repeat: a server before or behind us could choose another of them than we do."""
 _FIRST_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _NEXT_CHUNK = re.compile(rb"\r\n" + _FIRST_CHUNK.pattern)
-"""With the end of the chunk before it."""
+"""A chunk's first line, after the line break that ends the chunk before it."""
 _MAX_CHUNK_LINE = 4096
 _AT_ONCE = 4096
-"""Chunks that are taken before others on the event loop have their turn: one of a byte takes 2 us."""
+"""Chunks taken before other work on the event loop gets its turn; a one-byte chunk takes 2 us."""
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 
 
 class BadRequestError(Exception):
-    """What arrived is no request that can be served. The message is for the client."""
+    """The bytes that arrived are no request kvgate can serve. The message is for the client."""
 
     def __init__(self, message: str, status: int = _BAD_REQUEST) -> None:
         super().__init__(message)
@@ -44,18 +44,18 @@ class Body(Protocol):
 
     @property
     def more(self) -> bool:
-        """Whether it is to be asked again, although nothing more has arrived: it left off to let others have a turn."""
+        """Whether to call `take` again although no more has arrived: it paused to give other work a turn."""
 
     def take(self, buffer: bytearray) -> bytes:
-        """Take from the front of the buffer what belongs to the body; return what of it is content.
+        """Take the body's bytes from the front of the buffer; return the content among them.
 
         Raises:
-            BadRequestError: it is not framed as it must be.
+            BadRequestError: the framing is wrong.
         """
 
 
 class CountedBody:
-    """A body of a length known before."""
+    """A body whose length the head announced."""
 
     more = False
 
@@ -76,7 +76,7 @@ class CountedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. Their extensions and the trailers behind them are checked and dropped.
+    """A body in chunks. Chunk extensions and trailers are checked and dropped.
 
     Args:
         max_trailer_bytes: most bytes of all trailers together.
@@ -85,7 +85,7 @@ class ChunkedBody:
     def __init__(self, max_trailer_bytes: int) -> None:
         self._trailer_bytes_left = max_trailer_bytes
         self._left = 0
-        """Of the content of the chunk that is being read."""
+        """Bytes of content still to come in the current chunk."""
         self._started = self._in_trailers = False
         self.ended = self.more = False
 
@@ -119,7 +119,7 @@ class ChunkedBody:
         return b"".join(pieces)
 
     def _check_begun_line(self, buffer: bytearray, at: int) -> None:
-        """Raise where the line that begins here cannot become one of a chunk any more."""
+        """Raise if the incomplete line that begins here can no longer become a valid chunk line."""
         if self._started:  # it begins with the end of the chunk before
             if not b"\r\n".startswith(buffer[at : at + 2]):
                 raise BadRequestError("The request body has a chunk that does not end where its size says.")
@@ -142,7 +142,7 @@ class ChunkedBody:
 
 
 def head_end(buffer: bytearray, start: int) -> int | None:
-    """Where the head ends that the buffer begins with, None while it has not; no blank line begins before `start`."""
+    """The end of the head at the front of the buffer; None while incomplete. No blank line begins before `start`."""
     blank = buffer.find(b"\n\r\n", start)
     bare = buffer.find(b"\n\n", start, blank if blank >= 0 else len(buffer))
     if bare >= 0:
@@ -153,16 +153,16 @@ def head_end(buffer: bytearray, start: int) -> int | None:
 def framed(
     method: bytes, protocol: bytes, headers: Sequence[tuple[bytes, bytes]], max_trailer_bytes: int
 ) -> Body | None:
-    """The body that follows a head, None where none does.
+    """The body that follows a head; None if there is none.
 
     Args:
         method: of the request.
-        protocol: as its first line ends, such as HTTP/1.1.
-        headers: with lower-case names; httptools has seen to it that a length is one number, given once.
+        protocol: the end of its first line, such as HTTP/1.1.
+        headers: with lower-case names. httptools has checked that a length is one number, given once.
         max_trailer_bytes: see `ChunkedBody`.
 
     Raises:
-        BadRequestError: no such request is served.
+        BadRequestError: kvgate does not serve such a request.
     """
     if protocol not in _PROTOCOLS:
         raise BadRequestError("Only HTTP/1.1 and HTTP/1.0 are served here.", _VERSION_NOT_SUPPORTED)

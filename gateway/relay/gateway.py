@@ -5,7 +5,6 @@ import asyncio
 import structlog
 
 from gateway.admission.outcomes import Outcome
-from gateway.descriptors import lacking
 from gateway.relay.asgi import Application, ClientGoneError, Receive, Scope, Send, disconnected, send_answer
 from gateway.relay.clients import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
@@ -15,6 +14,7 @@ from gateway.relay.models import list_models
 from gateway.relay.passthrough import follow, relay
 from gateway.relay.plane import Plane
 from gateway.relay.routes import Action, Route, find, methods
+from gateway.runtime.descriptors import lacking
 from gateway.wire.errors import ErrorAnswer, openai_error
 
 _FULL = "kvgate has no file descriptor left for this request. Please retry."
@@ -22,12 +22,12 @@ _log = structlog.get_logger("kvgate.relay")
 
 
 class Gateway:
-    """Serves what the route table names; hands the rest to the admin application, which knows its own paths only.
+    """Serves the paths of the route table; hands all others to the admin application.
 
     Args:
-        plane: what the data plane works with.
+        plane: what all requests share.
         reporter: told of every exchange's end.
-        admin: health, metrics, state, and the 404 for everything else; may be replaced by another one.
+        admin: health, metrics, state, and the 404 for everything else. May be replaced.
     """
 
     def __init__(self, plane: Plane, reporter: Reporter, admin: Application) -> None:
@@ -40,7 +40,7 @@ class Gateway:
         self._idle = asyncio.Event()
 
     async def wait_idle(self, timeout: float) -> bool:
-        """Wait until nothing is served any more; False when `timeout` seconds pass first."""
+        """Wait until no request is being served; False if that takes more than `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while self.active:
@@ -120,13 +120,18 @@ class Gateway:
                 case Action.ANSWER:
                     return await list_models(self._plane, scope, exchange)
         except RefusedError as refused:
-            return await exchange.refuse(
-                refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
-            )
+            # The refused body stays in memory until the client has the answer, and a client may never read it.
+            try:
+                async with asyncio.timeout(self._plane.settings.server.body_timeout):
+                    return await exchange.refuse(
+                        refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
+                    )
+            except TimeoutError:
+                return Outcome.CLIENT_CLOSED
 
 
 async def _failed(exchange: Exchange, error: Exception) -> Outcome:
-    """End a request that we failed ourselves."""
+    """End a request that failed by an error of our own."""
     identifier = exchange.identifier.decode("ascii")
     if lacking(error):
         _log.warning("out of file descriptors", request_id=identifier)

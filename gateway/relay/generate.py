@@ -1,4 +1,4 @@
-"""A generation request from its first byte to its last: read, counted, admitted, tried, reported."""
+"""The path of a generation request: read, counted, admitted, tried, reported."""
 
 from dataclasses import replace
 from math import ceil
@@ -6,8 +6,8 @@ from math import ceil
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
-from gateway.driver import Driver, RejectedError, new_request
-from gateway.pools import Pool
+from gateway.pools.directory import Pool
+from gateway.pools.driver import Driver, RejectedError, new_request
 from gateway.relay.asgi import Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
@@ -35,13 +35,13 @@ from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, edited, r
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
-"""Seconds: who is refused sooner has not waited."""
+"""Seconds: a request refused sooner has not waited."""
 _BYTES_PER_TOKEN = 4
-"""Only to give a size to a request that observe mode lets through uncounted."""
+"""Used only to give a size to a request that observe mode lets through uncounted."""
 
 
 class _Reservation:
-    """A place in the core that is given back exactly once, whatever happens."""
+    """A place in the core, given back exactly once whatever happens."""
 
     def __init__(self, driver: Driver) -> None:
         self.request = new_request()
@@ -49,20 +49,20 @@ class _Reservation:
         self._held = False
 
     async def take(self, arrival: Arrived) -> Dispatch:
-        """Wait for it."""
+        """Wait for the place."""
         dispatch = await self._driver.admit(arrival)
         self._held = True
         return dispatch
 
     async def again(self, *, busy: bool) -> Dispatch:
-        """Give it back unanswered and wait for another one."""
+        """Give the place back, the request unanswered, and wait for another one."""
         self._held = False
         dispatch = await self._driver.readmit(self.request, busy=busy)
         self._held = True
         return dispatch
 
     def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Give it back for good; ignored when it is not held."""
+        """Give the place back for good; does nothing when none is held."""
         if self._held:
             self._held = False
             self._driver.finish(self.request, verdict, completion_tokens)
@@ -91,10 +91,10 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
 
 
 def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
-    """Where nothing is refused, note what would have been.
+    """In observe mode, note the refusal that `enforce` would have made.
 
     Raises:
-        RefusedError: the one that is given, elsewhere.
+        RefusedError: the one given, in every other mode.
     """
     if not plane.observes:
         raise refused
@@ -111,7 +111,7 @@ async def _counted(
     except RefusedError as refused:
         _tolerate(plane, pool, refused)
         return _estimate(request)
-    # The engine had to count and none is there: wait for one as the queue would.
+    # The engine must count and none is up: wait for one as the queue would.
     await wait_for_endpoint(plane, exchange, pool, len(request.body))
     try:
         return await counted(pool, request, client.flow)

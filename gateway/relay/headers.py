@@ -1,4 +1,4 @@
-"""Which headers cross the gateway, in both directions."""
+"""The headers that cross the gateway, in both directions."""
 
 import re
 import uuid
@@ -20,29 +20,29 @@ _HOP_BY_HOP = frozenset(
         b"http2-settings",
     }
 )
-"""RFC 9110, 7.6.1, and RFC 7540, 3.2.1: they mean one connection, not the message.
+"""Hop-by-hop headers (RFC 9110, 7.6.1; RFC 7540, 3.2.1): they concern one connection, not the message.
 
-So do those that `Connection` names."""
+So do the headers that `Connection` names."""
 
 TTFT_HEADERS = (b"x-kvgate-ttft-ms", b"x-llm-d-slo-ttft-ms")
-"""In which a client asks for a time to its first token, milliseconds; the first one that is there counts."""
+"""Headers in which a client asks for a time to first token, in milliseconds; the first one present counts."""
 _OURS = b"x-kvgate-"
-"""How headers between a client and kvgate begin: an endpoint gets none of them, and its own go to nobody."""
+"""Prefix of headers between client and kvgate. They never go to an endpoint, and an endpoint's never to a client."""
 
 _NOT_SENT = _HOP_BY_HOP | {
     *TTFT_HEADERS,
     b"host",
     b"content-length",
     b"expect",
-    b"accept-encoding",  # an encoded answer could not be read
+    b"accept-encoding",  # kvgate could not read an encoded answer
     b"x-request-id",
-    b"x-data-parallel-rank",  # the picker's to decide
+    b"x-data-parallel-rank",  # the picker decides the rank
     b"x-vllm-priority",
 }
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _NOT_RETURNED = _HOP_BY_HOP | {
     b"content-length",
-    b"date",  # uvicorn writes one
+    b"date",  # uvicorn writes its own
     b"x-request-id",
     b"x-accel-buffering",
 }
@@ -50,7 +50,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def request_id(scope: Scope) -> bytes:
-    """The client's `x-request-id` where it is printable and short, else a new one."""
+    """The client's `x-request-id` if it is printable and short, else a new one."""
     given = header(scope, b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
@@ -58,7 +58,7 @@ def request_id(scope: Scope) -> bytes:
 
 
 def bearer(scope: Scope) -> str | None:
-    """The key a client presents: as OpenAI's SDKs send it, or as Anthropic's do."""
+    """The key that a client presents, in the header of OpenAI's SDKs or of Anthropic's."""
     authorization = header(scope, b"authorization")
     if authorization is not None and authorization[:7].lower() == b"bearer ":
         return authorization[7:].strip().decode("latin-1")
@@ -75,8 +75,8 @@ def towards_endpoint(
         scope: the client's request.
         identifier: the request id.
         api_key: the endpoint's own key, in place of what the client sent.
-        keep_credentials: pass the client's key on where the endpoint has none of its own.
-        priority: the priority band, for engines that schedule by it; goes before what the client's body says.
+        keep_credentials: pass on the client's key if the endpoint has none of its own.
+        priority: the priority band, for engines that schedule by it. It overrides the client's body.
     """
     drop_credentials = api_key is not None or not keep_credentials
     named = _named_by_connection(scope["headers"])
@@ -98,7 +98,7 @@ def towards_endpoint(
 
 
 def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -> list[tuple[bytes, bytes]]:
-    """The headers a client gets; `length` is the body's where it is known."""
+    """The headers a client gets; `length` is the body's in bytes, if known."""
     named = _named_by_connection(headers)
     kept = [
         (lowered, value)
@@ -113,6 +113,6 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    """Headers that `Connection` declares to be of this connection only."""
+    """The headers that `Connection` limits to this connection."""
     options = [value for name, value in headers if name.lower() == b"connection"]
     return frozenset(option.strip().lower() for value in options for option in value.split(b","))

@@ -1,4 +1,4 @@
-"""Signs of life for a streaming client that waits, so that nothing between it and us takes the silence for an end."""
+"""Heartbeats for a streaming client that waits, so that no proxy in between closes its silent connection."""
 
 import asyncio
 import contextlib
@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from gateway.relay.exchange import Exchange
 
 COMMENT = b": kvgate queued\n\n"
-"""A comment: every SSE client passes over it."""
+"""A comment: every SSE client ignores it."""
 
 
 @contextlib.asynccontextmanager
 async def heartbeat(exchange: Exchange, interval: float | None) -> AsyncIterator[None]:
-    """While the block runs, send the client a comment every `interval` seconds; not at all where that is None.
+    """While the block runs, send the client a comment every `interval` seconds; none if `interval` is None.
 
-    The first one is sent behind the head of the answer, whose status 200 is then given.
+    The first comment follows the answer's head, so from then on the status is 200.
     """
     if interval is None or not exchange.stream:
         yield
@@ -32,7 +32,7 @@ async def heartbeat(exchange: Exchange, interval: float | None) -> AsyncIterator
         timer.cancel()
         if beating is not None:
             beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)  # nothing else may be sent before it has ended
+            await asyncio.gather(beating, return_exceptions=True)  # nothing else may be sent before its task has ended
 
 
 async def _beat(exchange: Exchange, interval: float) -> None:

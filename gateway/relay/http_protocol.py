@@ -1,7 +1,7 @@
-"""HTTP/1.1 towards clients: uvicorn's protocol class with a reader of our own, limits, and a direct way to the body.
+"""HTTP/1.1 towards clients: uvicorn's protocol class with our own reader, limits, and a direct writer of the body.
 
-What is read, and when, is decided here. Requests are taken one at a time: what a client sends ahead waits, and a client
-that sends far ahead is not read from.
+This class decides what to read and when. It takes one request at a time: what a client sends ahead waits, and a client
+that sends too far ahead is no longer read from.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ _PHRASES = {
 _NOT_HTTP = "The request is not valid HTTP."
 
 _HIGH_WATER = 64 * 2**10
-"""Bytes that wait to be taken before no more are read."""
+"""Buffered bytes at which reading pauses."""
 _LINGER = 2.0
-"""Seconds for which a client may go on sending what is not taken any more."""
+"""Seconds during which a client may keep sending what is then dropped."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -45,20 +45,20 @@ class LimitedProtocol(HttpToolsProtocol):
     max_header_bytes: int
     head_timeout: float
     idle_grace: float | None = None
-    """Seconds an idle connection is kept where each answer is to be the last of its connection; None where not."""
+    """Seconds an idle connection is kept once `retire` makes each answer the last of its connection; else None."""
 
     _buffer: bytearray
-    """What has arrived and was not taken."""
+    """Bytes that have arrived and were not taken yet."""
     _in_head = False
     _parsed = 0
-    """Of the buffer, where it begins with a head."""
+    """Bytes of an incomplete head, at the front of the buffer, that the parser already has."""
     _head_complete = False
     _keeps = True
-    """Whether the current request lets the connection go on; the parser knows it only while it reads the head."""
+    """Whether the current request allows keep-alive; the parser knows that only while it reads the head."""
     _body: Body | None = None
-    """What is still to come of the current request's."""
+    """The current request's body, while part of it is still to come."""
     _ended = False
-    """Whether the client has said that it sends no more."""
+    """Whether the client has closed its sending side."""
     _timer: asyncio.TimerHandle | None = None
     _refused = False
 
@@ -77,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._read_on()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the connection
-        """Keep the connection for an answer that is owed; close it where none is, or the request is not whole."""
+        """Keep the connection while an answer is owed; close it if none is, or if the request is incomplete."""
         self._ended = True
         if self._refused or self._body is not None or self._owes_nothing():
             return False
@@ -92,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Take of what has arrived as much as there is a place for."""
+        """Take as much of the buffer as can be used now."""
         try:
             while self._buffer and (self._take_body() if self._body is not None else self._take_head()):
                 pass
@@ -102,7 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _take_head(self) -> bool:
-        """Take the next request's head; False when it is not all there, or not its turn."""
+        """Take the next request's head; False if it is incomplete or not its turn."""
         if not self._owes_nothing():
             return False
         buffer = self._buffer
@@ -128,7 +128,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _begin_head(self) -> bool:
-        """Take empty lines, which keep no connection open; whether anything comes behind them."""
+        """Drop leading empty lines, which keep no connection open; return whether anything follows."""
         buffer = self._buffer
         if buffer[0] in b"\r\n":
             del buffer[: len(buffer) - len(buffer.lstrip(b"\r\n"))]
@@ -138,7 +138,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._parsed = 0
         self._head_complete = False
         self._unset_keepalive_if_required()
-        # A parser for each head: what one head said cannot reach into the next.
+        # A new parser for each head: no state of one head reaches the next.
         self.parser = httptools.HttpRequestParser(self)
         return True
 
@@ -146,7 +146,7 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # it wants another protocol, and gets this one (RFC 9110, 7.8)
+            pass  # it asks for another protocol and gets this one (RFC 9110, 7.8)
         except httptools.HttpParserError:
             raise BadRequestError(_NOT_HTTP) from None
 
@@ -155,7 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._keeps = self.parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        """Nothing: where a body ends is found here."""
+        """Do nothing: `framing` finds the end of a body."""
 
     def _begin_request(self, protocol: bytes) -> None:
         method, version = self.parser.get_method(), protocol[5:].decode("ascii")
@@ -193,7 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_asgi_task(self.cycle, self.app)
 
     def _take_body(self) -> bool:
-        """Take what has arrived of the current request's body; whether it has ended."""
+        """Take what has arrived of the current request's body; return whether it has ended."""
         assert self._body is not None  # noqa: S101  # where it is called
         piece = self._body.take(self._buffer)
         cycle = self.cycle
@@ -234,7 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
             else:
                 self.transport.close()
             return
-        if self._body is not None:  # the answer did not wait for it: it is read to its end, and dropped
+        if self._body is not None:  # the answer came first: read the body to its end and drop it
             self._unset_keepalive_if_required()
             self._set_timer(self.head_timeout, self._overdue)
         self._read_on()
@@ -248,11 +248,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         if self._refused or self.transport.is_closing():
             return
-        if not self._owes_nothing():  # it is the body of a request that is being served
+        if not self._owes_nothing():  # these bytes are the body of a request being served
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
-                self.transport.close()  # in the middle of another answer there is no place for this one
+                self.transport.close()  # this answer cannot go into the middle of another
                 return
         body = openai_error(message, "invalid_request_error", None)
         self.transport.write(
@@ -262,9 +262,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._end_by_half()
 
     def _end_by_half(self) -> None:
-        """Say that nothing more comes, drop what the client still sends, and close when it does or a little later.
+        """Close our sending side, drop what the client still sends, and close when it does or a little later.
 
-        Closing on bytes that were not read would reset the connection, and the answer could be lost.
+        Closing with unread bytes would reset the connection, and the answer could be lost.
         """
         self._refused = True
         self._buffer.clear()
@@ -288,7 +288,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _overdue(self) -> None:
-        """Nothing, or not all, of a head has come in time, or of a body that nobody waits for."""
+        """A head, or a body that nobody waits for, did not arrive in time."""
         self._timer = None
         if self._in_head:
             self._refuse(_TIMED_OUT, f"The request's headers did not arrive within {self.head_timeout:g} s.")
@@ -296,7 +296,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def retire(self) -> None:
-        """Make the next answer the last one. An answer that has begun said that the connection stays, and it does."""
+        """Make the next answer the last one. An answer that has begun promised to keep the connection, so it stays."""
         assert self.idle_grace is not None  # noqa: S101  # set for all connections before
         self.timeout_keep_alive = self.idle_grace  # type: ignore[assignment]  # uvicorn has whole seconds
         if not self._owes_nothing():
@@ -308,11 +308,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.idle_grace is None or self.transport.is_closing():
             super().timeout_keep_alive_handler()
         elif not (self._in_head or self._unread()):
-            # A client that is just about to send sees an end rather than a reset, and asks again elsewhere.
+            # A client about to send sees an end, not a reset, and tries again elsewhere.
             self._end_by_half()
 
     def _unread(self) -> int:
-        """Bytes that have arrived and were not given to us yet."""
+        """Bytes in the kernel's buffer that were not read yet."""
         descriptor = self.transport.get_extra_info("socket").fileno()
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
@@ -321,8 +321,8 @@ def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[Limited
     """A protocol class for uvicorn's `http`.
 
     Args:
-        max_header_bytes: of the request line and all headers; over it a request is answered with 431.
-        head_timeout: seconds from the first byte of a head (or of the connection) to its end; then 408.
+        max_header_bytes: limit of the request line and all headers together; above it the answer is 431.
+        head_timeout: seconds from the first byte of a head (or from the connection) to its end; then 408.
     """
     limits = {"max_header_bytes": max_header_bytes, "head_timeout": head_timeout}
     return type("LimitedProtocol", (LimitedProtocol,), limits)

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.config import UpstreamSettings
-from gateway.descriptors import OutOfDescriptorsError, lacking
+from gateway.config.settings import UpstreamSettings
 from gateway.relay.connection import Connection, Sink
 from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
+from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where an endpoint is: its address, the host header's value, the prefix of its paths, its TLS."""
+    """The origin of an endpoint: its address, `Host` value, path prefix and TLS."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class _Origin:
 
 
 class HttpUpstream:
-    """Implements `Upstream` on plain asyncio and httptools: nothing between the socket's callback and the relay.
+    """Implements `Upstream` on plain asyncio and httptools, with nothing between the socket's callback and the relay.
 
     Args:
         timeouts: the settings in force.
@@ -35,7 +35,7 @@ class HttpUpstream:
         self._tls: dict[str, ssl.SSLContext] = {}
         self._origins: dict[str, _Origin] = {}
         self._idle: dict[str, dict[Connection, float]] = {}
-        """Of each endpoint, the connections nobody uses and since when, the longest idle first."""
+        """By endpoint: its idle connections and since when each is idle, the longest idle first."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
@@ -55,7 +55,7 @@ class HttpUpstream:
             except ConnectionLostError:
                 if not connection.untouched:
                     raise
-                # The engine closed an idle connection just as it was used, and has not seen the request.
+                # The engine closed an idle connection just as it was used. It has not seen the request.
                 connection = None
         if connection is None:
             connection = await self._connect(origin)
@@ -63,18 +63,18 @@ class HttpUpstream:
         return _HttpAnswer(self, base_url, connection)
 
     def trust(self, base_url: str, context: ssl.SSLContext) -> None:
-        """Open connections to this URL with this context from now on; one without uses the system's."""
+        """Use this TLS context for connections to this URL from now on. A URL without one uses the system's."""
         self._tls[base_url] = context
 
     def forget(self, base_url: str) -> None:
-        """Close what is idle of a URL; an answer that is under way comes to its end."""
+        """Close a URL's idle connections. Answers under way run to their end."""
         self._tls.pop(base_url, None)
         self._origins.pop(base_url, None)
         for connection in self._idle.pop(base_url, ()):
             connection.abort()
 
     async def close(self) -> None:
-        """Close every idle connection; those in use are closed by whoever uses them."""
+        """Close every idle connection. Whoever uses one closes it."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -95,7 +95,7 @@ class HttpUpstream:
         idle[connection] = loop.time()
 
     def _reused(self, base_url: str) -> Connection | None:
-        """The connection that was used last, if it is still good."""
+        """The most recently used idle connection that is still good."""
         idle = self._idle.get(base_url)
         now = asyncio.get_running_loop().time()
         while idle:
@@ -106,7 +106,7 @@ class HttpUpstream:
         return None
 
     def _expire(self, base_url: str) -> None:
-        """Close what was idle for too long, and look again when the next one will have been."""
+        """Close what was idle too long; call again when the next connection's time is up."""
         idle = self._idle.get(base_url)
         loop = asyncio.get_running_loop()
         now = loop.time()

@@ -1,19 +1,16 @@
-"""Reading a client's body within the limits, with an answer for each way that can go wrong."""
+"""The reader of client bodies: enforces the limits, and has an answer for each way a body can go wrong."""
 
 from gateway.admission.outcomes import Outcome
-from gateway.config import ServerSettings
+from gateway.config.settings import ServerSettings
 from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, NoRoomError, Receive, Room, Scope, read_body
-from gateway.relay.exchange import Exchange
-
-NO_ROOM = "Too many large bodies are being sent at once. Please retry."
+from gateway.relay.exchange import Exchange, RefusedError
 
 
-async def read_request(
-    settings: ServerSettings, room: Room, scope: Scope, receive: Receive, exchange: Exchange
-) -> bytes | Outcome:
-    """The body, or how the request has ended.
+async def read_within_limits(settings: ServerSettings, room: Room, scope: Scope, receive: Receive) -> bytes:
+    """Read the body.
 
     Raises:
+        RefusedError: the body is over a limit.
         ClientGoneError: the client left before its body ended.
     """
     try:
@@ -27,12 +24,34 @@ async def read_request(
         )
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
-        return await exchange.refuse(Outcome.BODY_TOO_LARGE, message, unread=receive)
+        raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None
     except NoRoomError:
-        return await exchange.refuse(Outcome.GATEWAY_FULL, NO_ROOM, retry_after=1.0, unread=receive)
+        message = "Too many large bodies are being sent at once. Please retry."
+        raise RefusedError(Outcome.GATEWAY_FULL, message, retry_after=1.0) from None
     except BodyTimeoutError:
         message = (
             f"The request body did not arrive: nothing came for {settings.body_timeout:g} s, or less than "
             f"{settings.body_min_rate} bytes a second."
         )
-        return await exchange.refuse(Outcome.INVALID_REQUEST, message, close=True)
+        raise RefusedError(Outcome.INVALID_REQUEST, message) from None
+
+
+async def read_request(
+    settings: ServerSettings, room: Room, scope: Scope, receive: Receive, exchange: Exchange
+) -> bytes | Outcome:
+    """Read the body; return it, or the outcome if that ended the request.
+
+    Raises:
+        ClientGoneError: the client left before its body ended.
+    """
+    try:
+        return await read_within_limits(settings, room, scope, receive)
+    except RefusedError as refused:
+        late = refused.outcome is Outcome.INVALID_REQUEST  # then no more of the body is awaited
+        return await exchange.refuse(
+            refused.outcome,
+            refused.message,
+            retry_after=refused.retry_after,
+            close=late,
+            unread=None if late else receive,
+        )

@@ -1,4 +1,4 @@
-"""Whether a request fits its model, and what it then asks of the KV cache."""
+"""The length check of a request against its model, and the demand that follows from it."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from gateway.wire.request import Api, GenerationRequest
 from gateway.wire.shown import shown
 
 COMPLETIONS_MAX_TOKENS = 16
-"""What `/v1/completions` generates where the client sets no limit, as OpenAI's does."""
+"""Tokens that `/v1/completions` generates if the client sets no limit, as with OpenAI."""
 
 _PROMPT_PARAM = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
 
 
 class TooLongError(Exception):
-    """The request cannot fit. `message` has both numbers, `param` is the field to shorten or lower."""
+    """The request cannot fit. `message` has both numbers; `param` is the field to shorten or lower."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -23,21 +23,21 @@ class TooLongError(Exception):
 
 
 def untokenized(at_least: int, max_model_len: int, api: Api) -> TooLongError:
-    """The refusal of a prompt that is too long by its characters alone."""
+    """The refusal of a prompt whose character count alone shows that it is too long."""
     return _too_long(f"at least {at_least}", max_model_len, api)
 
 
 def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int], bool]) -> Demand:
-    """What the request asks for, in tokens.
+    """The request's demand, in tokens.
 
     Args:
-        request: what the client asked.
+        request: as the client sent it.
         count: the tokens of its prompts.
         max_model_len: of the largest endpoint.
-        takes: whether some endpoint takes `prompt + max_tokens` of this sum (0.32 clamps, older engines refuse).
+        takes: whether some endpoint takes this sum of `prompt + max_tokens` (0.32 clamps, older engines refuse).
 
     Raises:
-        TooLongError: no endpoint could take it. Never for an estimate: there the engine decides.
+        TooLongError: no endpoint could take it. Never for an estimated count: then the engine decides.
     """
     longest = max(count.prompts)
     asked = request.max_tokens
@@ -53,7 +53,7 @@ def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, t
                 field,
             )
     prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
-    room = max_model_len - max(prompts)
+    room = max_model_len - min(prompts)  # of several, the engine gives each what its own length leaves
     if asked is None:
         asked = COMPLETIONS_MAX_TOKENS if request.api is Api.COMPLETIONS else room
     return Demand(prompts, min(asked, room), request.n)

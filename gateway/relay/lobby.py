@@ -1,20 +1,20 @@
-"""Where requests wait that have no place in a queue: they know no model's pool yet, or are not admitted at all."""
+"""The waiting room of requests without a queue: their model's pool is not known yet, or they need no admission."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gateway.admission.outcomes import Outcome
-from gateway.config import QueueSettings
+from gateway.config.settings import QueueSettings
 from gateway.relay.exchange import Exchange, RefusedError
 
 _Ready = TypeVar("_Ready")
 _RETRY_AFTER = 5.0
-"""Seconds: nothing is known of how fast the lobby empties."""
+"""Seconds; a guess, as nothing tells how fast the lobby empties."""
 
 
 class Lobby:
-    """Holds at most as many requests and bytes as one model's queue may, for all models together.
+    """Holds, for all models together, at most as many requests and bytes as one model's queue.
 
     Args:
         queue: the settings in force.
@@ -24,19 +24,19 @@ class Lobby:
         self._queue = queue
         self._bytes = 0
         self._limits: set[asyncio.Timeout] = set()
-        """One for each request that waits."""
+        """One timeout for each waiting request."""
         self._draining = False
 
     async def wait(
         self, exchange: Exchange, size: int, ready: Callable[[], Awaitable[_Ready]], timeout: float
     ) -> _Ready:
-        """Wait for what `ready` returns, on the account of the exchange's queueing time.
+        """Wait for what `ready` returns, and add the time to the exchange's queue time.
 
         Args:
-            exchange: whose request waits.
-            size: of its body, bytes.
-            ready: begins what is waited for.
-            timeout: longest wait, seconds.
+            exchange: of the waiting request.
+            size: of its body, in bytes.
+            ready: starts what to wait for.
+            timeout: longest wait, in seconds.
 
         Raises:
             TimeoutError: it took longer.
@@ -64,7 +64,7 @@ class Lobby:
             exchange.waited += exchange.clock() - began
 
     def drain(self) -> None:
-        """Refuse whoever waits and whoever comes."""
+        """Refuse all waiting and all further requests."""
         self._draining = True
         now = asyncio.get_running_loop().time()
         for limit in self._limits:

@@ -1,4 +1,4 @@
-"""`/v1/models`, answered from what the endpoints say, and from the settings for those that have not said it yet."""
+"""The answer to `/v1/models`: from what endpoints say, or from the settings while one has not said it."""
 
 import time
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools import Pool
+from gateway.pools.directory import Pool
 from gateway.relay.asgi import Scope
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import Exchange, RefusedError
@@ -16,10 +16,10 @@ _STARTED = int(time.time())
 
 
 async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome:
-    """Answer the list, or the one model that the path names.
+    """Answer with the list, or with the one model that the path names.
 
     Raises:
-        RefusedError: nobody knows yet what is served, or there is no such model.
+        RefusedError: it is not known yet what is served, or there is no such model.
     """
     directory = plane.directory
     cards = [card for pool in directory.pools.values() for card in _cards(pool)]

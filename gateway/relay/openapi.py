@@ -1,4 +1,4 @@
-"""The data plane in the OpenAPI document: the route table, with what kvgate itself reads and answers."""
+"""The data plane's part of the OpenAPI document: the route table, with the headers and errors of kvgate itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,10 +55,10 @@ _STATUSES = sorted({REFUSALS[outcome].status for outcome in REFUSALS if outcome 
 
 
 def with_data_plane(generate: Callable[[], Document], *, authenticates: bool) -> Callable[[], Document]:
-    """A document that has the data plane too.
+    """Add the data plane to an OpenAPI document.
 
     Args:
-        generate: makes the document of the rest; the same one each time.
+        generate: makes the document of all other routes; the same one each time.
         authenticates: whether clients need a key.
     """
 
@@ -124,7 +124,7 @@ def _good(route: Route) -> Document:
 
 
 def _bad(route: Route) -> Document:
-    if route.action in {Action.RELAY, Action.FOLLOW}:  # an engine that lacks the route has an answer of its own
+    if route.action in {Action.RELAY, Action.FOLLOW}:  # an engine without this route answers by itself
         return {"description": "What went wrong.", "content": {"application/json": {}}}
     names = ["ClientError", "AnthropicClientError"] if route.api is Api.MESSAGES else ["ClientError"]
     schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}

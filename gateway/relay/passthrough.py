@@ -1,12 +1,13 @@
-"""Requests that are passed to an endpoint without being admitted: they cost it little of its KV cache."""
+"""The relay of requests without admission: they use little of an endpoint's KV cache."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools import Endpoint, Pool
-from gateway.relay.asgi import Scope, header, path
+from gateway.config.settings import ServerSettings
+from gateway.pools.directory import Endpoint, Pool
+from gateway.relay.asgi import ClientGoneError, Message, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
@@ -20,9 +21,9 @@ _TRIES = 2
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
-    """Pass a request to a healthy endpoint of the model it names, when one of the model's places for such is free.
+    """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
-    A request that waits for an endpoint takes no place from those whose endpoints are there.
+    While it waits for an endpoint it holds no place.
 
     Raises:
         RefusedError: it ends with an error.
@@ -93,28 +94,42 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
             reason = str(error)
             continue
         try:
-            return await _through(exchange, answer, timeouts.idle_timeout)
+            return await _through(plane.settings.server, exchange, answer, timeouts.idle_timeout)
         finally:
             answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 
-async def _through(exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
+async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
+    size, waited = 0, 0.0
+
+    async def tell(message: Message) -> None:
+        """Send a piece. A client that reads more slowly than it may send a body loses its place to others."""
+        nonlocal waited
+        began = exchange.clock()
+        try:
+            async with asyncio.timeout(server.body_timeout + size / server.body_min_rate - waited):
+                await exchange.send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+        waited += exchange.clock() - began
+
     exchange.status = answer.status
     exchange.committed = True
-    await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    # A body that cannot be had to its end stays unended, so that the client sees that it is torn.
-    try:
-        more = True
-        while more:
+    await tell({"type": "http.response.start", "status": answer.status, "headers": headers})
+    # A body that breaks off is left without an end, so that the client sees it is incomplete.
+    more = True
+    while more:
+        try:
             async with asyncio.timeout(idle_timeout):
-                if more := bool(piece := await answer.read_some()):
-                    await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
-    except TimeoutError:
-        return Outcome.UPSTREAM_TIMEOUT
-    except UpstreamError:
-        return Outcome.UPSTREAM_ERROR
-    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+                piece = await answer.read_some()
+        except TimeoutError:
+            return Outcome.UPSTREAM_TIMEOUT
+        except UpstreamError:
+            return Outcome.UPSTREAM_ERROR
+        more = bool(piece)
+        size += len(piece)
+        await tell({"type": "http.response.body", "body": piece, "more_body": more})
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004

@@ -1,11 +1,11 @@
-"""What the data plane works with."""
+"""The parts of the data plane that all requests share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config import Settings
+from gateway.config.settings import Settings
 from gateway.ops.metrics import Metrics
-from gateway.pools import Directory
+from gateway.pools.directory import Directory
 from gateway.relay.asgi import Room
 from gateway.relay.clients import Clients
 from gateway.relay.flights import Flights
@@ -16,14 +16,14 @@ from gateway.tokens.pool import CountingPool
 
 @dataclass(slots=True)
 class Plane:
-    """Everything a request may need on its way, shared by all requests.
+    """Everything a request may need on its way.
 
     Attributes:
-        settings: those in force, and `clients` by their keys: both are replaced as the operator changes them, so they
-            are read here at each use.
+        settings: those in force. Like `clients`, they are replaced when the operator changes them: read them here at
+            each use.
         clock: monotonic seconds.
-        counting: where what takes long is done to a body.
-        arriving: what bodies may hold that are not complete.
+        counting: does the slow work on bodies, off the event loop.
+        arriving: memory that incomplete bodies may hold.
     """
 
     settings: Settings
@@ -39,10 +39,10 @@ class Plane:
 
     @property
     def observes(self) -> bool:
-        """Whether nothing is refused or held back."""
+        """Whether observe mode is on: nothing is refused or held back."""
         return self.settings.admission.mode == "observe"
 
     @property
     def keeps_credentials(self) -> bool:
-        """Whether a client's key is meant for the endpoint: kvgate has no keys of its own to tell it by."""
+        """Whether a client's key is meant for the endpoint, because kvgate itself has no keys."""
         return not self.clients.authenticates

@@ -1,4 +1,4 @@
-"""Reading a body without holding up the event loop, and every stream with it."""
+"""The reader of bodies that keeps the event loop free: small ones at once, large ones in the counting pool."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
@@ -21,10 +21,10 @@ async def read(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> R:
-    """What `work`, a function of a module, makes of a body: at once where it is small, else in the counting pool.
+    """Apply `work`, a module-level function, to a body: at once if it is small, else in the counting pool.
 
     Raises:
-        RefusedError: the body is not what it should be, or too much waits to be read.
+        RefusedError: the body is invalid, or too many bodies wait to be read.
     """
     try:
         if len(body) <= INLINE_BYTES:

@@ -1,4 +1,4 @@
-"""Every path a client may call, and what becomes of it. What is not here is answered with 404."""
+"""The route table: every path a client may call, and what kvgate does with it. All others are answered with 404."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,9 +10,9 @@ class Action(Enum):
     """What kvgate does with a request."""
 
     ADMIT = auto()
-    """Count it, admit it, stream the answer."""
+    """Count it, admit it, stream its answer."""
     RELAY = auto()
-    """Pass it to a healthy endpoint of its model, under a concurrency cap: it uses little of the KV cache."""
+    """Pass it to a healthy endpoint of its model under a concurrency cap: it uses little KV cache."""
     FOLLOW = auto()
     """Pass it to the endpoint that made the response it names."""
     ANSWER = auto()
@@ -93,12 +93,12 @@ _PREFIXED = tuple((route.method, route.path[:-1], route) for route in ROUTES if 
 
 
 def find(method: str, path: str) -> Route | None:
-    """The route of a request, None where there is none."""
+    """The route of a request; None if there is none."""
     route = _EXACT.get((method, path))
     if route is not None:
         return route
     if not _DOTS.isdisjoint(path.split("/")):
-        return None  # whoever is behind us might resolve them, and arrive at a path that is not in the table
+        return None  # the endpoint might resolve them, and reach a path outside the table
     for prefixed_method, prefix, prefixed in _PREFIXED:
         if method == prefixed_method and path.startswith(prefix) and len(path) > len(prefix):
             return prefixed
@@ -106,5 +106,5 @@ def find(method: str, path: str) -> Route | None:
 
 
 def methods(path: str) -> tuple[str, ...]:
-    """The methods that a path takes, empty where it is unknown."""
+    """The methods that a path takes; empty for an unknown path."""
     return tuple(method for method in ("GET", "POST") if find(method, path) is not None)

@@ -1,4 +1,4 @@
-"""What a generation request asks for, in the core's terms: the relay admits it, `/kvgate/explain` only asks."""
+"""The translation of a generation request into the core's terms, for the relay and for `/kvgate/explain`."""
 
 import re
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import LAST_BAND
-from gateway.pools import Pool
+from gateway.pools.directory import Pool
 from gateway.relay.asgi import Scope
 from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
@@ -15,7 +15,7 @@ from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.relay.reading import read
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
 from gateway.tokens.pool import CountingPool
-from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, InvalidRequestError, parse
+from gateway.wire.request import INLINE_BYTES, MAX_SEQUENCES, Api, GenerationRequest, InvalidRequestError, parse
 from gateway.wire.shown import shown
 
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
@@ -23,16 +23,16 @@ NO_ENDPOINT = "No endpoint is ready to serve this model."
 
 
 class UncountedError(RefusedError):
-    """The engine has to count the prompt, and none is there to do it."""
+    """The engine must count the prompt, and no engine is up to do it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request that was understood.
+    """A request in the core's terms.
 
     Attributes:
-        ttft_target: seconds; None where the client asks for none.
-        key: it is known by this when it comes back.
+        ttft_target: seconds; None if the client asks for none.
+        key: its fingerprint, by which a repeated request is recognised.
     """
 
     request: GenerationRequest
@@ -45,11 +45,11 @@ class Work:
 
     @property
     def band(self) -> int:
-        """Its priority band: what its client asks for, never more than its key allows, and none beyond the last."""
+        """Its priority band: as its client asks, but no more urgent than its key allows, and at most the last."""
         return min(max(self.client.band, self.request.priority), LAST_BAND)
 
     def arrival(self, identifier: RequestId) -> Arrived:
-        """How the core is told of it."""
+        """The event that tells the core of it."""
         request = self.request
         return Arrived(
             identifier,
@@ -66,10 +66,10 @@ class Work:
 
 
 async def parsed(pool: CountingPool, flow: str, api: Api, body: bytes) -> GenerationRequest:
-    """Read a body, off the event loop where it is large.
+    """Read a body, off the event loop if it is large.
 
     Raises:
-        RefusedError: it is not a request that a client may make of this API, or too much waits to be read.
+        RefusedError: this API does not take such a request, or too many bodies wait to be read.
     """
     request = await read(pool, flow, _parse, body, api)
     return request if request.body else replace(request, body=body)
@@ -81,10 +81,10 @@ def _parse(body: bytes, api: Api) -> GenerationRequest:
 
 
 def ttft_target(scope: Scope) -> float | None:
-    """The time to its first token that a client asks for, seconds; None where it does not.
+    """The time to first token that a client asks for, in seconds; None if it does not ask.
 
     Raises:
-        RefusedError: what it asks for is no time.
+        RefusedError: the value is not a time.
     """
     given = {name: value for name, value in scope["headers"] if name in TTFT_HEADERS}
     for name in TTFT_HEADERS:
@@ -101,10 +101,10 @@ def ttft_target(scope: Scope) -> float | None:
 
 
 def foreground(request: GenerationRequest) -> None:
-    """Refuse what the engine would answer at once and generate later, unseen by the ledger.
+    """Refuse a background request: the engine would answer at once and generate later, unseen by the ledger.
 
     Raises:
-        RefusedError: it asks for that.
+        RefusedError: it asks for background generation.
     """
     if request.background:
         message = (
@@ -117,12 +117,12 @@ async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCo
     """Count its prompts.
 
     Raises:
-        UncountedError: nobody can, now.
-        RefusedError: they are wrong or too long, or too many wait to be counted.
+        UncountedError: no engine is up to count them.
+        RefusedError: they are invalid or too long, or too many requests wait to be counted.
     """
     longest = pool.max_model_len
     try:
-        return await pool.counter.count(request, flow=flow, max_model_len=longest)
+        count = await pool.counter.count(request, flow=flow, max_model_len=longest)
     except PromptTooLongError as error:
         refusal = untokenized(error.at_least, longest, request.api)
         raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, refusal.message, refusal.param) from None
@@ -134,20 +134,25 @@ async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCo
     except CountUnavailableError as error:
         message = f"The prompt could not be counted: {error}."
         raise UncountedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
+    sequences = len(count.prompts) * request.n
+    if sequences > MAX_SEQUENCES:
+        message = f"`n` of each of {len(count.prompts)} prompts are {sequences} sequences; at most {MAX_SEQUENCES}."
+        raise RefusedError(Outcome.INVALID_REQUEST, message, "n")
+    return count
 
 
 def present(pool: Pool) -> None:
-    """Refuse a request whose model has left since, and its length with it.
+    """Refuse a request whose model is no longer served, so that its length is unknown.
 
     Raises:
-        RefusedError: it has.
+        RefusedError: the model is no longer served.
     """
     if not pool.endpoints:
         raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
 
 
 def demanded(pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
-    """What it asks of the KV cache.
+    """The request's demand on the KV cache.
 
     Raises:
         RefusedError: no endpoint could take it.

@@ -1,4 +1,4 @@
-"""What the relay needs of an HTTP client towards an endpoint, and how one fails."""
+"""The port to an endpoint: the HTTP client that the relay needs, and its errors."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -28,29 +28,29 @@ class Answer(Protocol):
         """The next bytes as they arrive, empty at the end.
 
         Raises:
-            ConnectionLostError: the body is torn.
+            ConnectionLostError: the body was cut off.
         """
 
     async def deliver(self, sink: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
-        """Hand each further piece of the body to `sink` in the instant it arrives, until the body ends.
+        """Hand each further piece of the body to `sink` the moment it arrives, until the body ends.
 
         Args:
-            sink: takes a piece; False says that whoever it is for is behind. What it raises is raised here.
-            drained: then awaited before any more is read.
+            sink: takes a piece; returns False when its receiver is behind. What it raises is raised here.
+            drained: awaited after a False, before more is read.
 
         Raises:
-            ConnectionLostError: the body is torn.
+            ConnectionLostError: the body was cut off.
         """
 
     def close(self) -> None:
-        """Release the connection: kept for reuse after a complete body, else closed at once."""
+        """Release the connection: keep it for reuse after a complete body, else close it at once."""
 
 
 class Upstream(Protocol):
     """Sends requests to endpoints, unbuffered and unlimited in number.
 
-    The one retry it makes: a request goes out again on a fresh connection when the pooled one was closed by the
-    endpoint before any byte of it had arrived there. Whatever the endpoint may have seen is its caller's to try again.
+    It retries in one case: the endpoint closed the pooled connection before any byte of the request had arrived there.
+    The request then goes out on a fresh connection. What the endpoint may have seen, only the caller may try again.
     """
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:

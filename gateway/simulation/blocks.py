@@ -1,10 +1,9 @@
-"""The block pool of the engine, with its prefix cache, in as few steps as there are runs of blocks.
+"""The block pool of the engine, with its prefix cache, modelled by runs of blocks rather than single blocks.
 
-vLLM's cache is one queue of free blocks in the order in which they will be reused: those without cached content first,
-then by when they were freed, the last block of a request before its first. A request that hits holds all leading
-blocks of what it hits. So of any chain of blocks (a prefix that a group shares, or the rest of one request) those held
-are its first ones, those cached beyond them follow without a hole, and the deepest goes first. Whole runs of blocks
-can stand for the blocks.
+vLLM's cache is one queue of free blocks in their order of reuse: first those without cached content, then by the time
+they were freed, a request's last block before its first. A request that hits a cached chain holds its leading blocks.
+So in any chain of blocks (a prefix that a group shares, or the rest of one request) the held blocks come first, the
+cached ones follow without a hole, and the deepest is reused first. Whole runs of blocks can therefore stand for blocks.
 """
 
 from collections import deque
@@ -22,7 +21,7 @@ class Run:
 
 
 class Chain:
-    """Blocks that follow each other in the prompts that share them, by position."""
+    """Blocks in sequence, by position, that prompts share."""
 
     __slots__ = ("_runs", "active", "present", "start")
 
@@ -33,17 +32,17 @@ class Chain:
         self.present = start
         """Positions below are held or cached."""
         self._runs: deque[Run] = deque()
-        """Its free ones: the deepest first, which is also the order they were freed in."""
+        """Its free blocks, the deepest first. They were freed in this order."""
 
     def freed(self, low: int) -> Run:
-        """Let go of those from `low` on; they stay cached."""
+        """Release the blocks from `low` on. They stay cached."""
         run = Run(self, low, self.active)
         self.active = low
         self._runs.append(run)
         return run
 
     def taken(self, high: int) -> int:
-        """Hold those below `high`, all of them present. Returns how many of them were free."""
+        """Hold the blocks below `high`, all of which are present. Returns how many of them were free."""
         free, self.active = high - self.active, high
         runs = self._runs
         while runs and runs[-1].low < high:
@@ -56,12 +55,12 @@ class Chain:
         return free
 
     def extended(self, high: int) -> None:
-        """Hold those below `high`, computed by now."""
+        """Hold the blocks below `high`, which are now computed."""
         self.active = max(self.active, high)
         self.present = max(self.present, high)
 
     def evicted(self, blocks: int) -> None:
-        """Forget the deepest free ones."""
+        """Forget the deepest free blocks."""
         run = self._runs[0]
         run.high -= blocks
         self.present = run.high
@@ -70,7 +69,7 @@ class Chain:
 
 
 class BlockPool:
-    """How many blocks are free, and whose content the free ones still cache."""
+    """The number of free blocks, and the content they still cache."""
 
     __slots__ = ("_blank", "_queue", "free", "total")
 
@@ -78,17 +77,17 @@ class BlockPool:
         self.total = total
         self.free = total
         self._blank = total
-        """Free ones without cached content."""
+        """Free blocks without cached content."""
         self._queue: deque[Run] = deque()
-        """The others, who goes next first."""
+        """The other free blocks, in their order of reuse."""
 
     @property
     def used(self) -> int:
-        """Blocks that requests hold."""
+        """Blocks held by requests."""
         return self.total - self.free
 
     def allocate(self, blocks: int) -> None:
-        """Take blocks, of which there are as many free."""
+        """Take this many blocks. As many must be free."""
         self.free -= blocks
         if blocks <= self._blank:
             self._blank -= blocks
@@ -112,13 +111,13 @@ class BlockPool:
         self._blank += blocks
 
     def release_cached(self, chain: Chain, low: int) -> None:
-        """Give back the held blocks of a chain from position `low` on: their content stays until they are reused."""
+        """Give back the held blocks of a chain from position `low` on. Their content stays until they are reused."""
         if chain.active > low:
             run = chain.freed(low)
             self.free += run.high - low
             self._queue.append(run)
 
     def touch(self, chain: Chain, high: int) -> None:
-        """Hold the blocks of a chain below position `high`, which are present."""
+        """Hold the blocks of a chain below position `high`. They must be present."""
         if high > chain.active:
             self.free -= chain.taken(high)

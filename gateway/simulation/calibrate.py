@@ -1,4 +1,4 @@
-"""The step times of a real engine, from the times at which it answered one workload."""
+"""The calibration of a real engine's step times from its answer times on one workload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from gateway.simulation.machine import Machine, StepTime
 from gateway.simulation.workload import Workload
 
 ROUNDS = 10
-"""Each finds the step times for a schedule, and the schedule for them. Half of it is enough."""
+"""Iterations. Each finds the step times for a schedule, then the schedule for them. Half as many are enough."""
 STEP_TERMS = 4
 
 Row = tuple[float, ...]
@@ -17,23 +17,23 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When one request was answered, seconds on the clock of the workload's arrivals."""
+    """The answer times of one request, in seconds on the clock of the workload's arrivals."""
 
     first_token_at: float
     ended_at: float
 
 
 def calibrated(workload: Workload, machine: Machine, answers: Sequence[Answer]) -> Machine:
-    """The machine with the step times under which the model answers as the engine did, nothing in front of either.
+    """The machine with the step times that make the model answer like the engine, with nothing in front of either.
 
-    The model says what the engine did in the time that passed between a request's first token and its last: so many
-    steps, so many sequences in them, tokens prefilled, tokens of context. Of the time to the first token it says so of
-    requests that found the engine idle, up to what any request takes outside of the engine, which is estimated with it
-    and dropped. The rest is least squares on relative errors.
+    The model gives the engine's work between a request's first and last token: steps, sequences in them, prefilled
+    tokens, tokens of context. For requests that found the engine idle it also gives the work up to the first token. The
+    time a request spends outside of the engine is estimated along with it and dropped. A least-squares fit on relative
+    errors does the rest.
 
-    The workload should keep the engine idle and busy in turn, with prompts and outputs of many lengths: what it does
-    not exercise cannot be found. It should not overload it: then a little more time for a step makes a schedule of
-    its own.
+    The workload should leave the engine idle and busy in turn, with prompts and outputs of many lengths: the fit finds
+    only what the workload exercises. It should not overload the engine: a slightly longer step would then change the
+    whole schedule.
     """
     for _ in range(ROUNDS):
         rows, seconds = [], []
@@ -50,7 +50,7 @@ def calibrated(workload: Workload, machine: Machine, answers: Sequence[Answer]) 
 
 
 def _work(workload: Workload, machine: Machine) -> list[tuple[Row | None, Row]]:
-    """What the engine does until each request's first token, where it was idle before, and from then to its end."""
+    """The engine's work up to each request's first token, if it was idle before, and from there to its end."""
     engine = Engine(machine)
     jobs = [engine.job(RequestId(number), request) for number, request in enumerate(workload)]
     left = list(reversed(jobs))
@@ -82,7 +82,7 @@ def _less(one: Row, other: Row) -> Row:
 
 
 def _least_squares(rows: Sequence[Row], values: Sequence[float]) -> list[float]:
-    """The coefficients, none of them negative, with the least sum of squared relative errors."""
+    """The non-negative coefficients with the least sum of squared relative errors."""
     width = len(rows[0])
     used = list(range(width))
     while True:
@@ -102,7 +102,7 @@ def _least_squares(rows: Sequence[Row], values: Sequence[float]) -> list[float]:
 
 
 def _solve(matrix: list[list[float]]) -> list[float]:
-    """Gauss-Jordan on a symmetric system with its right side as last column; what is not determined is 0."""
+    """Gauss-Jordan on a symmetric system, its right side in the last column. Undetermined unknowns are 0."""
     size = len(matrix)
     for pivot in range(size):
         line = matrix[pivot]

@@ -1,4 +1,4 @@
-"""All contenders against one workload at one offered load, side by side."""
+"""The comparison of all contenders on one workload at one offered load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from gateway.simulation.simulate import simulate
 from gateway.simulation.workload import Workload
 
 ROOM = 0.8
-"""Share of the TTFT target that a queue inside the engine may cost, for the bound that a careful operator would set."""
+"""Share of the TTFT target that a queue inside the engine may cost, for a careful operator's bound on requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the oracle gets out of a machine that never lacks work of this kind."""
+    """The oracle's throughput on a machine that never lacks work of this kind."""
 
     requests_per_second: float
     in_flight: float
@@ -32,7 +32,7 @@ class Row:
     result: Result
     slo: Slo
     best: int
-    """Tokens of requests in SLO that the oracle had."""
+    """The oracle's tokens of requests in SLO."""
 
     @property
     def relative(self) -> float:
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def goodput_rate(self) -> float:
-        """Tokens of requests in SLO for each second in which requests arrived."""
+        """Tokens of requests in SLO per second of arrivals."""
         result = self.result
         return result.goodput(self.slo) / (result.jobs[-1].request.arrival or result.seconds or 1.0)
 
@@ -68,7 +68,7 @@ class Row:
 
 
 def capacity(workload: Workload, machine: Machine) -> Capacity:
-    """Offered load 1.0: the throughput of the oracle when all requests are there from the start and none is dropped."""
+    """Offered load 1.0: the oracle's throughput when all requests arrive at the start and none is dropped."""
     backlog = tuple(replace(request, arrival=0.0) for request in workload)
     result = simulate(backlog, machine, oracle(None))
     middle = result.samples[len(result.samples) // 10 : len(result.samples) * 9 // 10] or result.samples
@@ -77,10 +77,10 @@ def capacity(workload: Workload, machine: Machine) -> Capacity:
 
 
 def contenders(policy: Policy, slo: Slo, known: Capacity) -> tuple[Contender, ...]:
-    """All that are compared by default.
+    """The default contenders.
 
-    vLLM's bound on its requests is what somebody would set who knows the workload: what runs at capacity, and as many
-    behind as start within the target.
+    vLLM's bound on its requests is that of an operator who knows the workload: the requests that run at capacity, plus
+    those that can start within the target.
     """
     most = max(1, round(known.in_flight + ROOM * slo.ttft * known.requests_per_second))
     return (
@@ -95,7 +95,7 @@ def contenders(policy: Policy, slo: Slo, known: Capacity) -> tuple[Contender, ..
 def compare(
     workload: Workload, machine: Machine, compared: Sequence[Contender], slo: Slo, load: float
 ) -> tuple[Row, ...]:
-    """Play a workload, at its own rate, against the oracle and all of them. `load` is what that rate comes to."""
+    """Play a workload, at its own rate, against the oracle and all contenders. `load` is that rate as a load."""
     best = simulate(workload, machine, oracle(slo.ttft))
     results = [simulate(workload, machine, contender) for contender in compared]
     return tuple(Row(load, result, slo, best.goodput(slo)) for result in (*results, best))

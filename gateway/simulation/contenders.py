@@ -1,4 +1,4 @@
-"""Who is compared: what stands in front of the engine and decides who may go to it, and when."""
+"""The contenders: the policies in front of the engine that decide which request may go to it, and when."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,37 +18,37 @@ ENDPOINT = EndpointId("engine")
 
 
 class Admission(Protocol):
-    """What `AdmissionController` is, and what stands in for it."""
+    """The interface of `AdmissionController` and of its stand-ins."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take an event that happened at `now`, and say what to do."""
+        """Handle an event at `now` and return commands."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One of the compared."""
+    """One policy to compare."""
 
     name: str
     build: Callable[[Engine, Sequence[Job]], Admission]
-    """Called once for each simulation, with the engine and all requests. Only an oracle may look at them."""
+    """Called once per simulation, with the engine and all requests. Only an oracle may look at them."""
     watermark: float | None = None
-    """The engine's, where it is another than the machine's."""
+    """The engine's watermark, if it differs from the machine's."""
     reports: bool = True
-    """Whether it wants to hear how far the requests are."""
+    """Whether it wants the requests' progress."""
     polls: bool = True
-    """Whether it wants to hear what a scrape of the engine shows."""
+    """Whether it wants scrapes of the engine."""
 
 
 class Direct:
-    """Nothing in front of vLLM but, where told, its own `--max-num-queued-reqs`."""
+    """Nothing in front of vLLM except, if given, its own `--max-num-queued-reqs`."""
 
     def __init__(self, engine: Engine, most: int | None) -> None:
         self._engine = engine
         self._most = most
 
     def handle(self, event: Event, _now: float) -> list[Command]:
-        """Everybody goes, while the engine takes them."""
+        """Dispatch every request that the engine takes."""
         if not isinstance(event, Arrived):
             return []
         engine = self._engine
@@ -58,7 +58,7 @@ class Direct:
 
 
 class ScrapedGate:
-    """90/80 on the engine's own gauge: closed by a scrape above `high`, opened again by one below `low`."""
+    """A 90/80 gate on the engine's own gauge. A scrape above `high` closes it and one below `low` opens it again."""
 
     def __init__(self, high: float, low: float) -> None:
         self._high = high
@@ -67,7 +67,7 @@ class ScrapedGate:
         self._waiting: deque[RequestId] = deque()
 
     def handle(self, event: Event, _now: float) -> list[Command]:
-        """While it is open everybody goes."""
+        """Dispatch every request while the gate is open."""
         if isinstance(event, Observed) and event.kv_usage is not None:
             if event.kv_usage > self._high:
                 self._open = False
@@ -105,7 +105,7 @@ def kvgate(policy: Policy, name: str | None = None) -> Contender:
 
 
 def oracle(ttft_target: float | None) -> Contender:
-    """First come first served by one who knows every length, and drops who cannot have a first token in time."""
+    """First come first served, with every length known. It drops requests that cannot have a first token in time."""
     return Contender("oracle", lambda engine, jobs: Oracle(engine, jobs, ttft_target), polls=False)
 
 

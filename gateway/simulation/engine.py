@@ -1,12 +1,12 @@
-"""vLLM's V1 scheduler: who runs in each step, which blocks it takes, and who has to start again.
+"""The model of vLLM's V1 scheduler: the requests of each step, their blocks, and preemptions.
 
-Running requests first, in the order they were admitted; who finds no block for its next token sends the youngest back
-to the head of the queue. Then, in a step in which nobody was sent back, the waiting ones in order, each when its whole
-prompt fits beside the watermark. Prompts are prefilled in chunks that fill the batch.
+Running requests come first, in the order of their admission. If one finds no block for its next token, the youngest is
+preempted to the head of the queue. Then, in a step without preemption, waiting requests are admitted in order, each
+once its whole prompt fits beside the watermark. Prompts are prefilled in chunks that fill the batch.
 
-All who decode advance by one token in each step, so nothing is kept per token: a request remembers the step it joined
-in, a table says how many of them need a block in a step, another who ends in it. A step in which nothing happens costs
-the same for one request as for a thousand.
+Every decoding request advances by one token per step, so nothing is kept per token. A request remembers the step it
+joined in, one table tells how many need a block in a step, and another which end in it. A step in which nothing happens
+costs the same for one request as for a thousand.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from gateway.simulation.workload import Request, in_blocks
 
 
 class Job:
-    """One request in the engine, and what became of it. Times are seconds; None: it has not happened."""
+    """One request in the engine, and its fate. Times are seconds; None if it has not happened."""
 
     __slots__ = (
         "base",
@@ -51,21 +51,21 @@ class Job:
         self.prompt = request.prompt
         self.output = request.output
         self.generated = 0
-        """Tokens so far, while it does not decode."""
+        """Generated tokens so far, while it does not decode."""
         self.computed = 0
-        """Tokens whose KV exists, while it is prefilled and when it starts to decode."""
+        """Tokens with KV, while it prefills and when it starts to decode."""
         self.base = 0
-        """While it decodes: its generated tokens less the number of the last step."""
+        """While it decodes: its generated tokens minus the number of the last step."""
         self.joined = 0
-        """The step that gave it the first token since it was admitted; 0 while it does not decode."""
+        """The step of its first token since its admission; 0 while it does not decode."""
         self.edge = 0
         """The steps, modulo the block size, in which it needs a block."""
         self.turn = 0
-        """Numbers its admission."""
+        """The number of its admission."""
         self.shared: list[tuple[Chain, int]] = []
-        """What it has in common with others, one part after the other, and at which block each ends."""
+        """The parts of its prompt that it shares, in order, with the block at which each ends."""
         self.shared_blocks = 0
-        """All of these, and how many of them it holds."""
+        """The blocks of all these parts, and the number of them that it holds."""
         self.shared_held = 0
         self.private = Chain()
         self.dispatched_at: float | None = None
@@ -76,11 +76,11 @@ class Job:
         """Longest time between two of its tokens."""
         self.preemptions = 0
         self.refused: str | None = None
-        """Why, when it was."""
+        """The reason, if it was refused."""
 
 
 class Engine:
-    """One engine. `begin` schedules a step and says when it ends, `complete` has its tokens."""
+    """One engine. `begin` schedules a step and returns its end; `complete` yields its tokens."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -92,35 +92,35 @@ class Engine:
         """Generated so far."""
         self.steps = 0
         self.batch = (0, 0, 0)
-        """What the last step that began is about: sequences that decode, tokens prefilled, tokens of context."""
+        """The work of the last step begun: sequences that decode, tokens prefilled, tokens of context."""
         self.gauge_used = 0
-        """Blocks in use, and requests that run and wait, as of the end of the last step: what a scrape sees."""
+        """Blocks in use, running and waiting requests at the end of the last step, as a scrape sees them."""
         self.gauge_running = 0
         self.gauge_waiting = 0
         self._completed = 0
         self._watermark = int(machine.watermark * machine.blocks)
         self._groups: dict[tuple[int, int], Chain] = {}
-        """By group, and the block it begins at: only part of that may be shared by those before."""
+        """Chains by group and first block. Earlier requests may share only part of one."""
         self._holders: defaultdict[Chain, dict[Job, int]] = defaultdict(dict)
-        """Who runs and has a chain in common, and up to which block."""
+        """Running requests with a shared chain, and up to which block."""
         self._partial: Job | None = None
-        """Who is prefilled and not done with it: at most one, the last that runs, as it takes all of the batch."""
+        """The request in the middle of its prefill: at most one, the last that runs, since it fills the batch."""
         self._blocked = False
-        """Whether who waits first did not fit, and nothing has been freed since."""
+        """Whether the first waiting request did not fit and nothing has been freed since."""
         self._prefilled: list[Job] = []
-        """Whose prefill ends in the current step."""
+        """The requests whose prefill ends in the current step."""
         self.context = 0
-        """Tokens of context over all that run."""
+        """Tokens of context of all running requests."""
         self._edges = [0] * machine.block_size
-        """How many need a block, by step modulo the block size."""
+        """The number of requests that need a block, by step modulo the block size."""
         self._ends: dict[int, list[Job]] = {}
-        """Who ends, by step."""
+        """The requests that end, by step."""
         self._turns = 0
         self._began = 0.0
         self.busy_until = 0.0
-        """When the last step that began ends, or ended."""
+        """The end of the last step begun."""
         self._tops: list[int] = []
-        """The steps that lasted longer than all since, and how long: the worst of any span that ends now."""
+        """The steps longer than all later ones, with their durations: the worst step of any span that ends now."""
         self._durations: list[float] = []
 
     @property
@@ -129,7 +129,7 @@ class Engine:
         return not self.running and not self.waiting
 
     def job(self, number: RequestId, request: Request) -> Job:
-        """A request that may be entered later."""
+        """Make a request that may be submitted later."""
         job = Job(number, request)
         if self.machine.prefix_caching:
             for group, low, high in in_blocks(request, self.machine.block_size):
@@ -140,30 +140,30 @@ class Engine:
         return job
 
     def submit(self, job: Job, now: float) -> None:
-        """Enter a request."""
+        """Submit a request."""
         job.dispatched_at = now
         self.waiting.append(job)
 
     def generated(self, job: Job) -> int:
-        """Tokens of a request so far."""
+        """Generated tokens of a request so far."""
         return job.base + self._completed if job.joined else job.generated
 
     def to_prefill(self, job: Job) -> int:
-        """Tokens that are still to be prefilled before its next, as the prefix cache is now."""
+        """Tokens still to prefill before its next token, given the prefix cache now."""
         if job.computed:
             return self._left(job)
         tokens = job.prompt + job.generated
         return tokens - self._hits(job, tokens)[0] * self.machine.block_size
 
     def progress(self) -> tuple[tuple[RequestId, int], ...]:
-        """`(number, tokens so far)` of all that decode."""
+        """`(number, tokens so far)` of every decoding request."""
         completed = self._completed
         return tuple([(job.number, job.base + completed) for job in self.running if job.joined])
 
     def coast(self, now: float, until: float) -> float:
-        """Take the steps that end by `until` and in which all that runs gets a token and nothing else happens.
+        """Take the steps up to `until` in which every running request gets a token and nothing else happens.
 
-        They begin now; returns when the last of them ended. What `begin` and `complete` would do, at less cost.
+        They begin now. Returns the end of the last one. It equals `begin` and `complete`, at less cost.
         """
         if self._partial is not None or not self.running or (self.waiting and not self._blocked):
             return now
@@ -192,7 +192,7 @@ class Engine:
         return now
 
     def begin(self, now: float) -> float:
-        """Schedule a step that starts now; the time it ends at."""
+        """Schedule a step that starts now. Returns the time of its end."""
         self.steps += 1
         step = self.steps
         machine = self.machine
@@ -239,7 +239,7 @@ class Engine:
         return self.busy_until
 
     def complete(self, now: float) -> list[Job]:
-        """The step has ended: everybody has a token. Returns those that are done."""
+        """End the step: every request has its token. Returns those that are done."""
         step = self.steps
         self._ended(step, now - self._began)
         done = self._ends.pop(step, [])
@@ -275,7 +275,7 @@ class Engine:
         return done
 
     def _ended(self, step: int, duration: float) -> None:
-        """The steps up to this one have ended, the longest of them after so many seconds."""
+        """Record the end of the steps up to this one, and the seconds of the longest."""
         self._completed = step
         tops, durations = self._tops, self._durations
         while durations and durations[-1] <= duration:
@@ -289,11 +289,11 @@ class Engine:
 
     @staticmethod
     def _left(job: Job) -> int:
-        """Tokens it still has to prefill."""
+        """Tokens a request still has to prefill."""
         return job.prompt + job.generated - job.computed
 
     def _computed(self, job: Job, tokens: int) -> None:
-        """It is prefilled by so many tokens in this step; their blocks are allocated."""
+        """Prefill this many tokens of a request in this step. Their blocks are already allocated."""
         job.computed += tokens
         self.context += tokens
         if job.shared_held < job.shared_blocks:
@@ -306,7 +306,7 @@ class Engine:
             self._prefilled.append(job)
 
     def _make_room(self, step: int, chunk: int) -> bool:
-        """Allocate for one after the other, and preempt the youngest as long as there is too little; whether any."""
+        """Allocate for each in turn. Preempt the youngest while blocks are short. Returns whether it preempted any."""
         pool, running, block = self.pool, self.running, self.machine.block_size
         preempted = False
         index = 0
@@ -328,7 +328,7 @@ class Engine:
         return preempted
 
     def _preempt(self, job: Job) -> None:
-        """Send it back to the head of the queue: all it has computed is to be computed again."""
+        """Send a request back to the head of the queue. It must compute everything again."""
         self.preemptions += 1
         job.preemptions += 1
         if job is self._partial:
@@ -338,14 +338,14 @@ class Engine:
             ends = self._ends[job.joined + job.output - (job.base + job.joined)]
             ends.remove(job)
             job.generated = job.base + step
-            job.last_token_at = self._began  # the last step's end, as that of this one's begin
+            job.last_token_at = self._began  # the last step's end is this one's begin
             self._leave_decode(job, step)
         self._free(job)
         job.joined = job.computed = 0
         self.waiting.appendleft(job)
 
     def _leave_decode(self, job: Job, step: int) -> None:
-        """Settle what was left implicit while it decoded, up to this step."""
+        """Bring the state of a decoding request, implicit until now, up to this step."""
         self._edges[job.edge] -= 1
         job.computed += step - job.joined
         if step > job.joined:
@@ -371,7 +371,7 @@ class Engine:
             pool.release_cached(chain, max(chain.start, held))
 
     def _admit(self, budget: int) -> int:
-        """Let the waiting run, in order, for as long as they fit. Returns the tokens that are prefilled."""
+        """Admit waiting requests, in order, as long as they fit. Returns the tokens to prefill."""
         waiting, running, pool = self.waiting, self.running, self.pool
         block = self.machine.block_size
         left = budget
@@ -402,7 +402,7 @@ class Engine:
         return budget - left
 
     def _hits(self, job: Job, tokens: int) -> tuple[int, int, int]:
-        """Cached blocks that lead its tokens; those of them that others have too; those that are free as yet."""
+        """The cached blocks that lead its tokens; those of them in shared chains; those still free."""
         if not self.machine.prefix_caching:
             return 0, 0, 0
         most = (tokens - 1) // self.machine.block_size

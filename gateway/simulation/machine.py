@@ -1,28 +1,28 @@
-"""The engine that is modelled: what it has, and how long a step of it takes."""
+"""The modelled engine: its capacity and its step times."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one engine step, as a sum of what it does.
+    """Seconds of one engine step, as a sum over its work.
 
-    The defaults are an 8B model with 16-bit weights on one 24 GB GPU with 1 TB/s of memory bandwidth: in each step
-    16 GB of weights to read, for each prefilled token 16 GFLOP at 130 TFLOPS, for each token of context 128 KiB of KV.
+    The defaults are an 8B model with 16-bit weights on one 24 GB GPU with 1 TB/s of memory bandwidth: 16 GB of weights
+    to read in each step, 16 GFLOP at 130 TFLOPS for each prefilled token, 128 KiB of KV for each token of context.
     """
 
     base: float = 0.016
-    """Any step."""
+    """Of any step."""
     per_sequence: float = 0.0001
     """For each sequence that decodes."""
     per_prefill_token: float = 0.00012
     per_context_token: float = 0.00000013
-    """For each token of context that is read, over all sequences of the step."""
+    """For each token of context read, over all sequences of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One vLLM: the flags that decide how it schedules, and its speed. Sizes are tokens unless named otherwise."""
+    """One vLLM: its scheduling flags and its speed. Sizes are tokens unless named otherwise."""
 
     kv_tokens: int = 43_000
     block_size: int = 16
@@ -30,7 +30,7 @@ class Machine:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     watermark: float = 0.0
-    """Share of the blocks kept free when a request is admitted beside others."""
+    """Share of blocks kept free at the admission of a request beside others."""
     prefix_caching: bool = True
     step: StepTime = field(default_factory=StepTime)
 
@@ -38,7 +38,7 @@ class Machine:
         """Check what a scheduler needs.
 
         Raises:
-            ValueError: no block, or a batch that is too small for its sequences.
+            ValueError: there is no block, or the batch is too small for its sequences.
         """
         if self.block_size < 1 or self.blocks < 1:
             raise ValueError(f"{self.kv_tokens} tokens of KV cache are no block of {self.block_size}")

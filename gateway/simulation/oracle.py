@@ -1,4 +1,4 @@
-"""The best that first come first served can do: admission that knows how long every answer will be."""
+"""The oracle: first come first served at its best, knowing the length of every answer."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from gateway.simulation.engine import Engine, Job
 
 
 class Oracle:
-    """Lets the first in line go as soon as the peak of all that is in flight, and it, fits the cache.
+    """Dispatches the first in line as soon as the cache fits the peak of it and all requests in flight.
 
-    The peak is that of the Past-Future scheduler (arXiv 2507.10150) with true lengths, counted in blocks.
+    The peak is that of the Past-Future scheduler (arXiv 2507.10150), with true lengths, in blocks.
     """
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], ttft_target: float | None) -> None:
@@ -26,7 +26,7 @@ class Oracle:
         self._in_flight: list[Job] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take an event as a moment to look again: what it says the oracle knows."""
+        """Decide again at an event. The oracle already knows its content."""
         if isinstance(event, Arrived):
             self._queue.append(self._jobs[event.request])
         commands: list[Command] = []
@@ -48,7 +48,7 @@ class Oracle:
         return commands
 
     def _first_token(self, job: Job, now: float) -> tuple[float, float]:
-        """When it would have its first token if it went now; the deadline of those it would delay with its prompt."""
+        """The time of its first token if dispatched now, and the deadline of requests that its prompt would delay."""
         engine = self._engine
         machine, cost, decoding = engine.machine, engine.machine.step, len(engine.running)
         batch = max(1, machine.max_num_batched_tokens - decoding)
@@ -76,8 +76,8 @@ class Oracle:
             key=_remaining,
             reverse=True,
         )
-        # When so many tokens have come as one request still lacks, those that lack at least as many hold what they
-        # have by now and as many more each.
+        # After as many further tokens as one request still lacks, every request that lacks at least as many holds that
+        # many more than now.
         had: list[int] = []
         tokens = saved = 0
         shared: dict[Chain, int] = {}
@@ -91,7 +91,7 @@ class Oracle:
             room = (blocks + saved) * block
             if peak > room:
                 return False
-            # Only where the partly filled blocks decide are they counted one by one.
+            # Count partly filled blocks one by one only if they decide.
             if peak + len(had) * block > room and sum([-(-(own + remaining) // block) for own in had]) > room // block:
                 return False
         return True

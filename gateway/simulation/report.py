@@ -1,4 +1,4 @@
-"""Comparisons as a table, as JSON and as a picture."""
+"""The report of comparisons: a table, JSON and a picture."""
 
 import json
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from gateway.simulation.compare import Row
 from gateway.simulation.result import Result
 
 WIDTH = 124
-"""Columns of a table."""
+"""Width of a table, in columns."""
 
 
 LONG = 100.0
-"""Seconds of which nobody needs the hundredths."""
+"""Seconds from which on hundredths are dropped."""
 POINTS = 150
-"""Of a line over time, at most about twice."""
+"""Points of a line over time, at most about twice as many."""
 
 
 class PlotError(Exception):
-    """A picture that cannot be drawn; the message says why."""
+    """A picture cannot be drawn. The message says why."""
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """One row for each contender. It needs `WIDTH` columns."""
+    """A table with a row for each contender, `WIDTH` columns wide."""
     grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", no_wrap=True)
     headers = ("preempted", "tok/s", "in SLO", "goodput", "/ oracle", "refused", "TTFT p50", "p99 s", "gap p99", "KV")
@@ -52,7 +52,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def write_json(rows: Sequence[Row], settings: dict[str, Any], path: Path) -> None:
-    """Write the figures, and what they are of."""
+    """Write the figures and their origin."""
     path.write_text(json.dumps({"settings": settings, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
 
 
@@ -93,7 +93,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def _smoothed(result: Result) -> tuple[list[float], list[float]]:
-    """KV usage while requests arrive, as means of so many samples that a line of them can be read."""
+    """KV usage while requests arrive, averaged over samples until the line is readable."""
     samples = [sample for sample in result.samples if sample.at <= result.jobs[-1].request.arrival]
     size = max(1, len(samples) // POINTS)
     parts = [samples[start : start + size] for start in range(0, len(samples), size)]

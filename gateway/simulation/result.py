@@ -1,4 +1,4 @@
-"""What came of a simulation."""
+"""The result of a simulation, and its figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from gateway.simulation.engine import Job
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must get to count. Seconds."""
+    """The limits for a request to count. Seconds."""
 
     ttft: float = 5.0
     """To its first token."""
     gap: float = 0.5
-    """Between two of its tokens, at most."""
+    """The most between two of its tokens."""
 
     def met(self, job: Job) -> bool:
-        """Whether a request got it."""
+        """Whether a request met it."""
         first = job.first_token_at
         return (
             job.ended_at is not None
@@ -34,9 +34,9 @@ class Sample:
     kv_usage: float
     running: int
     waiting: int
-    """Inside the engine."""
+    """Requests that wait inside the engine."""
     queued: int
-    """In front of it."""
+    """Requests that wait in front of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def refused(self) -> int:
-        """Requests that were."""
+        """Number of refused requests."""
         return sum(1 for job in self.jobs if job.refused is not None)
 
     @property
@@ -77,7 +77,7 @@ class Result:
         return sum(usages) / len(usages) if usages else 0.0
 
     def in_slo(self, slo: Slo) -> float:
-        """Share of all requests, the refused ones too."""
+        """Share of all requests, including refused ones."""
         return sum(1 for job in self.jobs if slo.met(job)) / len(self.jobs)
 
     def goodput(self, slo: Slo) -> int:
@@ -85,7 +85,7 @@ class Result:
         return sum(job.output for job in self.jobs if slo.met(job))
 
     def ttft(self, quantile: float) -> float | None:
-        """Seconds to the first token, of those who had one."""
+        """Seconds to the first token, of requests that had one."""
         return _quantile(
             [job.first_token_at - job.request.arrival for job in self.jobs if job.first_token_at is not None], quantile
         )
@@ -95,7 +95,7 @@ class Result:
         return _quantile([job.worst_gap for job in self.jobs if job.ended_at is not None], quantile)
 
     def saturated_rate(self) -> float:
-        """Requests per second from the tenth percent of ends to the ninetieth: capacity, where work never lacked."""
+        """Requests per second from the tenth to the ninetieth percent of ends: the capacity, if work never lacked."""
         ends = sorted(job.ended_at for job in self.jobs if job.ended_at is not None)
         low, high = len(ends) // 10, len(ends) * 9 // 10
         return (high - low) / (ends[high] - ends[low])

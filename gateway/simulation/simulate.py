@@ -1,4 +1,4 @@
-"""The loop: arrivals, steps of the engine, and what the gateway is told in between, in the order of time."""
+"""The simulation's loop: arrivals, engine steps, and the gateway's events in between, in the order of time."""
 
 from dataclasses import replace
 from math import inf
@@ -86,7 +86,7 @@ class _Run:
         )
 
     def _next(self) -> float:
-        """When something happens next outside of the engine; infinity when all is over."""
+        """The time of the next event outside of the engine; infinity when all is over."""
         if self._arrived < len(self._jobs):
             arrival = self._jobs[self._arrived].request.arrival
         elif self._open:
@@ -96,7 +96,7 @@ class _Run:
         return min(arrival, self._report_at, self._poll_at, self._wake_at)
 
     def _happen(self, now: float) -> None:
-        """Let happen what is due at this time, one thing of it."""
+        """Carry out one of the events due at this time."""
         contender, engine = self._contender, self._engine
         if self._arrived < len(self._jobs) and self._jobs[self._arrived].request.arrival <= now:
             job = self._jobs[self._arrived]

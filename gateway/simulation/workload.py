@@ -1,4 +1,4 @@
-"""What is asked of the engine: lengths and arrival times, from a trace, rescaled."""
+"""The workload of a simulation: lengths and arrival times from a trace, rescaled."""
 
 import csv
 import gzip
@@ -14,40 +14,40 @@ from random import Random
 from gateway.admission.events import Prefix
 
 MAX_TOKENS = 2048
-"""What a client asks for at most. A trace has only what was generated, and nobody who admits may read that."""
+"""The client's `max_tokens`. A trace has only the generated length, which admission must not see."""
 UNIT = 64
-"""Tokens between two parts of a prompt that the gateway hashes, up to `STEPS` of them; twice as many in each octave."""
+"""Tokens between two hashed parts of a prompt, for up to `STEPS` parts. It doubles with each octave."""
 STEPS = 16
 MOONCAKE_BLOCK = 512
-"""Tokens that a hash in Mooncake's traces stands for."""
+"""Tokens per hash in Mooncake's traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: when it arrives (seconds), and its lengths (tokens)."""
+    """One request: its arrival (seconds) and its lengths (tokens)."""
 
     arrival: float
     prompt: int
     output: int
-    """What it will generate."""
+    """Tokens it will generate."""
     max_tokens: int = MAX_TOKENS
     shared: tuple[tuple[int, int], ...] = ()
-    """Parts at the start of its prompt that others have too: `(group, end)`, up to which token it has the group's. A
-    part begins where the one before ends, for all of its group: the parts of all prompts are the edges of a tree."""
+    """Shared parts at the start of its prompt, as `(group, end)`: up to token `end` it has the group's tokens. Each
+    part begins where the one before ends, the same for its whole group, so the parts of all prompts form a tree."""
     flow: str = ""
 
 
 class WorkloadError(Exception):
-    """A trace that cannot be read as one; the message says where and why."""
+    """A trace cannot be read. The message says where and why."""
 
 
 Workload = tuple[Request, ...]
-"""Requests in the order they arrive in."""
+"""Requests in the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """How a publisher calls what a trace tells."""
+    """One publisher's column names."""
 
     arrival: str
     prompt: str
@@ -66,18 +66,18 @@ COLUMNS = (
     # our own
     _Columns("arrival", "prompt", "output"),
 )
-"""Of traces in CSV, told apart by their header."""
+"""Formats of CSV traces, told apart by their header."""
 
 
 def load(path: Path, limit: int | None = None) -> Workload:
-    """Read a trace, at most `limit` requests of it, from the first on, which arrives at 0.
+    """Read the first `limit` requests of a trace. The first arrives at 0.
 
-    It is a CSV (or .csv.gz) with the columns of Azure's traces, of BurstGPT's, or arrival (seconds), prompt, output; or
-    JSON lines (or .jsonl.gz) as Mooncake's, whose hashes say what prompts have in common. What failed in BurstGPT, and
-    so has no response, is left out.
+    The trace is a CSV (or .csv.gz) with Azure's columns, BurstGPT's, or arrival (seconds), prompt, output. Or it is
+    JSON lines (or .jsonl.gz) as Mooncake's, whose hashes tell which prompts share their beginnings. Failed requests of
+    BurstGPT, which have no response, are left out.
 
     Raises:
-        WorkloadError: no such file, other columns, or a value that is none.
+        WorkloadError: the file is missing, has other columns, or has an invalid value.
     """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -111,7 +111,7 @@ def _rows(path: Path, text: str) -> Iterator[Request]:
 
 
 def _mooncake(text: str) -> Iterator[Request]:
-    """https://github.com/kvcache-ai/Mooncake: milliseconds, lengths, and a hash for each block of a prompt."""
+    """Read https://github.com/kvcache-ai/Mooncake: milliseconds, lengths, and a hash for each block of a prompt."""
     for line in text.splitlines():
         if line.strip():
             row = json.loads(line)
@@ -122,7 +122,7 @@ def _mooncake(text: str) -> Iterator[Request]:
 
 
 def _in_tree(requests: Sequence[Request]) -> Iterator[Request]:
-    """The same with their blocks joined to parts that the same requests have, less the blocks that only one has."""
+    """The same with blocks joined into parts that the same requests share. Blocks of only one request are dropped."""
     numbers: dict[tuple[int, tuple[int, int]], int] = {}
     holders: list[int] = [0]
     paths = []
@@ -150,19 +150,19 @@ def _in_tree(requests: Sequence[Request]) -> Iterator[Request]:
 
 
 def rate(workload: Workload) -> float:
-    """Requests per second, over the time in which they arrive."""
+    """Requests per second over the time of arrivals."""
     span = workload[-1].arrival - workload[0].arrival
     return len(workload) / span if span else float(len(workload))
 
 
 def at_rate(workload: Workload, requests_per_second: float) -> Workload:
-    """The same requests with the clock rescaled, so that bursts stay bursts; the first arrives at 0."""
+    """The same requests with the clock rescaled, so that bursts stay bursts. The first arrives at 0."""
     factor, start = rate(workload) / requests_per_second, workload[0].arrival
     return tuple(replace(request, arrival=(request.arrival - start) * factor) for request in workload)
 
 
 def in_phases(workload: Workload, rates: Sequence[float]) -> Workload:
-    """The same requests in as many equal parts as there are rates (requests per second), one after the other."""
+    """The same requests, split into equal parts in order, each at one of these rates (requests per second)."""
     size = -(-len(workload) // len(rates))
     phased: list[Request] = []
     start = 0.0
@@ -175,7 +175,7 @@ def in_phases(workload: Workload, rates: Sequence[float]) -> Workload:
 
 
 def scaled(workload: Workload, prompts: float = 1.0, outputs: float = 1.0) -> Workload:
-    """The same requests with longer or shorter prompts and outputs, and what clients ask for at most likewise."""
+    """The same requests with prompts, outputs and `max_tokens` scaled."""
     return tuple(
         replace(
             request,
@@ -189,7 +189,7 @@ def scaled(workload: Workload, prompts: float = 1.0, outputs: float = 1.0) -> Wo
 
 
 def sharing(workload: Workload, share: float, groups: int, seed: int = 0) -> Workload:
-    """The same requests, with a share (0 to 1) of each prompt as in others of its group, which is drawn at random."""
+    """The same requests, each sharing this part (0 to 1) of its prompt with a group drawn at random."""
     random = Random(seed)  # noqa: S311 - a model, not a secret
     return tuple(
         replace(request, shared=((random.randrange(groups), int(request.prompt * share)),)) for request in workload
@@ -197,14 +197,14 @@ def sharing(workload: Workload, share: float, groups: int, seed: int = 0) -> Wor
 
 
 def capped(workload: Workload, max_tokens: int) -> Workload:
-    """The same requests from clients that ask for so many tokens at most."""
+    """The same requests from clients that ask for at most this many tokens."""
     return tuple(
         replace(request, max_tokens=max_tokens, output=min(request.output, max_tokens)) for request in workload
     )
 
 
 def fitted(workload: Workload, max_model_len: int, kv_tokens: int) -> Workload:
-    """The same requests, each cut to what such an engine can serve: `max_tokens` stays, and the prompt gives way."""
+    """The same requests, each cut to what such an engine can serve. `max_tokens` stays and the prompt is cut."""
     length = min(max_model_len, kv_tokens)
     fit = []
     for request in workload:
@@ -216,9 +216,9 @@ def fitted(workload: Workload, max_model_len: int, kv_tokens: int) -> Workload:
 
 
 def in_blocks(request: Request, block_size: int) -> Iterator[tuple[int, int, int]]:
-    """What it shares as the engine holds it: the group, and from which block up to below which.
+    """Its shared parts as the engine holds them: the group, its first block, and the block after its last.
 
-    A prompt's last token is computed for each request anew.
+    A prompt's last token is computed anew for each request.
     """
     low = 0
     for group, end in request.shared:
@@ -229,7 +229,7 @@ def in_blocks(request: Request, block_size: int) -> Iterator[tuple[int, int, int
 
 
 def prefix(request: Request, number: int) -> Prefix:
-    """The hashed leading parts of the prompt of the request with this number in its workload, as a gateway has them."""
+    """The hashed leading parts of a prompt, as a gateway has them. `number` is the request's in its workload."""
     parts = []
     end, stride = UNIT, UNIT
     shared = iter((*request.shared, (-1, request.prompt)))
@@ -248,5 +248,5 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        # Seven digits of a second are one more than datetime reads.
+        # Datetime reads six digits of a second; these have seven.
         return datetime.fromisoformat(text[:26]).timestamp()

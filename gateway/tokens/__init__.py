@@ -1,1 +1,1 @@
-"""From a request to its exact prompt token counts, as vLLM would count them."""
+"""The token counts of a request's prompts, exactly as vLLM would count them."""

@@ -1,6 +1,6 @@
-"""Shapes messages for a chat template: what each message offers it, in the order of keys the engine uses.
+"""The shape of messages for a chat template: the keys each message has, in the engine's order.
 
-A template that prints a message as JSON shows that order, so it counts.
+The order matters: a template that prints a message as JSON shows it.
 """
 
 import json
@@ -12,18 +12,18 @@ from gateway.tokens.messages import Json, NeedsEngineError
 
 
 class ContentFormat(StrEnum):
-    """What a template expects `content` to be."""
+    """The form of `content` that a template expects."""
 
     STRING = "string"
-    """One text, its parts joined by a line break."""
+    """One text; its parts are joined by a line break."""
     PARTS = "parts"
     """A list of parts, even for a single text (vLLM calls it "openai")."""
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""How the line starts that Claude Code puts before a system prompt; it changes with every request."""
+"""Start of the line that Claude Code puts before a system prompt; the line changes with every request."""
 
-# Keys of any content part vLLM knows (vllm 0.32, renderers/chat_utils.py); every other key of a text part reaches
+# Keys of any content part vLLM knows (vllm 0.32, renderers/chat_utils.py). Every other key of a text part reaches
 # the template, such as `cache_control`.
 _KNOWN_PART_KEYS = frozenset(
     {
@@ -36,18 +36,18 @@ _TEXT_KEYS = {"thinking": "thinking", "refusal": "refusal", "tool_reference": "n
 
 
 def conversation(messages: Iterable[Json], content_format: ContentFormat) -> list[Json]:
-    """Well-formed messages as the template gets them.
+    """Well-formed messages, in the form the template gets.
 
     Raises:
-        NeedsEngineError: a tool call's arguments are nested too deeply to read.
+        NeedsEngineError: a tool call's arguments are nested too deeply to read, or hold a number that is too long.
     """
     return [_shape(message, content_format) for message in messages]
 
 
 def fold_developer(messages: Sequence[Json]) -> list[Json]:
-    """For a template that does not know the role `developer`: such messages become system messages.
+    """Turn developer messages into system messages, for a template that does not know the role `developer`.
 
-    All system messages are then merged into one, in front, where there are several or one comes late.
+    If there are then several system messages, or one comes late, all are merged into one at the front.
     """
     renamed = [
         {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
@@ -131,13 +131,13 @@ def _tool_call(call: Mapping[str, Any]) -> Json:
 
 
 def _arguments(arguments: str) -> Json:
-    """Arguments as an object; what is no JSON object counts as an empty one, as it does for the engine."""
+    """Arguments as an object. Anything but a JSON object counts as an empty one, as in the engine."""
     try:
         parsed = json.loads(arguments) if arguments else {}
     except json.JSONDecodeError:
         return {}
-    except RecursionError:
-        raise NeedsEngineError("a tool call's arguments are nested too deeply") from None
+    except (ValueError, RecursionError):  # more digits than Python converts
+        raise NeedsEngineError("a tool call's arguments cannot be read") from None
     return parsed if isinstance(parsed, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""The one question this package answers, and the ways it can be answered."""
+"""The port of token counting: the count of a request's prompts, its source, and the ways counting fails."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,14 +10,14 @@ from gateway.wire.request import GenerationRequest
 
 
 class Source(StrEnum):
-    """Who counted."""
+    """The source of a count."""
 
     LOCAL = "local"
     """Our own renderer and tokenizer, proven equal to the engine's."""
     ENGINE = "engine"
     """The engine itself (`/tokenize`, `/v1/messages/count_tokens`)."""
     ESTIMATE = "estimate"
-    """Nobody exactly: our conversion of a form that the engine offers no count for."""
+    """An estimate by our own conversion, for a form that no counting route of the engine takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class PromptCount:
     prompts: tuple[int, ...]
     source: Source
     kind: Kind
-    """What kind of request it was: names the cause when a count turns out wrong."""
+    """The kind of request: names the cause if the count turns out wrong."""
     prefix: Prefix = ()
-    """Leading parts of its prompt. Empty unless it was counted locally and has one prompt, all of it text or ids."""
+    """Leading parts of its prompt. Empty unless it was counted locally and is a single prompt of text or ids only."""
 
 
 class PromptTooLongError(Exception):
-    """The prompt's characters alone cannot fit: nothing was tokenized. `at_least` is a lower bound of its tokens."""
+    """The prompt has too many characters to fit; it was not tokenized. `at_least` is a lower bound of its tokens."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"at least {at_least} tokens")
@@ -41,11 +41,11 @@ class PromptTooLongError(Exception):
 
 
 class CountUnavailableError(Exception):
-    """Nobody could count: the engine that had to did not answer. The message says why, without any prompt text."""
+    """No count was possible: the engine that had to count did not answer. The message says why, without prompt text."""
 
 
 class CountingOverloadedError(Exception):
-    """Too many bytes of prompts wait to be counted already; the client should come back later."""
+    """Too many bytes of prompts already wait to be counted; the client should retry later."""
 
 
 class TokenCounter(Protocol):
@@ -56,15 +56,15 @@ class TokenCounter(Protocol):
 
         Args:
             request: the request; its `body` is what the engine will get.
-            flow: whose work this is, for a fair share of the counting pool.
-            max_model_len: tokens; a prompt whose characters cannot fit it is refused untokenized.
+            flow: of the request, for its fair share of the counting pool.
+            max_model_len: in tokens; a prompt with too many characters to fit it is refused untokenized.
 
         Raises:
             InvalidRequestError: the engine would refuse the request with 400 while building its prompt.
             PromptTooLongError: refused before tokenizing.
             CountingOverloadedError: too many bytes wait to be counted.
-            CountUnavailableError: neither we nor an engine could count.
+            CountUnavailableError: neither kvgate nor an engine could count.
         """
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
-        """Hold a count against what the engine's `usage.prompt_tokens` said; drift is counted and acted on."""
+        """Compare a count with the engine's `usage.prompt_tokens`; count a drift and act on it."""

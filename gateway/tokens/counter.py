@@ -1,4 +1,4 @@
-"""Counts the prompts of one model: here where that is proven right, by the engine where it is not."""
+"""The token counter of one model: counts here what is proven to match the engine, and asks the engine for the rest."""
 
 import functools
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from gateway.tokens.count import (
     PromptTooLongError,
     Source,
 )
-from gateway.tokens.counting import Counted, count_body, engine_work, estimate_body
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.loading import Tokenizers
+from gateway.tokens.local_count import Counted, count_body, engine_work, estimate_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
@@ -24,25 +24,25 @@ from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 
 _PROBING = "probes"
-"""The flow of our own counting."""
+"""The flow of kvgate's own probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotHere:
-    """Requests that are not counted here; with the feature `PROMPT`, all of that API."""
+    """Requests that kvgate does not count itself; with the feature `PROMPT`, all of that API."""
 
     api: Api
     feature: Feature
     source: Source
-    """Who counts them."""
+    """The source of their counts."""
     reason: str
 
 
 class ModelCounter:
     """A `TokenCounter` for one served model and all its endpoints.
 
-    Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Until an endpoint was
-    compared, counts are local.
+    Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Counts are local until
+    an endpoint was compared.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ModelCounter:
 
         Args:
             model: its served name.
-            source: its tokenizer; None where none is known.
-            pool: shared with other models; closed by whoever made it.
-            tokenizers: those of the pool. One that is loaded is used at once.
+            source: its tokenizer; None if unknown.
+            pool: shared with other models; its maker closes it.
+            tokenizers: those of the pool. A loaded one is used at once.
             engine: asks its endpoints.
-            on_drift: told of each count that `usage` contradicts.
-            on_switch: told why, each time the engine takes over counting.
-            on_return: told what, each time requests are counted here again.
-            clock: seconds, monotonic.
+            on_drift: called for each count that `usage` contradicts.
+            on_switch: called with the reason each time the engine takes over counting.
+            on_return: called with the requests each time they are counted here again.
+            clock: monotonic seconds.
         """
         self._model = model
         self._source = source
@@ -86,10 +86,10 @@ class ModelCounter:
         self._key = new_key()
 
     async def start(self) -> None:
-        """Have the tokenizer loaded. Takes seconds; until then, and where it fails, the engine counts.
+        """Load the tokenizer. Takes seconds; until then, and if it fails, the engine counts.
 
         Raises:
-            TokenizerUnavailableError, WorkerDiedError, OSError: it may succeed when it is called again.
+            TokenizerUnavailableError, WorkerDiedError, OSError: another call may succeed.
         """
         if self._source is not None:
             self._unavailable = await self._tokenizers.load(self._source)
@@ -97,10 +97,11 @@ class ModelCounter:
             self._on_switch(self._unavailable)
 
     async def verify(self, target: Target) -> ParityReport | None:
-        """Compare the probes with an endpoint that has come up; None where there is no tokenizer to compare.
+        """Compare the probes with an endpoint that came up; None if there is no tokenizer to compare.
 
         Raises:
-            CountUnavailableError: the endpoint did not answer; what was known of it stays.
+            CountUnavailableError: the endpoint did not answer, or too much waits to be counted here. The earlier report
+                on it stays.
         """
         if self._unavailable:
             return None
@@ -128,7 +129,7 @@ class ModelCounter:
         return report
 
     async def recheck(self) -> None:
-        """Where counts drifted and it is time, probe the endpoints; what they count alike is counted here again."""
+        """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again."""
         if not self._drift.due(self._clock()):
             return
         targets = self._engine.targets()
@@ -147,16 +148,16 @@ class ModelCounter:
 
     @property
     def mode(self) -> Source:
-        """Who counts an ordinary conversation: `LOCAL` or `ENGINE`."""
+        """The source of an ordinary conversation's count: `LOCAL` or `ENGINE`."""
         return Source.ENGINE if Feature.PROMPT in self._distrusted(Api.CHAT) else Source.LOCAL
 
     @property
     def reason(self) -> str:
-        """Why all or some requests are not counted here; empty where all are that can be."""
+        """Why all or some requests are not counted here; empty if all that can be are."""
         return "; ".join(dict.fromkeys(kind.reason for kind in self.not_here()))
 
     def not_here(self) -> list[NotHere]:
-        """What is not counted here, by whom it is, and why."""
+        """The requests not counted here, the source of their counts, and why."""
         if self._unavailable:
             return [NotHere(api, Feature.PROMPT, Source.ENGINE, self._unavailable) for api in Api]
         found = []
@@ -188,7 +189,7 @@ class ModelCounter:
         return await self._by_engine(flow, request, max_model_len)
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
-        """Hold a count against the engine's `usage.prompt_tokens`; see `TokenCounter.settle`."""
+        """Compare a count with the engine's `usage.prompt_tokens`; see `TokenCounter.settle`."""
         drift = self._drift.settle(count, usage_prompt_tokens, self._clock())
         if drift is None:
             return
@@ -224,12 +225,12 @@ class ModelCounter:
         try:
             counts = await self._engine.count(work, max_model_len)
         except (InvalidRequestError, RouteMissingError):
-            # Why a counting route refuses is worded for a request of that route: the request's own has the truth.
+            # A counting route words its refusal for its own requests: only the request's own route can say why.
             return await self._estimate(flow, request, max_model_len)
         return PromptCount(counts, Source.ENGINE if work.exact else Source.ESTIMATE, work.kind)
 
     async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
-        """By our own conversion, or failing that by all the request's texts."""
+        """Estimate by our own conversion or, if that fails, by all the request's texts."""
         body = request.body
         source = None if self._unavailable else self._source
         try:
@@ -249,11 +250,13 @@ class ModelCounter:
             return sum(counted.prompts)
         except InvalidRequestError:
             return None
-        except (NeedsEngineError, NotCountableError, CountingOverloadedError):
+        except (NeedsEngineError, NotCountableError):
             raise UncountedError from None
+        except CountingOverloadedError as error:
+            raise CountUnavailableError(str(error)) from None
 
     async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count) -> bool:
-        """Whether an engine leaves tools out that the model may not use."""
+        """Whether an engine leaves out tools that the model may not use."""
         probe = next(probe for probe in made if probe.feature is Feature.UNUSED_TOOLS)
         try:
             there = await by_engine(probe)
@@ -267,13 +270,13 @@ class ModelCounter:
         return bool(known) and all(report.excludes_unused for _, report in known)
 
     def _distrusted(self, api: Api) -> frozenset[Feature]:
-        """What must not be counted here in requests of an API."""
+        """The features of an API's requests that must not be counted here."""
         if self._unavailable:
             return ALL
         return self._drift.doubted(api).union(*(report.distrusted(api) for _, report in self._known()))
 
     def _known(self) -> list[tuple[Target, ParityReport]]:
-        """The endpoints that are up, as far as they were compared."""
+        """The endpoints that are up and were compared, with their reports."""
         return [(target, self._reports[target.url]) for target in self._engine.targets() if target.url in self._reports]
 
 

@@ -1,4 +1,4 @@
-"""PURE. Holds counts against what engines report, and says which kinds of requests cannot be counted here for now."""
+"""PURE. The drift watch: compares counts with the engines' usage, and names the requests not to count here for now."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from gateway.tokens.features import Feature
 from gateway.wire.request import Api
 
 WINDOW = 100
-"""Local counts that are remembered, of each feature of each API."""
+"""Local counts remembered for each feature of each API."""
 LIMIT = 3
-"""Wrong ones among them that are no accident."""
+"""Wrong counts among them from which a feature is doubted."""
 FIRST_WAIT = 60.0
-"""Seconds from the first doubt to the probes that may end it; each further doubt, and each failed probe, doubles it."""
+"""Seconds from the first doubt to the probes that may end it. Each further doubt or failed probe doubles them."""
 LONGEST_WAIT = 3600.0
-"""Seconds."""
+"""Most seconds of that wait."""
 
 Part = tuple[Api, Feature]
-"""What is doubted or trusted. With `PROMPT` it is every request of that API."""
+"""The requests of an API that bring a feature: doubted or trusted together. With `PROMPT`, all of that API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,24 @@ class Drift:
     """A count that differs from the engine's usage."""
 
     cause: str
-    """Who counted, and what kind of request: `local chat+tools`."""
+    """The count's source and the kind of request: `local chat+tools`."""
     counted: int
     reported: int
     first: bool
-    """Whether this cause is seen for the first time."""
+    """Whether this cause appears for the first time."""
     doubted: tuple[Part, ...]
-    """What is not counted here from now on."""
+    """The parts not counted here from now on."""
 
 
 @dataclass(slots=True)
 class _Doubt:
     wait: float
     due: float | None
-    """When to probe; None once probes have ended the doubt. Then only the wait is remembered, for a relapse."""
+    """When to probe; None once probes have ended the doubt. Then only the wait is kept, for a relapse."""
 
 
 class DriftWatch:
-    """What was counted against what was reported, for one model."""
+    """The drift of one model's counts from the engines' usage."""
 
     def __init__(self) -> None:
         self._recent: dict[Part, deque[bool]] = {}
@@ -57,7 +57,7 @@ class DriftWatch:
         )
 
     def settle(self, count: PromptCount, reported: int, now: float) -> Drift | None:
-        """Compare one count; an estimate is not held to it."""
+        """Compare one count with the engine's; estimates are not compared."""
         if count.source is Source.ESTIMATE:
             return None
         counted = sum(count.prompts)
@@ -70,11 +70,11 @@ class DriftWatch:
         return Drift(cause, counted, reported, first, doubted)
 
     def due(self, now: float) -> bool:
-        """Whether it is time to probe the endpoints for something doubted."""
+        """Whether a probe of the endpoints is due for a doubted part."""
         return any(doubt.due is not None and doubt.due <= now for doubt in self._doubts.values())
 
     def probed(self, equal: Callable[[Part], bool], now: float) -> tuple[Part, ...]:
-        """Take what the probes showed; return what is counted here again."""
+        """Take the probes' result; return the parts counted here again."""
         trusted = []
         for part, doubt in self._doubts.items():
             if doubt.due is None or doubt.due > now:
@@ -88,10 +88,10 @@ class DriftWatch:
         return tuple(trusted)
 
     def _note(self, count: PromptCount, wrong: bool, now: float) -> tuple[Part, ...]:  # noqa: FBT001
-        """Remember one count; return what it makes doubtful.
+        """Remember one count; return the parts it makes doubtful.
 
-        A wrong count speaks against those of its features that were wrong most often of late: where tools are counted
-        right and tool calls never, a request with both speaks against tool calls.
+        A wrong count speaks against those of its features that were wrong most often lately. If tools are always
+        counted right and tool calls never, a wrong request with both speaks against tool calls.
         """
         kind = count.kind
         shares: dict[Part, float] = {}
@@ -116,7 +116,7 @@ class DriftWatch:
         return True
 
     def _forget(self, part: Part) -> None:
-        """A feature that was right all along is new to doubt."""
+        """Forget the waits of a feature that was right all along."""
         doubt = self._doubts.get(part)
         if doubt is not None and doubt.due is None:
             del self._doubts[part]

@@ -1,4 +1,4 @@
-"""Asks the engine itself how many tokens a request has."""
+"""The engine's own token counts, asked of its counting routes."""
 
 import asyncio
 import re
@@ -9,33 +9,33 @@ from typing import Annotated
 import httpx
 import msgspec
 
-from gateway.descriptors import OutOfDescriptorsError, lacking
+from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.counting import EngineCall, EngineWork
+from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.render import cut
 from gateway.wire.request import InvalidRequestError
 
 _CONCURRENT_CALLS = 8
-"""For one request: a list of a thousand prompts must not take all of the engine's attention."""
+"""Most calls at once for one request: a list of a thousand prompts must not occupy the whole engine."""
 
 
 _LONGEST_CALL = 4
-"""Times the longest silence, that a whole call may take."""
+"""Longest duration of a call, as a multiple of the longest silence."""
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
-"""Answers come uncompressed: a small one that was compressed twice becomes gigabytes."""
+"""Answers come uncompressed: a small one compressed twice becomes gigabytes."""
 _LONG = 64 * 2**10
-"""Bytes of an answer after which no more is read."""
+"""Most bytes read of an answer."""
 _FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine that may be asked."""
+    """An engine to ask."""
 
     url: str
     """Base URL, without `/v1`."""
     client: httpx.AsyncClient
-    """With the engine's key and TLS context."""
+    """A client with the engine's key and TLS context."""
 
 
 class RouteMissingError(Exception):
@@ -67,7 +67,7 @@ class EngineCounter:
 
         Args:
             targets: the engines of this model that are up, the best to ask first.
-            timeout: seconds for each step of a call: to connect, and the longest silence. All of it may take four
+            timeout: seconds for each step of a call: to connect, and the longest silence. The whole call may take four
                 times as long.
         """
         self._targets = targets
@@ -81,14 +81,14 @@ class EngineCounter:
         """Count every prompt, by the first engine that answers.
 
         Args:
-            work: what to ask.
-            max_model_len: tokens, for a request that asks for truncation to that length.
+            work: the questions to ask.
+            max_model_len: in tokens, for a request that asks for truncation to that length.
 
         Raises:
             InvalidRequestError: the engine refused the request.
             RouteMissingError: it has no such route.
             CountUnavailableError: no engine answered.
-            OutOfDescriptorsError: none could be asked, for a reason of our own.
+            OutOfDescriptorsError: this process could not ask any.
         """
         failure = "no engine is up to count this request"
         for target in self._targets():
@@ -102,20 +102,22 @@ class EngineCounter:
 
     async def count_at(self, target: Target, work: EngineWork) -> tuple[int, ...]:
         """Count every prompt by one engine, untruncated. Raises as `count`."""
-        slots = asyncio.Semaphore(_CONCURRENT_CALLS)
+        counts = [0 if isinstance(prompt, EngineCall) else prompt for prompt in work.prompts]
+        calls = [(number, prompt) for number, prompt in enumerate(work.prompts) if isinstance(prompt, EngineCall)]
+        left = iter(calls)
 
-        async def one(prompt: EngineCall | int) -> int:
-            if isinstance(prompt, int):
-                return prompt
-            async with slots:
-                return await self._ask(target, prompt)
+        async def ask() -> None:
+            for number, call in left:
+                counts[number] = await self._ask(target, call)
 
-        calls = [asyncio.ensure_future(one(prompt)) for prompt in work.prompts]
+        # Not one task per call: starting ten thousand would block the event loop.
+        asking = [asyncio.ensure_future(ask()) for _ in calls[:_CONCURRENT_CALLS]]
         try:
-            return tuple(await asyncio.gather(*calls))
+            await asyncio.gather(*asking)
         finally:
-            for call in calls:
-                call.cancel()
+            for task in asking:
+                task.cancel()
+        return tuple(counts)
 
     async def _ask(self, target: Target, call: EngineCall) -> int:
         url, silence = target.url + call.path, self._timeout()
@@ -142,7 +144,7 @@ class EngineCounter:
 
 
 async def _beginning(response: httpx.Response) -> bytes:
-    """An answer, or of one that is long as much as a count needs: the ids that follow it are a million perhaps."""
+    """The beginning of an answer, enough for the count: a million token ids may follow it."""
     read = bytearray()
     async for piece in response.aiter_raw():
         read += piece

@@ -1,4 +1,4 @@
-"""Orders work of many flows so that each gets its share, by cost (start-time fair queuing)."""
+"""A fair queue: orders the work of many flows so that each gets its share by cost (start-time fair queuing)."""
 
 import heapq
 from collections.abc import Hashable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 class FairQueue(Generic[T]):
     """A queue in which a flow's own backlog delays only that flow.
 
-    Each item starts, in virtual time, when the one before it of the same flow ends; the earliest start leaves first.
+    In virtual time each item starts when its flow's previous item ends; the item with the earliest start leaves first.
     """
 
     def __init__(self) -> None:
@@ -38,6 +38,6 @@ class FairQueue(Generic[T]):
         start, _, _, item = heapq.heappop(self._heap)
         self._now = max(self._now, start)
         if not self._heap:
-            # Idle: nobody is owed anything, and old flows need not be remembered.
+            # Idle: no flow is owed anything, so old flows can be forgotten.
             self._ends.clear()
         return item

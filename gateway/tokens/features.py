@@ -1,4 +1,4 @@
-"""The parts of a request that engines of different versions and settings make different prompts of."""
+"""The features of a request that engines of different versions and settings turn into different prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from gateway.wire.request import Api
 
 
 class Feature(StrEnum):
-    """What a request may bring. An engine found to differ in one of them counts the requests that bring it."""
+    """A feature of a request. If an engine differs from us in one, the engine counts the requests that bring it."""
 
     PROMPT = "prompt"
-    """Every request brings this one."""
+    """Every request brings this feature."""
     CONTINUED = "continue_final_message"
     DEVELOPER = "developer"
     DOCUMENTS = "documents"
@@ -36,7 +36,7 @@ ALL = frozenset(Feature)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What kind of request it is; of low cardinality."""
+    """The kind of a request; of low cardinality."""
 
     api: Api
     features: frozenset[Feature] = frozenset({Feature.PROMPT})

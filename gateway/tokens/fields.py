@@ -1,4 +1,4 @@
-"""Every field of vLLM's requests that a prompt can come in by, and what becomes of it here.
+"""The fields of vLLM's requests that can carry prompt content, and what kvgate does with each.
 
 `tests/integration/test_request_fields.py` reads vLLM's own models and fails on a field that is in neither table.
 """
@@ -12,15 +12,15 @@ from gateway.wire.request import Api
 
 
 class Use(StrEnum):
-    """What becomes of a field."""
+    """The treatment of a field."""
 
     COUNTED = "counted"
-    """It is read, and counted as the engine does."""
+    """Read, and counted as the engine counts it."""
     ENGINE = "counted by the engine"
     ESTIMATED = "estimated"
-    """What it brings is known to nobody but the engine, which has no counting route for it."""
+    """Only the engine knows its tokens, and has no counting route for it."""
     REFUSED = "refused"
-    """With 400 (`gateway.wire.request.REFUSED_FIELDS`)."""
+    """Refused with 400 (`gateway.wire.request.REFUSED_FIELDS`)."""
 
 
 _CONVERSATION = {
@@ -76,39 +76,39 @@ PROMPT_FIELDS: dict[Api, dict[str, Use]] = {
         "kv_transfer_params": Use.REFUSED,
     },
 }
-"""Those of each API that decide what its prompt is."""
+"""The fields of each API that decide its prompt."""
 
 OTHER_FIELDS = frozenset(
     {
-        # Which model, who asks, and how it is handled.
+        # The model, the caller and the handling.
         "model", "user", "metadata", "priority", "request_id", "session_id", "service_tier", "store", "background",
         "cache_salt", "prompt_cache_key", "vllm_xargs", "ec_transfer_params",
-        # How tokens are sampled, and how many.
+        # Sampling, and the number of tokens.
         "n", "best_of", "use_beam_search", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens",
         "max_tool_calls", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty",
         "presence_penalty", "repetition_penalty", "repetition_detection", "length_penalty", "early_stopping",
         "logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_sequences", "stop_token_ids", "ignore_eos",
         "thinking_token_budget", "watermarking", "response_format", "structured_outputs", "guided_decoding_backend",
         "text",
-        # What the answer holds.
+        # The content of the answer.
         "stream", "stream_options", "stream_interval", "echo", "logprobs", "top_logprobs", "logprob_token_ids",
         "prompt_logprobs", "include", "include_reasoning", "include_stop_str_in_output", "skip_special_tokens",
         "spaces_between_special_tokens", "return_tokens_as_token_ids", "return_token_ids", "return_token_offsets",
         "return_prompt_text", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs",
         "enable_response_messages",
-        # Which end of a prompt is cut off: its length is the same.
+        # The end at which a prompt is cut: its length is the same.
         "truncation_side",
     }
 )  # fmt: skip
-"""The rest. `response_format` is in the prompt of models whose prompts the engine counts (Kimi K3, Cohere)."""
+"""All other fields. `response_format` enters the prompts only of models that the engine counts (Kimi K3, Cohere)."""
 
 
 def set_aside(api: Api, fields: Mapping[str, Any]) -> None:
-    """Leave alone what cannot be counted here.
+    """Raise for a request with a field that cannot be counted here.
 
     Raises:
-        NotCountableError: nobody can tell what a field brings.
-        NeedsEngineError: the engine can.
+        NotCountableError: no counting route takes the field either.
+        NeedsEngineError: the engine can count it.
     """
     uses = PROMPT_FIELDS[api].items()
     given = {use: name for name, use in uses if use is not Use.COUNTED and fields.get(name) is not None}

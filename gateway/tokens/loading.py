@@ -1,31 +1,31 @@
-"""The tokenizers that are loaded or on their way: each once, however many models count with it."""
+"""The tokenizers, loaded or loading: each only once, however many models count with it."""
 
 import asyncio
 
-from gateway.tokens.counting import load
+from gateway.tokens.local_count import load
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource, TokenizerUnavailableError
 
 
 class Tokenizers:
-    """Loads tokenizers into a counting pool, so that no count has to wait for one."""
+    """Loads tokenizers into a counting pool, so that no count waits for one."""
 
     def __init__(self, pool: CountingPool) -> None:
         self._pool = pool
         self._loads: dict[TokenizerSource, asyncio.Task[str]] = {}
 
     def unavailable(self, source: TokenizerSource) -> str:
-        """Why nothing can be counted with a tokenizer now; empty once it is loaded."""
+        """Why a tokenizer cannot count now; empty once it is loaded."""
         known = self._loads.get(source)
         return _outcome(known) if known is not None and known.done() else "the tokenizer is not loaded yet"
 
     async def load(self, source: TokenizerSource) -> str:
-        """Load a tokenizer, here and in the processes; takes seconds. Returns as `unavailable`.
+        """Load a tokenizer here and in the processes; takes seconds. Returns the same as `unavailable`.
 
-        One that failed is tried again.
+        A failed one is tried again.
 
         Raises:
-            TokenizerUnavailableError, WorkerDiedError, OSError: for a reason that passes.
+            TokenizerUnavailableError, WorkerDiedError, OSError: for a temporary reason.
         """
         known = self._loads.get(source)
         if known is None or (known.done() and _outcome(known)):

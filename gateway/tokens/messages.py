@@ -1,4 +1,4 @@
-"""What a well-formed chat message is: the messages that vLLM 0.32 and 0.33 take, as far as we know what they become."""
+"""The well-formed chat message: of the messages vLLM 0.32 and 0.33 take, those whose prompt kvgate can reproduce."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ class NotCountableError(Exception):
 
 
 def well_formed(message: Any) -> Json:
-    """A chat message as vLLM's request model passes it on.
+    """A chat message in the form vLLM's request model passes on.
 
-    `reasoning_content` is renamed to `reasoning`, and the keys of a tool call have the order of that model: a template
-    that prints one as JSON shows it.
+    `reasoning_content` is renamed to `reasoning`, and the keys of a tool call have that model's order: a template that
+    prints one as JSON shows it.
 
     Raises:
         NeedsEngineError: it has parts that are not text, or a shape that OpenAI's API does not define.
@@ -56,7 +56,7 @@ _OPTIONAL_TYPES: dict[str, type] = {
     "tool_calls": list,
 }
 
-# Text, by the type of the part; the key that holds it has the part's own name, except for a tool reference.
+# The key that holds a part's text, by the part's type. It has the type's own name, except for a tool reference.
 _PARTS_OF_ANY_ROLE = {"text": "text"}
 _PARTS: dict[str, dict[str, str]] = {
     "user": {"text": "text", "refusal": "refusal"},
@@ -70,7 +70,7 @@ def _check_content(role: str, message: Json) -> None:
         return
     content = message["content"]
     if content is None:
-        # An assistant that only calls tools says null; for others, and with null tool calls too, vLLM answers 400.
+        # Null is fine if an assistant only calls tools. In other roles, or with null tool calls, vLLM answers 400.
         if role != "assistant" or ("tool_calls" in message and message["tool_calls"] is None):
             raise NeedsEngineError("a message's content is null")
         return

@@ -1,4 +1,4 @@
-"""Requests of the Messages API as chat prompts, the way vLLM 0.32 converts them before templating."""
+"""The conversion of Messages API requests into chat prompts, as vLLM 0.32 does it before templating."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ _BLOCKS = {
 
 
 def from_messages(fields: Mapping[str, Any]) -> ChatPrompt:
-    """What `/v1/messages` makes of its decoded body.
+    """The chat prompt that `/v1/messages` makes of its decoded body.
 
     Raises:
-        NeedsEngineError: it holds more than text, thinking, tool uses and their textual results.
+        NeedsEngineError: it holds more than text, thinking, tool uses and their results as text.
         InvalidRequestError: it has no messages.
     """
     messages = fields.get("messages")
@@ -58,9 +58,9 @@ def _system(system: Any) -> str:
 
 
 def _message(message: Any) -> list[Json]:
-    """One message, after the results of tools that it brings, each of which is a message of its own."""
+    """One message, after the tool results it brings; each result becomes a message of its own."""
     role = message.get("role") if isinstance(message, dict) else None
-    # An inline system message is merged or left, by a probe that the engine makes of its template.
+    # The engine probes its template to decide whether an inline system message is merged or stays.
     if role not in ("user", "assistant"):
         raise NeedsEngineError("a message is not from the user or the assistant")
     if isinstance(message.get("content"), str):
@@ -118,7 +118,7 @@ def _tools(tools: Any) -> list[Json] | None:
 def _effort(fields: Mapping[str, Any]) -> str | None:
     thinking = fields.get("thinking")
     if thinking is not None and (not isinstance(thinking, dict) or thinking.get("type") == "disabled"):
-        # How a template is told not to think is found by the engine, by trying.
+        # The engine finds out by trying how its template is told not to think.
         raise NeedsEngineError("thinking is switched off")
     config = fields.get("output_config")
     if config is None:

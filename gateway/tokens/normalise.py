@@ -1,8 +1,8 @@
-"""From a chat or completions request to what the engine gives its template and its tokenizer.
+"""The normalisation of chat and completions requests into the engine's input for its template and tokenizer.
 
-Mirrors vLLM 0.32 and 0.33 for everything a well-formed request can say. What is not well formed, or means something
-only the engine can know, raises `NeedsEngineError`: the engine then counts that request, or refuses it in its own
-words. Older engines differ in places; the probes of `gateway.tokens.probes` find that out.
+It mirrors vLLM 0.32 and 0.33 for everything a well-formed request can say. A request that is not well formed, or whose
+meaning only the engine knows, raises `NeedsEngineError`: the engine then counts it, or refuses it in its own words.
+Older engines differ in places; the probes of `gateway.tokens.probes` find that out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
-from gateway.wire.request import InvalidRequestError
+from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the engine encodes a text."""
+    """The engine's options for encoding a text."""
 
     add_special_tokens: bool
     truncate: int | None = None
-    """`truncate_prompt_tokens`: most tokens to keep, -1 for as many as the model takes, None for no truncation."""
+    """`truncate_prompt_tokens`: most tokens to keep. -1 means as many as the model takes, None no truncation."""
     output_budget: bool = False
-    """Whether the request names its `max_tokens`: truncation to the model's length then leaves room for one token."""
+    """Whether the request sets `max_tokens`: then truncation to the model's length leaves room for one token."""
 
     def most_tokens(self, max_model_len: int) -> int | None:
-        """The length that truncation cuts a prompt to, None where nothing is cut."""
+        """The length to which truncation cuts a prompt; None if nothing is cut."""
         if self.truncate is None:
             return None
         if self.truncate >= 0:
@@ -34,12 +34,12 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation before it is shaped for a template."""
+    """A conversation, not yet shaped for a template."""
 
     messages: Sequence[Json]
     """Well-formed messages, `reasoning_content` already renamed to `reasoning`."""
     tools: list[Json] | None
-    """As vLLM's own models write them out again."""
+    """The tools as vLLM's own models serialise them."""
     template_kwargs: Json
     encoding: Encoding
 
@@ -54,7 +54,7 @@ class TextPrompt:
 
 _EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 
-# Arguments of `apply_chat_template` itself: as template kwargs they would steer the renderer, not the template.
+# Arguments of `apply_chat_template` itself: as template kwargs they would control the renderer, not the template.
 _RENDERER_ARGUMENTS = frozenset(
     {
         "self", "conversation", "messages", "tools", "chat_template", "tokenize", "padding", "truncation", "max_length",
@@ -64,10 +64,10 @@ _RENDERER_ARGUMENTS = frozenset(
 
 
 def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
-    """What `/v1/chat/completions` makes of its decoded body.
+    """The chat prompt that `/v1/chat/completions` makes of its decoded body.
 
     Raises:
-        NeedsEngineError: the engine has to count it.
+        NeedsEngineError: only the engine can count it.
         InvalidRequestError: it has no messages.
     """
     messages = fields.get("messages")
@@ -91,23 +91,24 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
 
 
 def batched(fields: Mapping[str, Any]) -> list[Json]:
-    """The chat requests that `/v1/chat/completions/batch` makes of its decoded body; it shows the model no tools.
+    """The chat requests that `/v1/chat/completions/batch` makes of its decoded body, without tools.
 
     Raises:
-        InvalidRequestError: it has no conversations.
+        InvalidRequestError: it has no conversations, or too many.
     """
     conversations = fields.get("messages")
     if not isinstance(conversations, list) or not conversations:
         raise InvalidRequestError("messages: expected a list of conversations", "messages")
+    _check_number(conversations, "messages")
     shared = {name: value for name, value in fields.items() if name != "tools"}
     return [shared | {"messages": conversation} for conversation in conversations]
 
 
 def chat_encoding(fields: Mapping[str, Any]) -> Encoding:
-    """How a chat request's text is encoded.
+    """The encoding of a chat request's text.
 
     Raises:
-        NeedsEngineError: a field about that is of an unexpected type.
+        NeedsEngineError: a field about the encoding has an unexpected type.
     """
     output = fields.get("max_completion_tokens")
     return Encoding(
@@ -118,11 +119,11 @@ def chat_encoding(fields: Mapping[str, Any]) -> Encoding:
 
 
 def text_prompt(fields: Mapping[str, Any]) -> TextPrompt:
-    """What `/v1/completions` makes of its decoded body.
+    """The prompts that `/v1/completions` makes of its decoded body.
 
     Raises:
-        NeedsEngineError: a field about its encoding is of an unexpected type.
-        InvalidRequestError: it has no prompt, or one that is neither text nor token ids.
+        NeedsEngineError: a field about its encoding has an unexpected type.
+        InvalidRequestError: it has no prompt, too many, or one that is neither text nor token ids.
     """
     max_tokens = fields.get("max_tokens", 16)
     return TextPrompt(
@@ -143,10 +144,10 @@ def template_kwargs(
     reasoning_effort: Any,
     documents: Any = None,
 ) -> Json:
-    """The variables a template may see: the request's own, under those its other fields set.
+    """The variables a template may see: the request's own, overridden by those that its other fields set.
 
     Raises:
-        NeedsEngineError: a variable would steer the renderer, or is of an unexpected type.
+        NeedsEngineError: a variable would control the renderer, or has an unexpected type.
     """
     if given is None:
         given = {}
@@ -166,12 +167,12 @@ def template_kwargs(
         kwargs["reasoning_effort"] = reasoning_effort
         if "enable_thinking" not in given:
             kwargs["enable_thinking"] = reasoning_effort != "none"
-    # vLLM takes None and "auto" for "not set" wherever it merges settings.
+    # vLLM treats None and "auto" as "not set" wherever it merges settings.
     return {name: value for name, value in kwargs.items() if value is not None and value != "auto"}
 
 
 def tool_definitions(tools: Any) -> list[Json] | None:
-    """Tools as vLLM's models write them: its order of keys, nulls spelled out, unknown keys gone.
+    """Tools as vLLM's models serialise them: keys in its order, nulls spelled out, unknown keys dropped.
 
     Raises:
         NeedsEngineError: a tool is not a well-formed function.
@@ -184,11 +185,11 @@ def tool_definitions(tools: Any) -> list[Json] | None:
 
 
 def function_definition(function: Any, *, defer_loading: bool | None = None) -> Json:
-    """One function of a tool, as vLLM's model writes it.
+    """One function of a tool, as vLLM's model serialises it.
 
     Args:
         function: what the client sent.
-        defer_loading: what the tool around it says, where the function itself says nothing.
+        defer_loading: the tool's value, used if the function itself has none.
 
     Raises:
         NeedsEngineError: it is not well formed.
@@ -211,7 +212,7 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A boolean field.
 
     Raises:
-        NeedsEngineError: it is anything else; vLLM reads some of that, and refuses the rest.
+        NeedsEngineError: it is not a boolean; vLLM accepts some such values and refuses others.
     """
     value = fields.get(name, default)
     if not isinstance(value, bool):
@@ -252,13 +253,20 @@ def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(item, str) for item in prompt):
-            return tuple(prompt)
         if _is_ids(prompt):
             return (prompt,)
+        _check_number(prompt, "prompt")
+        if all(isinstance(item, str) for item in prompt):
+            return tuple(prompt)
         if all(isinstance(item, list) and item and _is_ids(item) for item in prompt):
             return tuple(prompt)
     raise InvalidRequestError("prompt: expected text, token ids, or a list of either", "prompt")
+
+
+def _check_number(prompts: list[Any], name: str) -> None:
+    """Check the number of prompts: each becomes a request of its own to the engine, with as many objects."""
+    if len(prompts) > MAX_SEQUENCES:
+        raise InvalidRequestError(f"`{name}` may hold {MAX_SEQUENCES} prompts, and has {len(prompts)}.", name)
 
 
 def _is_ids(items: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Runs counting off the event loop: bounded, fair by flow, large bodies in processes of their own.
+"""The counting pool: runs counting off the event loop, bounded and fair by flow, large bodies in other processes.
 
 Jinja and Python hold the GIL: a large body in a thread would stall the loop, and every stream with it.
 """
@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -25,31 +26,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _JOB_BYTES = 1024
-"""What a job costs beside its body, in bytes: many small bodies of one flow are work too."""
+"""Cost of a job besides its body, in bytes: many small bodies of one flow are work too."""
 
 _LAST_JOBS = 2.0
-"""Seconds that jobs may still run when the pool is closed: a tokenizer may be on its way from a hub that is silent."""
+"""Seconds that jobs may still run once the pool closes: one may be loading a tokenizer from a silent hub."""
 
 
 class WorkerDiedError(Exception):
-    """The process that counted a body died of it, or beside it. Its successor is already there."""
+    """The process that counted a body died, of the body or not. Its successor is already there."""
 
 
 class CountingPool:
-    """Threads for ordinary bodies, processes for large ones, and before each a queue that is fair by flow.
+    """Threads for ordinary bodies, processes for large ones, each kind behind a queue that is fair by flow.
 
-    A job whose caller is gone is dropped while it waits; once it runs it runs to its end, unheard. A process that dies
-    is replaced.
+    A waiting job whose caller is gone is dropped. A running one runs to its end, and its result is dropped. A process
+    that dies is replaced.
     """
 
     def __init__(self, *, threads: int, processes: int, process_bytes: int, max_pending_bytes: int) -> None:
         """Bounds of the pool.
 
         Args:
-            threads: how many count ordinary bodies.
-            processes: how many count large bodies; with 0, the threads do.
-            process_bytes: the size from which on a body is large.
-            max_pending_bytes: most bytes of bodies that wait or are counted at once.
+            threads: number that count ordinary bodies.
+            processes: number that count large bodies; with 0, the threads do.
+            process_bytes: size from which a body counts as large.
+            max_pending_bytes: most bytes of bodies waiting or being counted. One flow gets at most half of what the
+                others leave.
         """
         self._small = _Lane(_Thread, threads)
         self._large = _Lane(_Process, processes) if processes else self._small
@@ -57,36 +59,43 @@ class CountingPool:
         self.max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
         """Bytes of bodies whose callers wait."""
+        self._of_flow: Counter[str] = Counter()
 
     async def run(self, flow: str, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Do work for a flow; return what it returns, raise what it raises.
 
         Args:
-            flow: whose work it is.
-            size: bytes of the body it is about.
-            work: a function of a module: a process finds it by name.
+            flow: of the work.
+            size: of the body, in bytes.
+            work: a module-level function: a process finds it by name.
             *args: its arguments, picklable.
             **kwargs: likewise.
 
         Raises:
-            CountingOverloadedError: too many bytes wait already.
+            CountingOverloadedError: too many bytes already wait, in all or of this flow.
             WorkerDiedError: the process died.
         """
-        if self.pending_bytes and self.pending_bytes + size > self.max_pending_bytes:
+        of_flow = self._of_flow[flow] + size
+        most = (self.max_pending_bytes - self.pending_bytes + self._of_flow[flow]) // 2
+        if self.pending_bytes and of_flow > most:
             raise CountingOverloadedError(f"{self.pending_bytes} bytes of prompts wait to be counted")
         lane = self._large if size >= self.process_bytes else self._small
+        self._of_flow[flow] = of_flow
         self.pending_bytes += size
         try:
             job = lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs))
             return cast("R", await job)
         finally:
             self.pending_bytes -= size
+            self._of_flow[flow] -= size
+            if not self._of_flow[flow]:
+                del self._of_flow[flow]
 
     async def run_everywhere(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do the same work once here and once in each process, as to load what later work needs.
+        """Do the same work once here and once in each process, to load what later work needs.
 
         Raises:
-            Exception: what the work raises.
+            Exception: whatever the work raises.
             WorkerDiedError: a process died.
         """
         call = functools.partial(work, *args, **kwargs)
@@ -95,24 +104,24 @@ class CountingPool:
             await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
 
     async def close(self) -> None:
-        """Drop what waits, give what runs 2 s to end, and stop. Kills processes; leaves a stuck thread behind."""
+        """Drop waiting jobs, give running ones 2 s to end, and stop. Kills processes; leaves a stuck thread behind."""
         await asyncio.gather(*(lane.close() for lane in {self._small, self._large}))
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     call: Callable[[], Any] | None
-    """None once its caller is gone: a body must not be kept for the time that others take."""
+    """None once its caller is gone: the body must not stay in memory while others have their turn."""
     done: asyncio.Future[Any]
 
     def drop(self, done: asyncio.Future[Any]) -> None:
-        """Let go of the body where nobody waits for its count."""
+        """Let go of the body if its caller no longer waits for the count."""
         if done.cancelled():
             self.call = None
 
 
 _Ended = Callable[[Any, BaseException | None], None]
-"""Told on the event loop what a job returned, or raised."""
+"""Called on the event loop with what a job returned or raised."""
 
 
 class _Worker(Protocol):
@@ -128,7 +137,7 @@ class _Worker(Protocol):
         ...
 
     def end(self) -> None:
-        """Stop, whatever it is at. Blocks for moments."""
+        """Stop at once, whatever it is doing. Blocks briefly."""
         ...
 
 
@@ -172,10 +181,10 @@ class _Lane:
             try:
                 try:
                     worker.submit(job.call, ended)
-                except BrokenProcessPool:  # it died while idle: this job has no part in that
+                except BrokenProcessPool:  # it died while idle: not because of this job
                     worker = self._make()
                     worker.submit(job.call, ended)
-            except OSError as error:  # a process takes descriptors to start
+            except OSError as error:  # starting a process takes descriptors
                 asyncio.get_running_loop().run_in_executor(None, worker.end)
                 self._idle.append(self._make())
                 job.done.set_exception(error)
@@ -202,9 +211,9 @@ class _Lane:
 
 
 class _Thread:
-    """A daemon thread: the interpreter does not wait for it at exit, as it does for those of the library's pool.
+    """A daemon thread: unlike those of the library's pool, the interpreter does not wait for it at exit.
 
-    It tells the loop directly: a future of `concurrent.futures` and its way to the loop cost as much as a short count.
+    It calls the loop directly: a future of `concurrent.futures` and its path to the loop cost as much as a short count.
     """
 
     def __init__(self) -> None:
@@ -227,16 +236,16 @@ class _Thread:
                 result = call()
             except BaseException as raised:  # noqa: BLE001  # whatever it is, its caller shall have it
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(ended, result, error)
-            del job, call, ended, result, error  # a body may be large, and the next job far off
+            del job, call, ended, result, error  # a body may be large, and the next job may come late
 
 
 class _Process:
     """A process of its own, which starts with the first job and then stays."""
 
     def __init__(self) -> None:
-        # Where this process is killed, what is left of its semaphores is cleaned up without a word.
+        # If this process is killed, its leftover semaphores are cleaned up without a warning.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
         self._executor: ProcessPoolExecutor | None = None
 
@@ -244,7 +253,7 @@ class _Process:
         if self._executor is None:
             # Spawned, not forked: this process has threads.
             self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
-        # What it starts inherits the mask: Ctrl-C is left to this process, from the first moment on.
+        # The child inherits the mask, so from its first moment Ctrl-C goes to this process alone.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             future = self._executor.submit(call)
@@ -255,7 +264,7 @@ class _Process:
     def end(self) -> None:
         if self._executor is None:
             return
-        # What `kill_workers` of Python 3.14 does.
+        # As `kill_workers` of Python 3.14 does.
         for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
             process.kill()
         self._executor.shutdown(cancel_futures=True)
@@ -268,7 +277,7 @@ def _tell(ended: _Ended, future: asyncio.Future[Any]) -> None:
 
 
 def _settle_in() -> None:
-    """What a new process does first: see to it that it ends when its parent is gone."""
+    """The first act of a new process: make sure that it ends when its parent is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

@@ -1,12 +1,13 @@
-"""Hashes the leading parts of a prompt, so that prompts with a common beginning are known by it.
+"""The prefix hashes of a prompt, by which prompts with a common beginning are recognised.
 
-Parts end where every prompt's do: at each `UNIT` up to `STEPS` of them, then with a stride that doubles as the length
-does. So two prompts are found to agree up to at most 1/`STEPS` less than they do, and 100,000 tokens have 122 parts.
+Each hash covers a leading part. Parts end at the same lengths for every prompt: at each `UNIT` up to `STEPS` of them,
+then with a stride that doubles whenever the length does. So the common prefix found for two prompts is at most
+1/`STEPS` too short, and 100,000 tokens have 122 parts.
 
-The hash is keyed. A recording of events holds these hashes, and a hash that anyone could compute would tell whoever
-has the file which short or well-known prompts were sent. Hence a key of this process alone, which is never written
-down: only this gateway has to recognise a prefix, a replay compares what was recorded, and a gateway that was
-restarted remembers nothing that it could compare.
+The hash is keyed. An event log holds these hashes, and with a hash that anyone can compute, a reader of the file could
+find out which short or well-known prompts were sent. So the key belongs to this process alone and is never written
+down. That is enough: only this gateway has to recognise a prefix, a replay compares recorded hashes with each other,
+and a restarted gateway has nothing left to compare.
 """
 
 import secrets
@@ -18,9 +19,9 @@ from hashlib import blake2b
 from gateway.admission.events import Prefix
 
 UNIT = 64
-"""Tokens: a multiple of the usual block sizes, so that the shared beginning of short prompts is not lost."""
+"""Tokens; a multiple of the usual block sizes, small enough to find the common prefix of short prompts."""
 STEPS = 16
-"""Parts of each octave of lengths."""
+"""Parts per doubling of the length."""
 _LONGEST = 1 << 24
 """Tokens; no prompt is that long."""
 
@@ -31,12 +32,12 @@ def new_key() -> bytes:
 
 
 def prefix_of(ids: Sequence[int], key: bytes, seed: str) -> Prefix:
-    """The leading parts of a prompt, shorter than all of it: an engine computes the last token anew in any case.
+    """The proper leading parts of a prompt: an engine always computes the last token anew.
 
     Args:
-        ids: its tokens. Where one is no token id the prompt has no parts: the engine will refuse it.
-        key: of all prompts that are to be compared.
-        seed: whatever else decides what the engine's KV cache holds for these tokens: LoRA, cache salt.
+        ids: its tokens. If one is not a token id the prompt has no parts: the engine will refuse it.
+        key: the same for all prompts to compare.
+        seed: all else that decides the KV cache of these tokens: LoRA, cache salt.
     """
     ends = _ENDS[: bisect_right(_ENDS, len(ids) - 1)]
     if not ends:

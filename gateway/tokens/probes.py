@@ -1,4 +1,4 @@
-"""Requests that show whether we count as an engine does: with its template, its defaults and its version."""
+"""The probes: requests that show whether kvgate counts as an engine does, with its template, defaults and version."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from gateway.tokens.messages import Json
 from gateway.wire.request import Api
 
 MAX_MODEL_LEN = 2**20
-"""Tokens; for counting probes, which are short."""
+"""Tokens; a length that no probe reaches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A request whose count is compared."""
+    """A request whose counts are compared."""
 
     name: str
     api: Api
     feature: Feature
-    """What a difference would speak against; `PROMPT` against everything of this API."""
+    """The feature that a difference speaks against; with `PROMPT`, all requests of this API."""
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A probe that is counted otherwise here and there; None stands for a refusal."""
+    """A probe with different counts here and at the engine; None stands for a refusal."""
 
     probe: Probe
     local: int | None
@@ -35,27 +35,27 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """What came of comparing all probes with one engine."""
+    """The result of comparing all probes with one engine."""
 
     compared: int
     mismatches: tuple[Mismatch, ...]
     unverified: frozenset[Api]
-    """APIs that the engine offers no count for."""
+    """APIs for which the engine has no counting route."""
     excludes_unused: bool = False
-    """Whether it leaves tools out that the model may not use."""
+    """Whether the engine leaves out tools that the model may not use."""
 
     @property
     def equal(self) -> bool:
-        """Whether every probe that could be compared was counted alike."""
+        """Whether every probe that could be compared had equal counts."""
         return not self.mismatches
 
     @property
     def differs(self) -> bool:
-        """Whether a probe was counted otherwise there, and not just refused: without a tool parser, tools are."""
+        """Whether the engine counted a probe differently. A refusal is none: without a parser it refuses tools."""
         return any(mismatch.engine is not None for mismatch in self.mismatches)
 
     def distrusted(self, api: Api) -> frozenset[Feature]:
-        """The features that must not be counted here in requests of an API; with `PROMPT` among them, none may.
+        """The features of an API's requests that must not be counted here; `PROMPT` stands for all requests.
 
         The Messages and Responses APIs become conversations, so the chat probes speak for them too. The Responses API
         adds special tokens as completions do, and has no counting route.
@@ -85,7 +85,7 @@ async def compare(probes: tuple[Probe, ...], local: Count, engine: Count) -> Par
 
     Args:
         probes: what to count.
-        local: our count; None where we would refuse the request. May raise `UncountedError`.
+        local: our count; None if we would refuse the request. May raise `UncountedError`.
         engine: the engine's, likewise.
     """
     compared = 0
@@ -140,7 +140,7 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
             "messages": [_user("Hi."), {"role": "developer", "content": "Be kind."}, _user()]
         },
         ("parts", Feature.PARTS): {"messages": [{"role": "user", "content": parts}]},
-        # A template may put a token between parts, as the engine puts a line break; here that is part of a longer one.
+        # A template may put a token between parts, as the engine puts a line break; here it is part of a longer token.
         ("parts with a blank one", Feature.PARTS): {"messages": [{"role": "user", "content": blank}]},
         ("tools", Feature.TOOLS): {"messages": [_user()], "tools": [tool]},
         ("tools with odd keys", Feature.TOOLS): {"messages": [system, _user()], "tools": [odd_tool, tool]},
@@ -188,7 +188,7 @@ def _probe_bodies() -> list[tuple[Api, str, Feature, Json]]:
             "messages": [_user(), {"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}],
             "tools": [anthropic_tool],
         },
-        # The only route that counts and is told what may be used.
+        # The only counting route that is told which tools may be used.
         ("messages with tools that may not be used", Feature.UNUSED_TOOLS): unused,
         ("messages with thinking", Feature.REASONING): {
             "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Hi."}],

@@ -1,4 +1,4 @@
-"""Renders and encodes as the engine does, with the tokenizer and the template of the same model."""
+"""The renderer of one model: renders and encodes as the engine does, with the model's tokenizer and template."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import jinja2
 
-from gateway.descriptors import lacking
+from gateway.runtime.descriptors import lacking
 from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import Json, NeedsEngineError
@@ -22,14 +22,14 @@ from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
 from gateway.tokens.template import ChatTemplate
 from gateway.wire.request import InvalidRequestError
 
-# transformers itself is imported where it is needed first: it takes more than a second.
+# transformers itself is imported at first use: that takes more than a second.
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where a tokenizer comes from; equal sources share one tokenizer in each process."""
+    """The source of a tokenizer; equal sources share one tokenizer in each process."""
 
     name: str
     """Folder or hub id."""
@@ -39,14 +39,14 @@ class TokenizerSource:
 
 
 class Tokens(Protocol):
-    """A text's tokens. How many costs nothing to ask; the ids are copied each time."""
+    """A text's tokens. The length is free; the ids are copied at each call."""
 
     @property
     def ids(self) -> Sequence[int]:
         """The ids."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class MeasuredPrompt:
 
     tokens: int
     encoded: Tokens | None
-    """None where truncation leaves others than these, and of one among several."""
+    """None if truncation changes the tokens, and for one of several prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TokenizerUnavailableError(Exception):
     """The tokenizer cannot be loaded here, or would not count as the engine does; the message says why.
 
     Attributes:
-        passes: the reason has nothing to do with it: it may be there the next time.
+        passes: the reason is temporary: the next try may succeed.
     """
 
     def __init__(self, message: str, *, passes: bool = False) -> None:
@@ -89,14 +89,17 @@ _ENCODERS_OF_THEIR_OWN = frozenset(
 )  # fmt: skip
 _TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"})
 
-# Twice what a token of ordinary text has: a part this long tells whether such a text can fit.
+# Twice the characters of an ordinary token: a part this long shows whether such a text can fit.
 _CHARS_PER_TOKEN = 8
 
 _ESTIMATED_FROM = 2**20
 """Characters."""
 
 _HUB_TIMEOUT = 5.0
-"""Seconds in which the hub shows that it is there."""
+"""Seconds for the hub's first answer."""
+
+_LONGEST_REFUSAL = 4096
+"""Characters of what a template says when it refuses a conversation: it may quote that, and a role of any length."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -116,8 +119,8 @@ class Renderer:
         """Encode a conversation.
 
         Raises:
-            NeedsEngineError: there is no template, or it fails in a way the engine should word.
-            InvalidRequestError: the template refuses the conversation.
+            NeedsEngineError: there is no template, or it fails and the engine should word the error.
+            InvalidRequestError: the template rejects the conversation.
             PromptTooLongError: it cannot fit.
         """
         return self._measure(self.render(prompt), prompt.encoding, max_model_len)
@@ -136,23 +139,23 @@ class Renderer:
         )
         if len(prompt.prompts) == 1:
             return tuple(measured)
-        return tuple(MeasuredPrompt(one.tokens, None) for one in measured)  # the tokens of them all would be much
+        return tuple(MeasuredPrompt(one.tokens, None) for one in measured)  # all their tokens would be large
 
     def count_text(self, text: str) -> int:
-        """Tokens of a text by itself, whatever it holds; of a very long one, about as many as its beginning tells."""
+        """The tokens of a plain text; for a very long one, an estimate from its beginning."""
         beginning = text[:_ESTIMATED_FROM]
         tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
         return tokens if len(beginning) == len(text) else tokens * len(text) // len(beginning)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The text that is encoded. Raises as `measure_chat`."""
+        """The text to encode. Raises as `measure_chat`."""
         template = self._plain if prompt.tools is None else self._with_tools
         if template is None:
             raise NeedsEngineError("the tokenizer has no chat template")
         messages = conversation(prompt.messages, template.content_format)
         if not template.knows_developer and any(message["role"] == "developer" for message in messages):
             messages = fold_developer(messages)
-        # `documents` and the two flags are arguments of the renderer itself: they pass whatever the template reads.
+        # `documents` and the two flags are arguments of the renderer itself: they pass even if the template reads none.
         passed = template.variables | {"documents", "add_generation_prompt", "continue_final_message"}
         kwargs = {name: value for name, value in prompt.template_kwargs.items() if name in passed}
         try:
@@ -162,16 +165,17 @@ class Renderer:
                 )
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(str(error)) from None
+            said = str(error)[:_LONGEST_REFUSAL]
+            raise InvalidRequestError(said.encode(errors="replace").decode()) from None
         except Exception as error:  # noqa: BLE001
-            # Whatever a template does to odd input, it does in the engine too, which then says so in its own words.
+            # A template fails on odd input in the engine too; let the engine word the error.
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)
-        if most is None or most > max_model_len:  # the engine refuses more, in its own words
+        if most is None or most > max_model_len:  # the engine refuses it, in its own words
             if (tokens := self._surely(text, max_model_len + 1, max_model_len)) > max_model_len:
                 raise PromptTooLongError(tokens)
         elif self._surely(text, most, max_model_len) >= most:
@@ -179,13 +183,13 @@ class Renderer:
         return _cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
 
     def _surely(self, text: str, enough: int, max_model_len: int) -> int:
-        """How many tokens a text surely has, told without encoding all of it: `enough`, or 0 where it is short.
+        """A lower bound of a text's tokens, found without encoding all of it: `enough`, or 0 for a short text.
 
-        Encoding takes 130 bytes of memory for each character, and is done with no more of them than a text that fits
-        has reason to have.
+        Encoding takes 130 bytes of memory per character, so it never gets more characters than a text that fits would
+        have.
 
         Raises:
-            NeedsEngineError: it is longer, and has too few tokens to tell.
+            NeedsEngineError: it is long, and the tokens found are too few to tell.
         """
         if len(text) > max_model_len * self.max_chars_per_token:
             return math.ceil(len(text) / self.max_chars_per_token)
@@ -194,7 +198,7 @@ class Renderer:
             return 0
         tokens = 0
         for start in range(0, len(text), window):
-            # Only the ends of a part may be encoded otherwise than in the whole text: the margin is for that.
+            # Only the ends of a part may be encoded differently in the whole text: the margin covers that.
             found = len(self._encode(text[start : start + window], False)) - 2 * self.max_chars_per_token
             tokens += max(0, found)
             if tokens >= enough:
@@ -203,7 +207,7 @@ class Renderer:
 
 
 def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
-    """What truncation leaves of a prompt."""
+    """The number of tokens that truncation leaves of a prompt."""
     most = encoding.most_tokens(max_model_len)
     return tokens if most is None else min(tokens, most)
 
@@ -214,17 +218,20 @@ def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPro
 
 
 _LOADING = threading.Lock()
-"""The first import of transformers, in two threads at once, fails in one of them ("cannot import name")."""
+"""Two threads that both import transformers for the first time: one fails ("cannot import name")."""
+
+
+_OTHERWISE = "give another folder or hub id with --tokenizer"
 
 
 def renderer(source: TokenizerSource) -> Renderer:
     """Load a tokenizer, once in each process; takes seconds, and the network for a hub id that is not cached.
 
-    Where the hub does not answer, only what is cached is looked at: asked for file after file, each time with the
-    retries of its client, a hub that is out of reach would hold a worker for minutes.
+    If the hub does not answer, only cached files are used: asking an unreachable hub for file after file, each with its
+    client's retries, would hold a worker for minutes.
 
     Raises:
-        TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts by code of its own.
+        TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
     """
     with _LOADING:
         return _loaded(source)
@@ -232,13 +239,18 @@ def renderer(source: TokenizerSource) -> Renderer:
 
 @functools.lru_cache(maxsize=16)
 def _loaded(source: TokenizerSource) -> Renderer:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # no warning that PyTorch was not found: it is not needed
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    offline = not Path(source.name).is_dir() and not _hub_answers()
+    folder = Path(source.name)
+    if folder.is_absolute() and not folder.is_dir():  # often a folder of the engine's, in another container
+        raise TokenizerUnavailableError(f"there is no folder {source.name} on this machine; {_OTHERWISE}")
+    offline = not folder.is_dir() and not _hub_answers()
     try:
         _check_engine_uses_template(source, offline=offline)
-        # The engine truncates generation from the left, and so loads the tokenizer.
+        # The engine truncates prompts for generation on the left, so it loads the tokenizer that way.
         tokenizer = AutoTokenizer.from_pretrained(
             source.name,
             trust_remote_code=source.trust_remote_code,
@@ -253,8 +265,7 @@ def _loaded(source: TokenizerSource) -> Renderer:
         if offline:
             reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
-            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; "
-            "give another folder or hub id with --tokenizer",
+            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; {_OTHERWISE}",
             passes=lacking(error),
         ) from error
 
@@ -306,7 +317,7 @@ def _file(source: TokenizerSource, name: str, *, offline: bool) -> Path | None:
 
 
 def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: list[Any] | None) -> ChatTemplate | None:
-    """The template for requests with or without tools: a tokenizer may have one of each.
+    """The template for requests with or without tools: a tokenizer may have one for each.
 
     Raises:
         jinja2.TemplateSyntaxError: it is not a template.
@@ -319,7 +330,7 @@ def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: li
 
 
 def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Tokens]:
-    """What makes tokens of a text, given whether special tokens are added."""
+    """The function that encodes a text, given whether to add special tokens."""
     from transformers import TokenizersBackend  # noqa: PLC0415
 
     kind = type(tokenizer)
@@ -334,5 +345,5 @@ def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Toke
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
-    # Without offsets, which nobody reads here: a third faster than the tokenizer's own call.
+    # Without offsets, which are not needed: a third faster than the tokenizer's own call.
     return lambda text, special: backend.encode_batch_fast([text], add_special_tokens=special)[0]

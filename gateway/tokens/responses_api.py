@@ -1,4 +1,4 @@
-"""Requests of the Responses API as chat prompts, the way vLLM 0.32 converts them before templating."""
+"""The conversion of Responses API requests into chat prompts, as vLLM 0.32 does it before templating."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,23 +11,23 @@ from gateway.wire.request import InvalidRequestError
 
 _UNFINISHED = ("in_progress", "incomplete")
 _CONTINUED = ("message", "reasoning")
-"""The last item, where it is one of these and unfinished, is what the model goes on with."""
+"""Item types that the model continues if the last item has one and is unfinished."""
 _CUSTOM_PARAMETERS: Json = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""A custom tool is shown to the model as a function of one text (vllm 0.32, tool_parsers/utils.py)."""
+"""Parameters of a custom tool, which the model sees as a function of one text (vllm 0.32, tool_parsers/utils.py)."""
 
 
 def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
-    """What `/v1/responses` makes of its decoded body.
+    """The chat prompt that `/v1/responses` makes of its decoded body.
 
-    Unlike a chat request, its prompt is encoded with the special tokens the tokenizer adds.
+    Unlike a chat prompt, it is encoded with the special tokens that the tokenizer adds.
 
     Raises:
-        NotCountableError: it holds items that are not messages, reasoning, calls and their textual results.
+        NotCountableError: it holds items other than messages, reasoning, calls and their results as text.
     """
     messages: list[Json] = []
     instructions = fields.get("instructions")
@@ -64,7 +64,7 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
             ),
         )
     except NeedsEngineError as error:
-        # The engine has no counting route for this API that could help out.
+        # The engine has no counting route for this API.
         raise NotCountableError(str(error)) from None
 
 
@@ -76,7 +76,7 @@ def _continues(given: str | list[Json]) -> bool:
 
 
 def _add_item(messages: list[Json], item: Any) -> None:
-    """Add an input item: as a message, or to the assistant's message before it."""
+    """Add an input item: as a new message, or to the assistant's message before it."""
     if not isinstance(item, dict):
         raise NotCountableError("an input item is no object")
     kind = item.get("type", "message")
@@ -106,7 +106,7 @@ def _add_item(messages: list[Json], item: Any) -> None:
 
 
 def _say(messages: list[Json], key: str, text: str) -> None:
-    """Add what an assistant said or thought: to its message, where that has none of it yet."""
+    """Add an assistant's text or reasoning: to its last message if that has none yet, else as a new message."""
     if messages and messages[-1]["role"] == "assistant" and messages[-1].get(key) is None:
         messages[-1][key] = text
     else:
@@ -129,7 +129,7 @@ def _call(item: Json) -> Json:
 
 
 def _reasoning(item: Json) -> str:
-    """What was thought: the first part of the content, or else of the summary. Encrypted, the engine refuses it."""
+    """The text of a reasoning item: the first part of its content, else of its summary. Encrypted ones are refused."""
     content, summary = item.get("content") or [], item.get("summary")
     for parts, kind in ((content, "reasoning_text"), (summary, "summary_text")):
         if not isinstance(parts, list) or not all(_is_text(part, kind) for part in parts):
@@ -141,7 +141,7 @@ def _reasoning(item: Json) -> str:
 
 
 def _assistant_text(content: Any) -> str:
-    """An assistant's text; of several parts the engine takes the first."""
+    """An assistant's text. Of several parts the engine takes the first."""
     if isinstance(content, str):
         return content
     first = content[0] if isinstance(content, list) and content else None
@@ -161,7 +161,7 @@ def _text_or_parts(content: Any) -> str | list[Json]:
 
 
 def _check_header(parts: list[Json]) -> None:
-    # Cut off from texts, and not from parts of this API: what becomes of them here would lose it.
+    # The engine cuts this header off texts but not off this API's parts; the shared conversion here would lose it.
     if any(part["text"].startswith(BILLING_HEADER) for part in parts):
         raise NotCountableError("a part of a system message starts with a billing header")
 
@@ -171,7 +171,7 @@ def _is_text(part: Any, kind: str) -> bool:
 
 
 def _tools(tools: Any) -> list[Json] | None:
-    """The functions that the model is shown; an empty list where it brings only tools of other kinds."""
+    """The functions shown to the model; an empty list if the request has only tools of other kinds."""
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

@@ -1,4 +1,4 @@
-"""What a chat template tells about itself: the variables it reads, the shape of content it expects."""
+"""The chat template, parsed: the variables it reads and the form of content it expects."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from gateway.tokens.conversation import ContentFormat
 
 
 class _Generation(jinja2.ext.Extension):
-    """Reads `{% generation %}`, the tag of transformers that marks what an assistant said."""
+    """Parses `{% generation %}`, transformers' tag around an assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012  # the attribute's declared type is a plain set
 
@@ -38,16 +38,16 @@ class ChatTemplate:
         self.source = source
         tree = _ENVIRONMENT.parse(source)
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
-        """What it reads from outside; the engine passes no other variable on."""
+        """The variables it reads from outside; the engine passes on no others."""
         self.content_format = _content_format(tree)
         self.knows_developer = '"developer"' in source or "'developer'" in source
 
 
 def _content_format(tree: nodes.Template) -> ContentFormat:
-    """Parts where the template loops over a message's content, else a string.
+    """`PARTS` if the template loops over a message's content, else `STRING`.
 
-    The same reading of the syntax tree as vLLM's, with its limits: scopes are not told apart, and a loop or an
-    assignment over messages into anything but a plain name makes it a string.
+    It reads the syntax tree as vLLM does, with the same limits: it ignores scopes, and a loop or an assignment over
+    messages into anything but a plain name means `STRING`.
     """
     try:
         loop = next(_content_loops(tree), None)
@@ -60,7 +60,7 @@ def _content_format(tree: nodes.Template) -> ContentFormat:
 
 
 class _UnclearError(Exception):
-    """The template binds messages in a way the reading does not follow."""
+    """The template binds messages in a way that this analysis does not follow."""
 
 
 def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
@@ -85,7 +85,7 @@ def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
 def _macro_loops(
     tree: nodes.Template, is_content: Callable[[nodes.Node], bool]
 ) -> tuple[set[int], dict[int, set[str]]]:
-    """The loops inside macros, and for each the macro's parameters that some call gives a message's content."""
+    """The loops inside macros, and for each the parameters of its macro that receive a message's content."""
     inside: set[int] = set()
     parameters: dict[int, set[str]] = {}
     for macro in tree.find_all(nodes.Macro):
@@ -108,7 +108,7 @@ def _macro_loops(
 
 
 def _names_bound_to(tree: nodes.Template, name: str) -> set[str]:
-    """`name`, and every name that an assignment somewhere gives its value or a part of it."""
+    """`name`, and every name to which some assignment gives its value or a part of it."""
     bound: set[str] = set()
     pending = [name]
     while pending:
@@ -129,7 +129,7 @@ def _name(target: nodes.Node) -> str:
 
 
 def _reads(node: nodes.Node | None, name: str, attribute: str | None = None) -> bool:
-    """Whether an expression is the variable (or its attribute), perhaps filtered, tested or sliced."""
+    """Whether an expression reads the variable (or its attribute), perhaps filtered, tested or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return _reads(node.node, name, attribute)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):

@@ -1,1 +1,1 @@
-"""What bytes mean: the shapes of the APIs, SSE framing, error bodies. Pure: bytes in, values out."""
+"""The wire formats: the shapes of the APIs, SSE framing, error bodies. Pure: bytes in, values out."""

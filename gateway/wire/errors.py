@@ -1,4 +1,4 @@
-"""The one table from how a request ended to what its client is told, and the shapes each API tells it in."""
+"""The table from a request's outcome to the error its client gets, and the error's shape in each API."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -11,14 +11,14 @@ from gateway.wire.request import Api
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a client is told.
+    """The error that a client gets.
 
     Attributes:
         status: HTTP status.
         type: OpenAI's error type.
-        code: OpenAI's error code; what a program should look at.
-        retry: whether the same request can succeed later: True sends `Retry-After` where the core computed one,
-            False sends `x-should-retry: false`, which the OpenAI SDKs obey.
+        code: OpenAI's error code; the field programs should read.
+        retry: whether the same request can succeed later. True sends `Retry-After` if the core computed one;
+            False sends `x-should-retry: false`, which OpenAI's SDKs obey.
         anthropic_type: the error type on `/v1/messages`.
     """
 
@@ -64,7 +64,7 @@ REFUSALS: dict[Outcome, Refusal] = {
         404, "invalid_request_error", "response_not_found", retry=False, anthropic_type="not_found_error"
     ),
     Outcome.INTERNAL_ERROR: Refusal(500, "server_error", "internal_error", retry=True, anthropic_type="api_error"),
-    # Nobody reads this one: it is the status that the access line shows.
+    # No client reads this one: it gives the access line its status.
     Outcome.CLIENT_CLOSED: Refusal(
         499, "invalid_request_error", "client_closed", retry=False, anthropic_type="invalid_request_error"
     ),
@@ -88,12 +88,12 @@ def error_answer(
     param: str | None = None,
     retry_after: float | None = None,
 ) -> ErrorAnswer:
-    """The answer for a request that ended so, in the shape of its API.
+    """The error answer for an outcome, in the shape of the request's API.
 
     Args:
-        outcome: how it ended; a key of `REFUSALS`.
+        outcome: of the request; a key of `REFUSALS`.
         message: what happened, with which value, what to do.
-        api: whose shape to use; OpenAI's where there is none.
+        api: whose shape to use; None means OpenAI's.
         param: the field at fault.
         retry_after: seconds until a retry makes sense.
     """
@@ -122,7 +122,7 @@ def _anthropic(error_type: str, message: str) -> bytes:
 
 
 def stream_error(api: Api, outcome: Outcome, message: str) -> bytes:
-    """The event that ends a stream which broke after it had started, in the protocol's own shape."""
+    """The last event of a stream that failed after it had started, in its API's shape."""
     refusal = REFUSALS[outcome]
     if api is Api.MESSAGES:
         return b"event: error\ndata: " + _anthropic(refusal.anthropic_type, message) + b"\n\n"

@@ -1,6 +1,6 @@
-"""The model that a multipart form names (RFC 7578): of a form only the heads of its parts are read, and that one field.
+"""The model that a multipart form names (RFC 7578). Only the heads of the form's parts and that one field are read.
 
-The parts are found by their boundary, so that a file of any size costs one search through its bytes, whatever it holds.
+Parts are found by their boundary, so a file of any size and content costs one search through its bytes.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from gateway.wire.request import InvalidRequestError
 
 MAX_PARTS = 2000
-"""As many as the server that vLLM runs on takes: 1,000 fields and 1,000 files."""
+"""The limit of the server that vLLM runs on: 1,000 fields and 1,000 files."""
 _LONGEST_HEAD = 8 * 2**10
 _LONGEST_MODEL = 4096
 _BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
@@ -21,10 +21,10 @@ def is_form(content_type: bytes) -> bool:
 
 
 def form_model(body: bytes, content_type: bytes) -> str | None:
-    """The model a form names, None where it names none; of several the last, as vLLM reads it.
+    """The model a form names, or None; of several the last, as vLLM reads it.
 
     Raises:
-        InvalidRequestError: it is no form, or has too many parts, or its model is no name.
+        InvalidRequestError: it is not a form, has too many parts, or its model is not a name.
     """
     given = _BOUNDARY.search(content_type)
     if given is None:

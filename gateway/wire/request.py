@@ -1,7 +1,7 @@
-"""What kvgate reads of a request: the few fields a decision needs; the rest stays the client's own bytes.
+"""The few fields of a request that a decision needs; the rest stays the client's own bytes.
 
-Nothing is decoded but those, and of those nothing that is longer than such a field has reason to be: whatever a body
-holds, reading it takes one pass over its bytes, and no memory to speak of.
+Only these fields are decoded, and only up to a sensible length. So whatever a body holds, reading it takes one pass
+over its bytes and hardly any memory.
 """
 
 import re
@@ -14,9 +14,9 @@ import msgspec
 from gateway.wire.shown import shown
 
 INLINE_BYTES = 2**20
-"""A body up to this size may be read on the event loop: 2.5 ms at worst. Of a larger one the pass takes up to 80 ms."""
+"""Largest body in bytes read on the event loop: 2.5 ms at worst. A larger one takes up to 80 ms."""
 MAX_SEQUENCES = 16384
-"""vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES)."""
+"""vLLM's limit of `n` (VLLM_MAX_N_SEQUENCES); here also of prompts, and of all sequences sampled from them."""
 
 
 class Api(StrEnum):
@@ -31,7 +31,7 @@ class Api(StrEnum):
 
 
 class InvalidRequestError(Exception):
-    """The body is not a request this API takes; the engine would answer 400 too.
+    """This API does not take such a body; the engine would answer 400 too.
 
     Attributes:
         message: what was wrong, with the offending value's type or size, never its text.
@@ -45,12 +45,12 @@ class InvalidRequestError(Exception):
 
 
 class ForbiddenFieldError(InvalidRequestError):
-    """The client set a field that it may not set (`REFUSED_FIELDS`)."""
+    """The client set a field that only an operator may set (`REFUSED_FIELDS`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request to one of the four APIs, as far as it has to be understood."""
+    """A request to one of the four APIs, as far as kvgate has to understand it."""
 
     api: Api
     body: bytes
@@ -62,20 +62,20 @@ class GenerationRequest:
     n: int
     """Sequences sampled from each prompt; the beam width for a beam search."""
     max_tokens: int | None
-    """What the client asked for, `max_completion_tokens` before `max_tokens`; 0 where only its prompt is read."""
+    """The client's output limit, `max_completion_tokens` before `max_tokens`; 0 if only its prompt is read."""
     max_tokens_field: str
-    """Where it asked for that; where it would have, if it did not."""
+    """The field that sets the limit, or that would if the client set one."""
     priority: int
     stream_interval: int
-    """Tokens that the client wants in each event of its stream; the engine may put more into one."""
+    """Tokens the client wants in each event of its stream. The engine may put more into one."""
     tools: bool
     """Whether it brings tools."""
     background: bool
-    """Whether it wants its answer generated after it was answered."""
+    """Whether the engine should answer at once and generate in the background."""
     stream_options: bytes
-    """As the client wrote them; empty where it did not."""
+    """The client's own bytes; empty if it set none."""
     names_priority: bool
-    """Whether its body has a `priority`, if only null."""
+    """Whether its body has a `priority`, even null."""
 
 
 MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
 }
-"""Where each API puts the output limit; the first that is set wins, as in vLLM."""
+"""The fields of the output limit in each API; the first one set wins, as in vLLM."""
 
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
@@ -100,18 +100,18 @@ _ABSENT = msgspec.Raw(b"")
 
 
 def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Finds these top-level fields, each undecoded; all others are passed over, however many there are."""
+    """A decoder that finds these top-level fields, each undecoded, and skips all others."""
     fields = [(name, msgspec.Raw, _ABSENT) for name in names]
     return msgspec.json.Decoder(msgspec.defstruct("Fields", fields))
 
 
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
-"""The field that tells whose request a body is."""
+"""The field by which a body's API is recognised."""
 
 _LONGEST = {"model": 4096, "stream_options": 1024}
-"""Bytes of a field that is decoded, as it is written. A model may be named by a path."""
+"""Most bytes of a decoded field, as written. A model may be named by a path."""
 _LONGEST_NUMBER = 128
-"""The same of all others: numbers, and words that stand for a boolean."""
+"""Most bytes of all other fields: numbers, and words that stand for a boolean."""
 
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
@@ -134,7 +134,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
 
     Raises:
         ForbiddenFieldError: it sets a field of `REFUSED_FIELDS`.
-        InvalidRequestError: it is not a JSON object, or a field that was read has the wrong type or range.
+        InvalidRequestError: it is not a JSON object, or a field has the wrong type or range.
     """
     fields = _read(_FIELDS, body)
     for name, reason in REFUSED_FIELDS.items():
@@ -154,7 +154,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         body=body,
         model=_model(fields),
         stream=stream,
-        include_usage=bool(options and options.get("include_usage")),
+        include_usage=_truth((options or {}).get("include_usage"), "stream_options"),
         n=n,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
@@ -171,32 +171,32 @@ def named_model(body: bytes) -> str | None:
     """The model that the JSON body of any request names.
 
     Raises:
-        InvalidRequestError: it is not a JSON object, or its `model` is no name.
+        InvalidRequestError: it is not a JSON object, or its `model` is not a name.
     """
     return _model(_read(_MODEL, body))
 
 
 def told_by(body: bytes) -> Api:
-    """Whose request a body is, by the field that holds its prompt; chat where none does.
+    """The API of a body, by the field that holds its prompt; chat if no field does.
 
     `/v1/messages` and a batch cannot be told from chat.
     """
     try:
         prompts = _read(_PROMPTS, body)
     except InvalidRequestError:
-        return Api.CHAT  # whatever it is, reading it will say what is wrong
+        return Api.CHAT  # reading it will say what is wrong
     return next((api for name, api in _SHAPES if _raw(prompts, name) is not _ABSENT), Api.CHAT)
 
 
 def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
-    """The body as an endpoint gets it: the client's own bytes, but for these two edits.
+    """The body for an endpoint: the client's own bytes, apart from these two edits.
 
     Args:
         request: what the client sent.
-        usage: set `stream_options.include_usage` on its behalf. `continuous_usage_stats` has no effect without that, so
-            a client that set only the former does not expect it either.
-        priority: its band. An engine that schedules by it must not take the client's word. `/v1/messages` has no such
-            field: there only the header tells it, and nobody but kvgate sets that.
+        usage: set `stream_options.include_usage` for the client. Without it `continuous_usage_stats` has no effect, so
+            a client that set only the latter expects no usage.
+        priority: the request's band. An engine that schedules by it must not trust the client's value. `/v1/messages`
+            has no such field: there only the header carries the band, and only kvgate sets that header.
     """
     added: dict[str, bytes] = {}
     if usage:
@@ -217,7 +217,7 @@ def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
 
 
 def rewrites(request: GenerationRequest, *, usage: bool, priority: int) -> bool:
-    """Whether these edits replace a field, and do not only add one: all top-level fields are then found."""
+    """Whether these edits replace a field and do not only add one: then all top-level fields must be found."""
     return (usage and request.stream_options != b"") or (request.priority != priority and request.names_priority)
 
 
@@ -286,8 +286,11 @@ def _decode(fields: msgspec.Struct, name: str) -> Any:
 
 
 def _boolean(fields: msgspec.Struct, name: str) -> bool:
-    """As pydantic's lax mode reads a boolean: true, 1, 1.0, "true", "yes", "on" and their opposites."""
-    value = _decode(fields, name)
+    return _truth(_decode(fields, name), name)
+
+
+def _truth(value: Any, name: str) -> bool:
+    """A boolean as pydantic's lax mode reads it: true, 1, 1.0, "true", "yes", "on" and their opposites."""
     if isinstance(value, str):
         value = _BOOLEAN_WORDS.get(value.lower())
         if value is None:
@@ -298,7 +301,7 @@ def _boolean(fields: msgspec.Struct, name: str) -> bool:
 
 
 def _integer(fields: msgspec.Struct, name: str) -> int | None:
-    """As pydantic's lax mode, which vLLM uses, reads an integer: 5, 5.0, "5" and true are integers."""
+    """An integer as pydantic's lax mode, which vLLM uses, reads it: 5, 5.0, "5" and true are integers."""
     value = _decode(fields, name)
     if value is None or isinstance(value, int):
         return None if value is None else int(value)

@@ -1,7 +1,7 @@
-"""Reading an answer as it passes: whole events forward, and what they say about its end.
+"""The reader of answers on their way to the client: forwards whole events and notes what they say about the end.
 
-No event is decoded unless it carries one of its protocol's marks (a finish reason, usage, an error, the end):
-a few byte searches decide that, so that an ordinary token costs next to nothing.
+An event is decoded only if it carries one of its protocol's marks: a finish reason, usage, an error, the end. A few
+byte searches find these, so an ordinary token costs almost nothing.
 """
 
 import itertools
@@ -15,14 +15,14 @@ from gateway.wire.request import Api
 from gateway.wire.usage import Usage, UsageFields
 
 MAX_EVENT_BYTES = 2**20
-"""An event is held until it is complete, up to this size; a larger one passes through in pieces, unread."""
+"""An event is held until it is complete, up to this size. A larger one passes through in pieces, unread."""
 
 
 class FailureKind(Enum):
-    """What went wrong inside an answer that had the status 200."""
+    """The kind of failure inside an answer with status 200."""
 
     BUSY = auto()
-    """The engine has no room: 503 in an event instead of as a status."""
+    """The engine has no room: a 503 in an event, not as a status."""
     REFUSED = auto()
     """The engine refuses the request: a 4xx in an event."""
     ENGINE_ERROR = auto()
@@ -34,12 +34,12 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure that an answer carried.
+    """A failure inside an answer.
 
     Attributes:
-        status: the code that the engine gave with it.
-        message: for a person; the engine's own sentence where it gave one.
-        event: the engine's own event, None where there is none to pass on.
+        status: the engine's code for it.
+        message: for people; the engine's own sentence if it gave one.
+        event: the engine's own event to pass on; None if there is none.
     """
 
     kind: FailureKind
@@ -62,12 +62,12 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """Every field that is read, over the four protocols' events and bodies."""
+    """Every field read from the four protocols' events and bodies."""
 
     type: str | None = None
     choices: msgspec.Raw = _ABSENT
     usage: UsageFields | None = None
-    error: msgspec.Raw = _ABSENT  # an optional `Raw` would take nothing but null
+    error: msgspec.Raw = _ABSENT  # an optional `Raw` would accept only null
     response: _Response | None = None
     code: int | str | None = None
     status: str | None = None
@@ -75,7 +75,7 @@ class _Event(msgspec.Struct):
 
     @property
     def failed(self) -> bool:
-        """Whether there is an `error`: null is none."""
+        """Whether there is an `error` that is not null."""
         return bytes(self.error) != b"null"
 
 
@@ -87,20 +87,21 @@ class _Error(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
 _CHOICE_LIST = msgspec.json.Decoder(list[_Choice])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
-"""As many of the last bytes sent may belong to a boundary that the next ones complete."""
+"""The last bytes sent that may begin an event boundary which the next bytes complete."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason":\s*"')
 _ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
-"""Looked for in choices as they are written: inside a text the quotes are escaped, and a list of any length costs no
-more than its bytes."""
+"""Searched for in the undecoded choices: inside a text the quotes are escaped, and a list of any length costs no more
+than its bytes."""
 _DONE = b"[DONE]"
 _LONGEST_MESSAGE = 4096
 _MOST_OF_CHOICES = 64 * 2**10
-"""Bytes of an event's choices in which sequences are told apart."""
+"""Most bytes of an event's choices in which sequences are told apart."""
 _MOST_READ = 2048
-"""Events with a mark that are read of one piece; engines write one, or a few."""
+"""Most events with a mark that are read in one piece; engines write one or a few."""
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
 
 _CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
@@ -111,7 +112,7 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
     Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
 }
-"""An event without any of these is an ordinary one. vLLM writes its JSON without spaces."""
+"""The marks; an event without any is an ordinary token. vLLM writes its JSON without spaces."""
 
 _TOKEN_MARK: dict[Api, bytes] = {
     Api.CHAT: b"\n\n",
@@ -120,30 +121,30 @@ _TOKEN_MARK: dict[Api, bytes] = {
     Api.RESPONSES: b".delta\ndata",
     Api.MESSAGES: b"event: content_block_delta",
 }
-"""What occurs once for each generated token, until the engine merges two of them into one event."""
+"""Text that occurs once per generated token, unless the engine merges several into one event."""
 _SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
-"""Events of each sequence that hold one token or none, however many the client wants in each: the first ones."""
+"""Number of first events of each sequence that hold at most one token, whatever interval the client wants."""
 
 _PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress", b":")
-"""The Responses API sends the first two at once, before the engine has even taken the request, and a comment is
-no event: they promise nothing."""
+"""Events that promise nothing: the Responses API sends the first two before the engine has even taken the request, and
+the third is a comment."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
 _BUSY_SENTENCES = ("currently busy", "backlog limit", "currently scaling")
-"""Of vLLM's 503s, those that mean "no room now"; any other means that the engine is not well."""
+"""The sentences in vLLM's 503s that mean "no room now". Any other 503 means that the engine is unhealthy."""
 
 _DEAD_SENTENCE = "EngineCore encountered an issue"
-"""vLLM's `EngineDeadError` (v1/engine/exceptions.py, 0.32), which it calls unrecoverable."""
+"""The text of vLLM's `EngineDeadError` (v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable."""
 
 
 def is_busy(status: int, message: str) -> bool:
-    """Whether an engine's error says that it has no room, and not that it is ill."""
+    """Whether an engine's error says that it has no room, rather than that it is unhealthy."""
     return status == 503 and any(sentence in message for sentence in _BUSY_SENTENCES)  # noqa: PLR2004
 
 
 def is_dead(message: str) -> bool:
-    """Whether an engine's error says that its core is gone for good: its server ends a moment later."""
+    """Whether an engine's error says that its core is dead; its server then ends a moment later."""
     return _DEAD_SENTENCE in message
 
 
@@ -152,20 +153,19 @@ class StreamReader:
 
     Args:
         api: the protocol.
-        strip_usage: take out the one chunk that carries usage and nothing else: kvgate asked for it, not the client.
-            It stays where the other chunks carry usage, too: that engine sends it to everybody
-            (`--enable-force-include-usage`).
+        strip_usage: remove the one chunk that carries only usage: kvgate asked for it, not the client. It stays if the
+            other chunks carry usage too: such an engine sends it to everybody (`--enable-force-include-usage`).
         interval: tokens that the client wants in each event.
         sequences: how many the stream has.
 
     Attributes:
-        tokens: tokens seen so far, over all sequences, as far as events tell.
+        tokens: tokens seen so far over all sequences, as far as the events show.
         finished: whether a finish reason was seen.
         closed: whether the protocol's last event was seen.
         usage: the engine's count, once seen.
         failure: set when the answer failed; nothing after it is forwarded.
         response_id: of the Responses API.
-        torn: whether the last thing that left is a part of an event whose end is still to come.
+        torn: whether the last bytes that left end in the middle of an event.
     """
 
     __slots__ = (
@@ -203,7 +203,7 @@ class StreamReader:
         self._interval = interval
         self._singles = _SINGLES.get(api, 0) * sequences
         self._generated: dict[int, int] = {}
-        """Tokens of each sequence, where the engine tells them as it goes."""
+        """Tokens of each sequence, if the engine reports them along the way."""
         self._generated_in_all = 0
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
@@ -211,11 +211,11 @@ class StreamReader:
         self._held_bytes = 0
         """Bytes of it."""
         self._last = b""
-        """The last few bytes of the event that is not complete, held back or not."""
+        """The last few bytes of the incomplete event, held back or not."""
         self._unread = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take what arrived; return what may leave now: complete events only, and pieces of one too large to hold."""
+        """Take new bytes; return what may leave: complete events, and pieces of one too large to hold."""
         if self._held_bytes or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
         events = data.count(self._token_mark)
@@ -226,13 +226,13 @@ class StreamReader:
         return data
 
     def _held(self, events: int) -> int:
-        """Tokens in these events, where all but the first of each sequence hold an interval of them."""
+        """Tokens in these events: all but the first ones of each sequence hold `interval` tokens."""
         single = min(events, self._singles)
         self._singles -= single
         return single + (events - single) * self._interval
 
     def end(self) -> bytes:
-        """The upstream body ended: what was still held leaves, and a missing end becomes a failure."""
+        """Note that the upstream body ended: release what was held; a missing end becomes a failure."""
         rest = b"".join(self._tail)
         self._tail, self._held_bytes = [], 0
         if rest and self.failure is None and not self._read_event(rest):
@@ -244,7 +244,7 @@ class StreamReader:
         """Hold back an incomplete last event."""
         if self.torn:
             return self._pass(data)
-        # Only what is new is searched: the pieces of an event may be many.
+        # Search only what is new: an event may come in many pieces.
         window = self._last + data
         end = _end_of_events(window) - len(self._last)
         if end > 0:
@@ -263,7 +263,7 @@ class StreamReader:
         return complete
 
     def _pass(self, data: bytes) -> bytes:
-        """Let the rest of an event through that was too large to hold."""
+        """Let through the rest of an event that was too large to hold."""
         window = self._last + data
         boundary = _BOUNDARY.search(window)
         if boundary is None:
@@ -274,7 +274,7 @@ class StreamReader:
         return data[:end] + self._complete(data[end:])
 
     def _read(self, data: bytes) -> bytes:
-        """Read each event of a piece that carries a mark; drop the ones that are not for the client."""
+        """Read each event with a mark; drop those that are not for the client."""
         forward: list[bytes] = []
         start = 0
         for boundary in itertools.islice(_BOUNDARY.finditer(data), _MOST_READ):
@@ -285,13 +285,13 @@ class StreamReader:
                 return b"".join(forward)
             if keep:
                 forward.append(event)
-        rest = data[start:]  # the beginning of one too large to hold, or more than any engine writes at once
+        rest = data[start:]  # an event too large to hold, or more events than any engine writes at once
         self._unread = self._unread or rest.endswith(b"\n\n")
         forward.append(rest)
         return b"".join(forward)
 
     def _expect_finished(self, otherwise: str) -> None:
-        # An event that passed unread may have been the one that finished.
+        # An event that passed unread may have carried the finish reason.
         if not self.finished and not self._unread and self.failure is None:
             self.failure = Failure(FailureKind.UNFINISHED, 502, otherwise)
 
@@ -306,8 +306,8 @@ class StreamReader:
             return True
         try:
             parsed = _EVENT.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return True  # not a shape we know: it is the client's
+        except _UNREADABLE:
+            return True  # an unknown shape: leave it to the client
         if parsed.failed or parsed.type == "error":
             self.failure = _engine_failure(parsed, payload, event)
             return False
@@ -315,9 +315,9 @@ class StreamReader:
 
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
         response = parsed.response
-        usage = parsed.usage or (response.usage if response is not None else None)
-        if usage is not None:
-            self._used(usage.read(self.api), parsed.choices)
+        counts = parsed.usage or (response.usage if response is not None else None)
+        if counts is not None and (usage := counts.read(self.api)) is not None:
+            self._used(usage, parsed.choices)
         if response is not None and response.id is not None:
             self.response_id = response.id
         if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
@@ -335,7 +335,7 @@ class StreamReader:
         return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
 
     def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
-        """Take what the engine counted: of the whole answer, or of one sequence, beside a piece of it."""
+        """Take the engine's count: of the whole answer, or of one sequence beside a piece of it."""
         if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
             self.usage = usage
             return
@@ -344,8 +344,8 @@ class StreamReader:
             return
         try:
             known = _CHOICE_LIST.decode(choices)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return  # not a shape we know: it is the client's
+        except _UNREADABLE:
+            return  # an unknown shape: leave it to the client
         for choice in known:
             self._generated_in_all += usage.completion_tokens - self._generated.get(choice.index, 0)
             self._generated[choice.index] = usage.completion_tokens
@@ -353,19 +353,19 @@ class StreamReader:
 
 
 def _end_of_events(data: bytes) -> int:
-    """Where the last complete event ends."""
+    """The end of the last complete event."""
     plain, carried = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
     return max(plain + 2 if plain >= 0 else 0, carried + 3 if carried >= 0 else 0)
 
 
 def is_preliminary(data: bytes) -> bool:
-    """Whether these events say nothing yet about whether the engine will answer."""
+    """Whether these events do not yet show that the engine will answer."""
     return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
-    """What a complete, non-streaming answer says."""
+    """The facts of a complete, non-streaming answer."""
 
     usage: Usage | None
     failure: Failure | None
@@ -376,7 +376,7 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
     """Read a complete 200 answer."""
     try:
         parsed = _EVENT.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return BodyFacts(None, None, None)
     failure = None
     if parsed.failed:
@@ -387,14 +387,14 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
 
 
 def error_message(body: bytes) -> str:
-    """The sentence in an engine's error body, whichever of its shapes it has, and of a whole book its beginning."""
+    """The sentence in an engine's error body of any shape, cut to a sensible length."""
     try:
         parsed = _EVENT.decode(body)
         raw = bytes(parsed.error) if parsed.failed else body
         if raw.startswith(b'"'):
             return str(msgspec.json.decode(raw))[:_LONGEST_MESSAGE]
         return _ERROR.decode(raw).message[:_LONGEST_MESSAGE]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return "the engine gave no reason"
 
 
@@ -404,7 +404,7 @@ def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Fail
     if parsed.failed:
         try:
             code = _ERROR.decode(parsed.error).code
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             code = None
     quoted = _QUOTED_CODE.search(message)
     if quoted is not None:  # /v1/messages wraps the engine's error into a sentence about it

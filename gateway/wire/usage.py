@@ -1,4 +1,4 @@
-"""What an engine says that it counted: one reading for each API, from vLLM 0.32's sources."""
+"""The engine's own token counts, read from each API's `usage` as vLLM 0.32's sources fill it."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,13 @@ import msgspec
 
 from gateway.wire.request import Api
 
+_MOST = 2**31
+"""Tokens: no engine counts as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine counted: all tokens of the prompt, cached or not, and all that it generated."""
+    """The engine's count: all tokens of the prompt, cached or not, and all generated tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,20 +28,21 @@ class UsageFields(msgspec.Struct):
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
-    def read(self, api: Api) -> Usage:
-        """What it says in the words of its API."""
+    def read(self, api: Api) -> Usage | None:
+        """Read the fields as this API fills them; None if the values are impossible."""
         prompt, completion = _FIELDS[api]
-        return Usage(sum(getattr(self, name) or 0 for name in prompt), getattr(self, completion) or 0)
+        counted = sum(getattr(self, name) or 0 for name in prompt), getattr(self, completion) or 0
+        return Usage(*counted) if all(0 <= tokens < _MOST for tokens in counted) else None
 
 
 _FIELDS: dict[Api, tuple[tuple[str, ...], str]] = {
-    # `prompt_tokens` holds what `prompt_tokens_details.cached_tokens` tells apart (serve/engine/protocol.py).
+    # `prompt_tokens` includes `prompt_tokens_details.cached_tokens` (serve/engine/protocol.py).
     Api.CHAT: (("prompt_tokens",), "completion_tokens"),
     Api.BATCH: (("prompt_tokens",), "completion_tokens"),
     Api.COMPLETIONS: (("prompt_tokens",), "completion_tokens"),
-    # So does `input_tokens` with `input_tokens_details.cached_tokens` (openai/responses/serving.py).
+    # `input_tokens` includes `input_tokens_details.cached_tokens` (openai/responses/serving.py).
     Api.RESPONSES: (("input_tokens",), "output_tokens"),
-    # Here it holds neither of the others, which `--enable-prompt-tokens-details` adds (anthropic/serving.py).
+    # Here it includes neither of the others, which `--enable-prompt-tokens-details` adds (anthropic/serving.py).
     Api.MESSAGES: (("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"), "output_tokens"),
 }
-"""The fields that together are the prompt, and the one that is what was generated."""
+"""The fields that add up to the prompt, and the field of generated tokens."""

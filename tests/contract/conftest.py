@@ -8,19 +8,17 @@ import pytest
 
 from engine.cache import cache_folder, made_once, run_step, to_stderr
 from engine.process import free_port
-from tests.conftest import VllmFactory
+from tests.conftest import Vllm
 from tests.integration.kvgate import Kvgate, serving
 
 OPENAI_NODE = "openai@7.55.0"
-TOOLS = {"--enable-auto-tool-choice": True, "--tool-call-parser": "hermes"}
 
 
 @pytest.fixture(scope="session")
-def kvgate(vllm: VllmFactory, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
+def kvgate(chat_vllm: Vllm, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
     """Serves the real chat model as `smollm2`."""
-    engine = vllm(model=demo_model, served_name="smollm2", args=TOOLS)
     log = tmp_path_factory.mktemp("kvgate") / "log"
-    arguments = ("--endpoint", engine.url, "--tokenizer", str(demo_model))
+    arguments = ("--endpoint", chat_vllm.url, "--tokenizer", str(demo_model))
     with serving(log, free_port(), *arguments) as running:
         running.wait_healthy(1, 60)
         deadline = time.monotonic() + 60
@@ -28,7 +26,6 @@ def kvgate(vllm: VllmFactory, demo_model: Path, tmp_path_factory: pytest.TempPat
             assert time.monotonic() < deadline, running.state()["counting"]
             time.sleep(0.2)
         yield running
-    engine.stop()
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.config import Settings
-from gateway.settings_sources import load
+from gateway.config.settings import Settings
+from gateway.config.sources import load
 from tests.deploy.dockerfile import parse
 from tests.deploy.stack import NGINX_CONF, ROOT
 

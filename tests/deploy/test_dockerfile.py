@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -154,6 +155,10 @@ def test_the_image_holds_what_a_gateway_needs_and_no_more(image: Container) -> N
     installed = {path.name.split("-")[0].lower() for path in packages.glob("*.dist-info")}
     assert "kvgate" in installed
     assert not installed & {"torch", "vllm", "pip", "setuptools", "pytest", "ruff", "mypy"}
+    (record,) = packages.glob("kvgate-*.dist-info/RECORD")
+    tops = {line.split("/")[0].split(",")[0] for line in record.read_text().splitlines()}
+    (compiled,) = (top for top in tops if top.endswith(".so"))
+    assert tops - {compiled, "..", record.parent.name} == {"gateway", "engine"}, "a wheel has the product alone"
     size = sum(path.lstat().st_size for path in image.inside(PurePosixPath("/opt/kvgate")).rglob("*"))
     assert size < 400e6
     assert list(image.inside(PurePosixPath("/opt/kvgate")).rglob("admission/controller.*.so")), (
@@ -161,12 +166,28 @@ def test_the_image_holds_what_a_gateway_needs_and_no_more(image: Container) -> N
     )
 
 
+def test_the_compiled_core_decides_what_its_source_does(image: Container) -> None:
+    folder = image.inside(PurePosixPath("/opt/told"))
+    shutil.copytree(ROOT / "gateway", folder / "source" / "gateway")
+    shutil.copytree(ROOT / "tests" / "property", folder / "tests" / "property")
+    printed = []
+    for path in ("/opt/told", "/opt/told:/opt/told/source"):
+        command = image.command(["python", "-m", "tests.property.told"], {"PYTHONPATH": path})
+        printed.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    (compiled, *ours), (source, *theirs) = printed
+    assert (Path(compiled).suffix, Path(source).suffix) == (".so", ".py")
+    assert len(ours) > 20
+    assert ours == theirs
+
+
 def test_only_what_the_image_needs_is_sent_to_a_build() -> None:
     context = Context(ROOT)
     sent = {path for path in (PurePosixPath(name) for name in tracked()) if context.sends(path)}
     tops = {path.parts[0] for path in sent}
-    assert tops == {"pyproject.toml", "setup.py", "README.md", "LICENSE", "gateway", "engine", "deploy"}
+    files = {"pyproject.toml", "setup.py", "README.md", "LICENSE"}
+    assert tops == files | {"gateway", "engine", "deploy", "requirements"}
     assert {str(path) for path in sent if path.parts[0] == "deploy"} == {"deploy/healthcheck.py"}
+    assert not context.sends(PurePosixPath("requirements/dev.txt"))
     assert not context.sends(PurePosixPath("gateway/__pycache__/cli.cpython-311.pyc"))
     assert not context.sends(PurePosixPath(".env"))
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from gateway.config import Settings
+from gateway.config.settings import Settings
 from tests.deploy.stack import Kvgate, find_nginx, kvgate, nginx, until
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind, SeenRequest
 

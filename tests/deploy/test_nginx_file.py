@@ -2,8 +2,8 @@
 
 import re
 
-from gateway.config import Settings
-from gateway.server import KEEP_ALIVE
+from gateway.config.settings import Settings
+from gateway.relay.server import KEEP_ALIVE
 from tests.deploy.stack import NGINX_CONF
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.admission.outcomes import Outcome
-from gateway.config import ClientKey, LogSettings, Settings
+from gateway.config.settings import ClientKey, LogSettings, Settings
 from gateway.ops.logs import AccessLine, AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.relay.generate import _SENTENCES
@@ -38,7 +38,7 @@ def test_every_metric_is_explained() -> None:
     # What endpoints and queues are at comes from a snapshot; their names stand in the source.
     source = (ROOT / "gateway" / "ops" / "metrics.py").read_text()
     gauges = re.findall(r'_(?:gauge|counter)\(\s*"(kvgate_\w+)"', source)
-    of_gpus = re.findall(r'GaugeMetricFamily\("(kvgate_\w+)"', (ROOT / "gateway" / "gpus.py").read_text())
+    of_gpus = re.findall(r'GaugeMetricFamily\("(kvgate_\w+)"', (ROOT / "gateway" / "app" / "gpus.py").read_text())
     names = {name for name in [*exposed, *gauges, *of_gpus] if not name.endswith("_created")}
     explained = set(re.findall(r"^\| `(kvgate_\w+)", PAGE, re.MULTILINE))
     assert explained == names

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache import cache_folder
-from gateway.config import EngineSettings, ModelSettings, Settings
+from gateway.config.settings import EngineSettings, ModelSettings, Settings
 from gateway.record.learned import state_folder
 from tests.deploy.stack import ROOT, install
 

@@ -6,7 +6,7 @@ from gateway.admission.events import Arrived, Demand, EndpointId, RequestId
 class Waiting:
     """One that can wait, with whatever cost, size and deadline a test wants."""
 
-    __slots__ = ("arrival", "cost", "deadline", "lane", "order", "passed", "size", "ticket")
+    __slots__ = ("arrival", "backfilled", "cost", "deadline", "lane", "order", "size", "ticket")
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Waiting:
         self.cost = cost
         self.size = size
         self.deadline = deadline
-        self.passed = 0
+        self.backfilled = 0
         self.order = 0
         self.ticket = 0
         self.lane: tuple[int, EndpointId | None] = (0, None)

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from gateway.app import Application
-from gateway.config import Settings
+from gateway.app.application import Application
+from gateway.config.settings import Settings
 from tests.fakes.vllm import FakeVllm
 
 CHAT = "/v1/chat/completions"
@@ -69,7 +69,7 @@ class Running:
         await until(idle)
 
 
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], timeout: float = 30.0) -> None:
     """Wait until a condition, plain or asynchronous, holds; fail when it does not in time."""
     async with asyncio.timeout(timeout):
         while True:

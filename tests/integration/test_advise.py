@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from engine.process import free_port
-from gateway.advice import ENOUGH
-from gateway.traffic import read_traffic
+from gateway.advice.rules import ENOUGH
+from gateway.advice.traffic import read_traffic
 from tests.integration.kvgate import serving
 from tests.integration.relaying import CHAT, body, fake_processes
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
@@ -151,3 +152,23 @@ def test_without_a_file_sighup_says_that_there_is_nothing_to_read(alone):
     assert not takes(kvgate.url, 2000)
     kvgate.hang_up()
     assert eventually(lambda: takes(kvgate.url, 2000), 10), "what was set holds until the next reload"
+
+
+@pytest.mark.parametrize("after", [0.3, 1.0, 2.0])
+def test_sighup_before_it_serves_ends_nothing_and_is_not_forgotten(tmp_path, after):
+    """As of `systemctl reload` in the moment of a start: it reads its settings when there is something to read."""
+    file, log, port = tmp_path / "kvgate.yaml", tmp_path / "log", free_port()
+    with fake_processes(1) as [(url, _)], log.open("wb") as output:
+        file.write_text(yaml.safe_dump(configuration([url], {"server": {"host": "127.0.0.1", "port": port}})))
+        command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
+        kvgate = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            time.sleep(after)
+            kvgate.send_signal(signal.SIGHUP)
+            assert eventually(lambda: "settings read again" in log.read_text(), 20), log.read_text()
+            assert kvgate.poll() is None
+        finally:
+            kvgate.terminate()
+            kvgate.wait(30)

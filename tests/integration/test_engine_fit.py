@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from engine import events
-from engine.command import EngineSpec, flags_of
+from engine.assembly import assembled
+from engine.command import EngineSpec
 from engine.fit import Bounds
 from engine.lifecycle import Policy
 from engine.process import free_port
@@ -24,7 +25,7 @@ POLICY = Policy(start_timeout=START, stop_timeout=30, max_restarts=2, backoff=0.
 
 def program(python: Path, model: Path, *, min_model_len: int | None) -> tuple[EngineSpec, Program]:
     spec = EngineSpec("random", str(model), "random", free_port(), python, args=(*TOO_SMALL, *BLOCKS))
-    return spec, Program.engine(spec, POLICY, fit=Bounds(flags_of(spec.args), min_model_len))
+    return spec, assembled(spec, POLICY, fit=Bounds(spec.arguments.flags, min_model_len))
 
 
 async def test_a_context_that_may_be_shorter_is_shortened_to_what_fits_and_that_is_said(

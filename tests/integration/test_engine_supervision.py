@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from engine import events
+from engine.assembly import assembled
 from engine.command import EngineSpec
 from engine.events import SupervisorEvent
 from engine.lifecycle import Policy
@@ -112,7 +113,7 @@ async def healthy(url: str) -> bool:
 
 async def test_a_real_engine_starts_dies_twice_comes_back_and_stops(engine_python: Path, random_model: Path) -> None:
     engine = spec(engine_python, random_model, "--num-gpu-blocks-override", "256")
-    async with running(Program.engine(engine, POLICY)) as at_work:
+    async with running(assembled(engine, POLICY)) as at_work:
         await at_work.until(events.BecameReady)
         assert await healthy(engine.url)
         told = [event.progress for event in at_work.of(events.Progressed)]
@@ -143,11 +144,11 @@ import asyncio, sys
 from pathlib import Path
 from engine.command import EngineSpec
 from engine.lifecycle import Policy
-from engine.program import Program
+from engine.assembly import assembled
 from engine.supervisor import Supervisor
 spec = EngineSpec("e", sys.argv[2], "e", int(sys.argv[3]), Path(sys.argv[1]), args=tuple(sys.argv[4:]))
 tell = lambda event: print(event, flush=True)
-asyncio.run(Supervisor([Program.engine(spec, Policy())], tell).run(asyncio.Event()))
+asyncio.run(Supervisor([assembled(spec, Policy())], tell).run(asyncio.Event()))
 """
 
 
@@ -179,7 +180,7 @@ async def test_a_taken_port_is_given_up_at_once_and_readably(engine_python: Path
 
 
 async def _fails_at_once(engine: EngineSpec, cause: str) -> None:
-    async with running(Program.engine(engine, POLICY)) as at_work:
+    async with running(assembled(engine, POLICY)) as at_work:
         assert await asyncio.wait_for(at_work.task, START) == 1
         assert [event.diagnosis.cause for event in at_work.of(events.GaveUp)] == [cause]
         assert len(at_work.of(events.Launched)) == 1

@@ -12,25 +12,22 @@ import pytest
 from engine.process import free_port
 from loadtests.streaming import Outcome, stream_completion
 from loadtests.workload import Workload
-from tests.conftest import VllmFactory
+from tests.conftest import Vllm
 from tests.integration.kvgate import serving
 
 pytestmark = pytest.mark.engine
 
 WORKLOAD = Workload(requests=6, rate=20.0, prompt_tokens=(50, 150), output_tokens=(250, 300))
-"""Busy for seconds, without preemptions: a request that was preempted still needs its blocks, and holds none."""
+"""Busy for seconds, up to nine tenths of the cache, without preemptions: a request that was preempted still needs its
+blocks, and holds none."""
 WARM_UP = Workload(requests=2, rate=20.0, output_tokens=(5, 5))
 """The engine's first steps allocate, and say nothing about the others."""
-CACHE = {"--num-gpu-blocks-override": "80", "--max-model-len": "1024"}
-"""2,560 tokens, of which the workload needs up to nine tenths."""
 SAMPLE_INTERVAL = 0.1
 
 
-async def test_running_requests_and_kv_usage_agree_with_the_ledger(
-    vllm: VllmFactory, demo_model: Path, tmp_path: Path
-) -> None:
+async def test_running_requests_and_kv_usage_agree_with_the_ledger(chat_vllm: Vllm, tmp_path: Path) -> None:
     # The real model: it is slow enough for the gauges to be read many times while it works.
-    engine = vllm(model=demo_model, served_name="smollm2", args=CACHE, tag="ledger")
+    engine = chat_vllm
     with serving(tmp_path / "kvgate.log", free_port(), "--endpoint", engine.url) as kvgate:
         kvgate.wait_healthy(1, 60)
         samples: list[Sample] = []
@@ -61,7 +58,6 @@ async def test_running_requests_and_kv_usage_agree_with_the_ledger(
         watching.cancel()
         (after,) = kvgate.state()["endpoints"]
 
-    engine.stop()
     assert [outcome.loss for outcome in outcomes if outcome.loss] == []
     assert after["kv"]["ledger"] == 0.0, "something is still reserved"
     assert after["in_flight"] == 0

@@ -5,9 +5,9 @@ import contextlib
 
 import pytest
 
-from gateway.config import Settings
-from gateway.live import NEEDS, Needs
-from gateway.settings_sources import ConfigurationError, revealed
+from gateway.config.live import NEEDS, Needs
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError, revealed
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, gateway, until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app
+from gateway.app import application as app
 from gateway.tokens import drift
 from gateway.tokens.render import TokenizerSource, renderer
 from tests.fakes.tokenizer import make_tokenizer
@@ -66,7 +66,12 @@ async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, mo
         async def counted_here() -> bool:
             return bool((await kvgate.state())["counting"][0]["mode"] == "local")
 
-        await until(counted_here)
+        async def compared() -> bool:
+            """The fake renders some of the probes otherwise, which is told once all are compared."""
+            return bool((await kvgate.state())["counting"][0]["reason"])
+
+        await until(compared)
+        assert await counted_here()
         right = fake.tokenize
         fake.tokenize = lambda path, asked: [[0, *ids] for ids in right(path, asked)]
         for _ in range(drift.LIMIT):

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Arrived
-from gateway.admission.explain import Candidate, Explanation
+from gateway.admission.explanation import Candidate, Explanation
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, body, gateway, until
 
@@ -21,8 +21,8 @@ def asked(monkeypatch):
 
     def explain(self, arrival, now):
         arrivals.append(arrival)
-        candidate = Candidate("e", True, "fits", 0.1, 0.2, 0.3, 0)
-        return Explanation("dispatch", "fits", "e", 2, 1, 5, 0.0, 0.1, arrival.ttft_target, None, (candidate,))
+        candidate = Candidate("e", True, "fits", None, None, 0.1, 0.2, 0.3, 0)
+        return Explanation("dispatch", "fits", None, "e", 2, 1, 5, 0.0, 0.1, arrival.ttft_target, None, (candidate,))
 
     monkeypatch.setattr(AdmissionController, "explain", explain, raising=False)
     return arrivals

@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -84,6 +85,29 @@ async def test_sigterm_lets_streams_finish_and_takes_nothing_new(fronting):
         assert text == "".join(f" {number}" for number in range(150))
         assert whole.endswith(b"data: [DONE]\n\n")
     assert await asyncio.to_thread(kvgate.process.wait, 10) == 0
+
+
+def test_a_log_that_cannot_be_written_stops_nothing():
+    """As where the disk is full, or what reads the log has ended."""
+    with fake_processes(1) as [(url, _)]:
+        nowhere = Path("/dev/full")
+        with serving(nowhere, free_port(), "--endpoint", url, "--tokenizer", "/nonexistent") as kvgate:
+            wait_until(kvgate.healthy)
+            with httpx.Client(base_url=kvgate.url) as client:
+                for _ in range(3):
+                    assert client.post(CHAT, json=body()).status_code == 200
+                endpoint = f"/kvgate/endpoints/{urlsplit(url).netloc}"
+                assert client.post(f"{endpoint}/drain").json()["state"] == "draining"
+                assert client.post(f"{endpoint}/undrain").status_code == 200
+            wait_until(kvgate.healthy)
+    assert kvgate.process.returncode == 0
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 async def test_sigterm_refuses_those_who_wait(fronting):
@@ -175,8 +199,9 @@ async def test_a_client_that_does_not_read_stops_our_reading(fronting):
     async with aiohttp.ClientSession() as session, httpx.AsyncClient(timeout=30) as client:
         await stream(session, kvgate.url, tokens=20)
         # What it imports to try a tokenizer is not what we measure.
-        while "cannot be loaded" not in kvgate.state()["counting"][0]["reason"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while "there is no folder" not in kvgate.state()["counting"][0]["reason"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         fault = {"kind": "gigantic", "after": 2, "size": size, "path": CHAT}
         await client.post(f"{engine}/fake/faults", json=[fault])
         before = resident(kvgate.process)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ MALFORMED = {
     "compressed": b"\x1f\x8b\x08\x00\x00\x00\x00\x00",
 }
 
-WRONG = (
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"model": 5}, "model"),
     ({"stream": "maybe"}, "stream"),
     ({"stream_options": 1}, "stream_options"),

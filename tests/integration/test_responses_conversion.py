@@ -46,7 +46,7 @@ class Items:
         return item | {"status": status} if pick.random() < 0.3 else item
 
     def _item(self) -> dict[str, Any]:
-        pick = self._random
+        pick: Any = self._random
         call = {"call_id": "c1", "name": "f"}
         outputs = {"call_id": "c1", "output": pick.choice([self._text(), self._parts("input_text")])}
         said = self._parts("output_text", "input_text")
@@ -68,7 +68,7 @@ class Items:
 
     def _tool(self) -> dict[str, Any]:
         pick = self._random
-        function = {"type": "function", "name": "f", "parameters": {"type": "object"}} | pick.choice(
+        function: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}} | pick.choice(
             [{}, {"strict": True}, {"strict": None}, {"description": "d", "defer_loading": True}]
         )
         inner = [function, {"type": "custom", "name": "g"}]

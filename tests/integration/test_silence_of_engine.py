@@ -13,7 +13,7 @@ import yaml
 
 from engine.diagnosis.look import listener
 from engine.process import free_port
-from tests.conftest import VllmFactory
+from tests.conftest import Vllm
 from tests.integration.kvgate import Kvgate, serving
 
 pytestmark = pytest.mark.engine
@@ -25,9 +25,9 @@ COMPLETIONS = "/v1/completions"
 
 
 async def test_a_large_answer_and_a_stopped_server_are_waited_for_and_nothing_is_sent_twice(
-    vllm: VllmFactory, random_model: Path, tmp_path: Path
+    random_vllm: Vllm, tmp_path: Path
 ) -> None:
-    engine = vllm(model=random_model, served_name="random", tag="silence")
+    engine = random_vllm
     settings = {
         "health": {"interval": 0.2, "timeout": 0.5, "hung_after": HUNG_AFTER},
         "admission": {"ttft_target": "none"},

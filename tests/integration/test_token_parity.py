@@ -16,13 +16,13 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.tokens import counting
+from gateway.tokens import local_count
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
-from gateway.tokens.counting import EngineCall, count_body, engine_work
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
+from gateway.tokens.local_count import EngineCall, count_body, engine_work
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import Renderer, TokenizerSource, cut
@@ -152,7 +152,7 @@ def renderer_of(model: Path, templates: Mapping[str, str | None]) -> dict[str, R
 @pytest.fixture
 def renderers(renderer_of: Mapping[str, Renderer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the counter find the renderer of a template under its name."""
-    monkeypatch.setattr(counting, "renderer", lambda source: renderer_of[source.name])
+    monkeypatch.setattr(local_count, "renderer", lambda source: renderer_of[source.name])
 
 
 def serve(client: httpx.Client, api: Api, body: bytes, template: str | None) -> int | str:

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from engine.process import free_port
-from gateway.advice import ENOUGH
-from gateway.traffic import read_traffic
+from gateway.advice.rules import ENOUGH
+from gateway.advice.traffic import read_traffic
+from gateway.endpoints.exposition import parse
 from tests.integration.kvgate import serving
 from tests.integration.relaying import COMPLETIONS
 
@@ -22,7 +23,7 @@ WHICH = ("p50", "p99", "most")
 
 def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_HEALTH__INTERVAL", "0.2")
-    before = read_traffic(random_vllm.url)
+    before, completed_before = read_traffic(random_vllm.url), completed(random_vllm.url)
     events = tmp_path / "events"
     options = ("--endpoint", random_vllm.url, "--event-log", str(events))
     with serving(tmp_path / "log", free_port(), *options) as kvgate:
@@ -48,6 +49,8 @@ def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
         assert [getattr(exact, which).low for which in WHICH] == [was[len(was) // 2 - 1], was[-2], was[-1]]
         for which in WHICH:
             assert getattr(told, which).low <= getattr(exact, which).low <= getattr(told, which).high
+    gained = [now - then for now, then in zip(completed(random_vllm.url), completed_before, strict=True)]
+    assert gained == [ENOUGH, *map(sum, zip(*usages, strict=True))]
     assert recorded.concurrency.most.exact
     assert live.concurrency.most == recorded.concurrency.most
     assert engine.total_tokens.most.high <= 2048
@@ -56,6 +59,12 @@ def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
     assert running["enough"]
     assert by_log["enough"]
     assert {finding["subject"] for finding in running["findings"]} >= {"context length", "preemptions", "KV cache"}
+
+
+def completed(url):
+    """What a pace is read from: sequences, and tokens of their prompts and outputs."""
+    metrics = parse(httpx.get(f"{url}/metrics").content)
+    return metrics.completed, metrics.completed_prompt, metrics.completed_output
 
 
 async def load(url, model):

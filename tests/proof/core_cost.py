@@ -36,7 +36,7 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.policy import Policy
-from gateway.driver import PROGRESS_INTERVAL, Driver
+from gateway.pools.driver import PROGRESS_INTERVAL, Driver
 
 BLOCK = 16
 PROMPT = 200
@@ -78,7 +78,7 @@ class Saturated:
         policy = Policy(max_requests=10**6, max_bytes=2**50, ttl=1e6, ttft_target=1e6)
         self.now = 0.0
         self.core = Timed(policy)
-        self.driver = Driver(self.core, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
+        self.driver = Driver(self.core, lambda: self.now, lambda _: None)
         self.each = in_flight // endpoints
         self.flows = flows
         self.endpoints = [EndpointId(f"e{number}") for number in range(endpoints)]

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from gateway.tokens.counting import count_body, load
+from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.prefix import new_key
 from gateway.tokens.render import TokenizerSource

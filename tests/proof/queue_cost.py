@@ -11,7 +11,7 @@ import platform
 import sys
 from time import process_time
 
-from gateway.admission.queue import Answer, Queue
+from gateway.admission.queueing.queue import Answer, Queue
 from tests.fakes.waiting import Waiting
 
 LANE = (4096, None)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -30,7 +31,7 @@ from vllm.model_executor.model_loader import base_loader  # type: ignore  # noqa
 from vllm.model_executor.models import registry  # type: ignore  # noqa: PGH003
 
 
-def in_this_process(model: object) -> object:
+def in_this_process(model: Any) -> object:
     """Look at a model's class here; vLLM starts a process for each, of nine seconds."""
     return registry._ModelInfo.from_model_cls(model.load_model_cls())
 

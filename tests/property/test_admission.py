@@ -30,7 +30,9 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import FORECAST_SHARE, Band, Policy, Rule
-from gateway.admission.shedding import WAITING_SHARE
+from gateway.admission.prediction.forecast import Forecast
+from gateway.admission.prediction.outlook import PARTS
+from gateway.admission.queueing.retry_after import WAITING_SHARE
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000, ttft_target=None, max_passes=0)
 POLICIES = (
@@ -335,10 +337,10 @@ class Admission(RuleBasedStateMachine):
         """Prefill may take a part of the time that a target leaves."""
         live = any(p.up for p in self.pool.values())
         target = self.target(known)
-        patience = self.policy.ttl
+        queue_budget = self.policy.ttl
         if target is not None:
-            patience = min(patience, target * WAITING_SHARE if earliest else target)
-        ttl = patience if live else self.policy.no_endpoint_ttl
+            queue_budget = min(queue_budget, target * WAITING_SHARE if earliest else target)
+        ttl = queue_budget if live else self.policy.no_endpoint_ttl
         longest = known.arrived_at + self.policy.ttl + self.policy.no_endpoint_ttl
         return min(max(known.arrived_at, self.since) + ttl, longest)
 
@@ -473,22 +475,23 @@ class Admission(RuleBasedStateMachine):
 
     @invariant()
     def forecasts_are_not_under_the_exact_peak(self):
-        for endpoint in self.controller._roster:
+        for endpoint in self.controller._endpoints:
             block, rows = endpoint.capacity.block_size, []
             for reservation in endpoint.ledger:
-                if reservation.generated >= reservation.review:  # it is predicted anew
+                prediction = endpoint.outlook[reservation]
+                if reservation.generated >= prediction.review:  # it is predicted anew
                     break
                 holds = reservation.held * block - reservation.shared
-                weight = Fraction(1, len(reservation.lengths))
-                ends = (max(0, length - reservation.generated) for length in reservation.lengths)
+                weight = Fraction(1, len(prediction.lengths))
+                ends = (max(0, length - reservation.generated) for length in prediction.lengths)
                 rows.extend((weight, remaining, holds, reservation.sequences) for remaining in ends)
             else:
-                peak = endpoint.outlook.peak(block, self.now + 1.0)  # too late for one that was made before
+                peak = Forecast(endpoint.outlook._ends(block), PARTS).peak + endpoint.ledger.shared_tokens
                 assert peak == most_held(rows, endpoint.ledger.shared_tokens)
 
     @invariant()
     def what_is_shared_is_held_once(self):
-        for endpoint in self.controller._roster:
+        for endpoint in self.controller._endpoints:
             ledger = endpoint.ledger
             saved = sharing_saves([r.prefix for r in ledger], endpoint.capacity.block_size)
             assert ledger.held - ledger.used == ledger.saved == saved
@@ -515,7 +518,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def nobody_is_passed_more_often_than_may_be(self):
         for request in self.controller._requests.values():
-            assert request.passed <= self.passes
+            assert request.backfilled <= self.passes
 
     def brute_force(self, demands, capacity, *, longest=False):
         total = 0
@@ -539,8 +542,9 @@ class Admission(RuleBasedStateMachine):
         for shown in state.endpoints:
             assert shown.held_blocks == shown.in_flight == shown.sequences == shown.aborting == 0
             assert shown.unconfirmed_sequences == 0
-        for endpoint in self.controller._roster:
+        for endpoint in self.controller._endpoints:
             assert (endpoint.ledger.used, endpoint.ledger.shared_tokens, endpoint.ledger.prefilling) == (0, 0, 0)
+            endpoint.refresh_forecast(self.now + 1.0)
             assert endpoint.forecast(self.now + 1.0) == endpoint._correction.read(self.now + 1.0)
 
 

@@ -1,28 +1,29 @@
 """What holds of an endpoint's forecast whatever comes, goes on and goes, against a count of every step."""
 
-from fractions import Fraction
-from math import ceil
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.admission.endpoint import Endpoint
 from gateway.admission.events import Arrived, Capacity, Demand
-from gateway.admission.outlook import FRESH, HOLDS
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.request import RequestRecord
 from gateway.admission.policy import Policy, Rule
-from gateway.admission.predictor import Predictor
-from gateway.admission.request import Request
+from gateway.admission.prediction.forecast import Forecast
+from gateway.admission.prediction.outlook import MAX_AGE, PARTS
+from gateway.admission.prediction.predictor import Predictor
 
 BLOCK = 16
 PREFIXES = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((48, 4),))
 
 
 def most_held(rows, shared):
-    """Step by step, those that have not ended with it: where a request has several ends, the mean of what it holds."""
+    """Step by step, those that have not ended with it: where a request has several ends, the mean of what it holds.
+
+    A row's first number says how many of `PARTS` parts of a request it is.
+    """
     steps = range(max((remaining for _, remaining, _, _ in rows), default=0) + 1)
-    held = (sum(weight * (h + step * grows) for weight, r, h, grows in rows if r >= step) for step in steps)
-    return shared + ceil(max(held))
+    held = [sum([parts * (h + step * grows) for parts, r, h, grows in rows if r >= step]) for step in steps]
+    return shared - (-max(held) // PARTS)
 
 
 class Outlooks(RuleBasedStateMachine):
@@ -31,7 +32,7 @@ class Outlooks(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.predictor = Predictor()
-        self.endpoint = Endpoint("a", Capacity(10_000, 1000, BLOCK), Policy(rule=Rule.FORECAST), self.predictor)
+        self.endpoint = EndpointRecord("a", Capacity(10_000, 1000, BLOCK), Policy(rule=Rule.FORECAST), self.predictor)
         self.now = 10.0
         self.flying = []
         self.grown = 0
@@ -44,7 +45,7 @@ class Outlooks(RuleBasedStateMachine):
     def request(self, prompt, max_tokens, n, prefix):
         self.names += 1
         arrival = Arrived(self.names, Demand((prompt,), max_tokens, n), prefix=prefix)
-        return Request(arrival, self.now, self.predictor.kind(arrival))
+        return RequestRecord(arrival, self.now, self.predictor.kind(arrival))
 
     @rule(
         prompt=st.integers(97, 160),
@@ -57,10 +58,17 @@ class Outlooks(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(97, 160), max_tokens=st.sampled_from([1, 40, 400]), prefix=st.sampled_from(PREFIXES))
     def ask(self, prompt, max_tokens, prefix):
-        """For real: the forecast is made anew where it is due."""
+        """As before a decision: the forecast is made anew where it is due."""
+        outlook = self.endpoint.outlook
+        self.endpoint.refresh_forecast(self.now)
         self.endpoint.forecast_with(self.request(prompt, max_tokens, 1, prefix), self.now)
-        if self.endpoint.outlook._made_at != self.made_at:
-            self.made_at, self.grown = self.endpoint.outlook._made_at, 0
+        if outlook._made_at != self.made_at:
+            self.made_at, self.grown = outlook._made_at, 0
+            assert outlook.peak == self.brute_force()
+            for one in self.flying:
+                assert one.generated < outlook[one].review or outlook[one].lengths[0] <= one.generated + 1
+        else:
+            assert self.now - outlook._made_at < MAX_AGE
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), tokens=st.integers(1, 60))
@@ -84,57 +92,34 @@ class Outlooks(RuleBasedStateMachine):
         for length in lengths:
             self.predictor.learn(kind, min(length, max_tokens), max_tokens)
 
-    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, FRESH]))
+    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, MAX_AGE]))
     def wait(self, step):
         self.now += step
 
     # What must hold
 
-    def rows(self, *, anew):
+    def rows(self):
         rows = []
-        for reservation in self.flying:
-            lengths, generated = reservation.lengths, reservation.generated
-            parts = len(lengths)
-            if anew and generated >= reservation.review:
-                draws = [(part + reservation.draw) / parts for part in range(parts)]
-                levels = [self.endpoint.outlook.level.at(draw, self.endpoint.ledger.sequences) for draw in draws]
-                kind, limit = reservation.kind, reservation.limit
-                lengths = [self.predictor.predict(kind, level, generated, limit) for level in levels]
-            holds = reservation.held * BLOCK - reservation.shared
-            rows += [
-                (Fraction(1, parts), max(0, length - generated), holds, reservation.sequences) for length in lengths
-            ]
+        for one in self.flying:
+            holds, lengths = one.held * BLOCK - one.shared, self.endpoint.outlook[one].lengths
+            part = PARTS // len(lengths)
+            rows += [(part, max(0, length - one.generated), holds, one.sequences) for length in lengths]
         return rows
 
-    def brute_force(self, *more, anew):
-        return most_held([*self.rows(anew=anew), *((1, *row) for row in more)], self.endpoint.ledger.shared_tokens)
+    def brute_force(self, *more):
+        return most_held([*self.rows(), *((PARTS, *row) for row in more)], self.endpoint.ledger.shared_tokens)
 
     @invariant()
-    def made_anew_it_is_exact(self):
-        outlook = self.endpoint.outlook
-        assert outlook.peak(BLOCK, self.now + 2 * FRESH) == self.brute_force(anew=True)
+    def made_now_it_is_exact(self):
+        forecast = Forecast(self.endpoint.outlook._ends(BLOCK), PARTS)
+        beside = self.endpoint.ledger.shared_tokens
+        assert forecast.peak + beside == self.brute_force()
         for row in ((30, 100, 1), (0, 64, 1), (300, 10, 4)):
-            with_one = outlook.peak_with(row, BLOCK, self.now + 2 * FRESH, peek=True)
-            assert with_one == self.brute_force(row, anew=True)
+            assert forecast.with_request(row) + beside == self.brute_force(row)
 
     @invariant()
-    def in_between_it_is_too_low_by_no_more_than_those_in_flight_have_grown(self):
-        outlook = self.endpoint.outlook
-        holds = min(FRESH, len(self.endpoint.ledger) * HOLDS) if outlook._changed else FRESH
-        if self.now - outlook._made_at < holds:
-            assert outlook.peak(BLOCK, self.now) >= self.brute_force(anew=False) - self.grown
-        else:
-            assert outlook.peak(BLOCK, self.now) == self.brute_force(anew=True)
-
-    @invariant()
-    def asking_leaves_no_trace(self):
-        outlook = self.endpoint.outlook
-        made = [getattr(outlook, name) for name in outlook.__slots__]
-        own = [(r.lengths, r.review) for r in self.flying]
-        outlook.peak_with((30, 100, 1), BLOCK, self.now + 2 * FRESH, peek=True)
-        self.endpoint.forecast(self.now + 2 * FRESH)
-        assert made == [getattr(outlook, name) for name in outlook.__slots__]
-        assert own == [(r.lengths, r.review) for r in self.flying]
+    def what_holds_on_is_too_low_by_no_more_than_those_in_flight_have_grown(self):
+        assert self.endpoint.outlook.peak >= self.brute_force() - self.grown
 
 
 Outlooks.TestCase.settings = settings(

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.outcomes import Outcome
-from gateway.admission.promises import HORIZON, LEAD, Pressure
-from gateway.admission.shedding import FLOOR
-from tests.unit.admission.test_promises import Refusals
+from gateway.admission.queueing.promises import HORIZON, LEAD, Pressure
+from gateway.admission.queueing.retry_after import FLOOR
+from tests.unit.admission.queueing.test_promises import Refusals
 
 RATE, WAIT = 100.0, 3.0
 STEPS = st.lists(

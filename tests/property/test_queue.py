@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.admission.band import MANY
-from gateway.admission.fairness import STARVED_SHARE
 from gateway.admission.policy import Band
-from gateway.admission.queue import ASK, Answer, Queue
+from gateway.admission.queueing.band import MANY
+from gateway.admission.queueing.fairness import STARVED_SHARE
+from gateway.admission.queueing.queue import BACKFILL_TRIES, Answer, Queue
 from tests.fakes.waiting import Waiting
 
 LANE = (1, None)
@@ -99,8 +99,8 @@ class Machine(RuleBasedStateMachine):
                 head, asked, over = heads[stands]
                 assert not over, "asked after its lane had ended"
                 assert request.size < head.size, "passed by one that is not smaller"
-                assert head.passed < MAX_PASSES
-                assert asked < ASK
+                assert head.backfilled < MAX_PASSES
+                assert asked < BACKFILL_TRIES
                 heads[stands] = (head, asked + 1, answer is Answer.CLOSED)
             elif answer is not Answer.TAKEN:
                 heads[stands] = (request, 0, answer is Answer.CLOSED)
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_passed_too_often(self):
-        assert all(both[0].passed <= MAX_PASSES for both in self.waiting.values())
+        assert all(both[0].backfilled <= MAX_PASSES for both in self.waiting.values())
 
     def teardown(self):
         """With room for all, all go, each once."""

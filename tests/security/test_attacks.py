@@ -108,6 +108,20 @@ CLIENTS = [
         (200,),
         192 * MB,
     ),
+    *(
+        Attack(
+            f"a million prompts of {model}",
+            body(COMPLETIONS, b'{"model":"%b","prompt":[' % model.encode(), b"[1],", b"[1]]}", 4 * MB),
+            (400, 404),
+            256 * MB,
+        )
+        for model in ("fake", "hostile")
+    ),
+    Attack(
+        "texts that an engine is to count",
+        body(COMPLETIONS, b'{"model":"hostile","prompt":[', b'"",', b'""]}', MB // 4),
+        (400, 404),
+    ),
     Attack(
         "options and a large prompt",
         body(CHAT, b'{"model":"fake","stream":true,"stream_options":{},"messages":[],"x":"', b"ab", b'"}'),
@@ -166,7 +180,7 @@ def probed(target: Target) -> Answer:
     return target.get("/livez")
 
 
-def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses: int, send=asks) -> Attack:  # type: ignore[no-untyped-def]
+def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses: int, send=asks) -> Attack:
     """What an engine answers on a path: a head, and so much of one thing."""
     return Attack(name, send, statuses, 96 * MB, (path, flood(head, piece, size)))
 

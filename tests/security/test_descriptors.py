@@ -24,12 +24,12 @@ LIMIT = 256
 
 
 @contextlib.contextmanager
-def served(tmp_path: Path, **server: Any) -> Iterator[Target]:
+def served(tmp_path: Path, host: str = "127.0.0.1", **server: Any) -> Iterator[Target]:
     folder = make_tokenizer(tmp_path)
     with fake_processes(1, "--tokenizer", str(folder)) as [(url, _)]:
         settings = {
             "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, **server},
-            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
+            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url.replace("127.0.0.1", host)}]}],
             "health": {"interval": 0.2},
             "counting": {"processes": 1},
             "log": {"format": "json"},
@@ -99,8 +99,9 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
         assert float(refused[0].split()[1]) > 200
 
 
-def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over(tmp_path: Path) -> None:
-    with served(tmp_path, max_connections=10_000) as target:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_lack_of_descriptors_takes_no_endpoint_out_and_is_over_when_it_is_over(tmp_path: Path, host: str) -> None:
+    with served(tmp_path, host, max_connections=10_000) as target:
         with exhausted(target, tmp_path / "log", 3):  # from before the tokenizer is loaded
             pass
         target.wait_ready({"local"})

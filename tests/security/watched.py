@@ -13,10 +13,10 @@ import time
 
 import uvloop
 
-from gateway import process
-from gateway.app import Application
-from gateway.config import Settings
+from gateway.app.application import Application
+from gateway.config.settings import Settings
 from gateway.ops.logs import configure
+from gateway.serve import gateway_process as process
 
 TICK = 0.002
 """Seconds between two looks: so much may have been other work, of no request in particular."""
@@ -73,7 +73,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     settings = Settings.model_validate(json.loads(sys.stdin.readline()))
     configure(settings.log)
-    process.Application = _Watched  # type: ignore[misc]  # all the rest is as a user's
+    process.Application = _Watched  # type: ignore[attr-defined]  # all the rest is as a user's
     uvloop.run(process.run(settings))
 
 

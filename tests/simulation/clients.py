@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
+from typing import Any
 
 from gateway.admission.commands import Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
@@ -80,7 +81,7 @@ class Crowd:
         self.numbers = count(1)
         self.bodies = count(1)
         self.coming: list[tuple[float, int, Client]] = []
-        self.jobs = {}
+        self.jobs: dict[int, Any] = {}
         self.wake_at = inf
         self.busy = 0.0
         """Seconds in which the engine worked."""

@@ -5,7 +5,8 @@ import yaml
 from typer.testing import CliRunner
 
 import gateway
-from gateway.cli import USAGE_ERROR, cli
+from gateway.cli import cli
+from gateway.serve.launch import USAGE_ERROR
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ async def serve(settings: FakeSettings, host: str, port: int, tokenize: Tokenize
 def main() -> None:
     """Entry point."""
     settings, arguments = parse()
-    tokenize = tokenize_words
+    tokenize: Tokenize = tokenize_words
     if arguments.tokenizer is not None:
         from tests.fakes.vllm.model_tokenizer import model_tokenizer
 

@@ -24,6 +24,10 @@ class Counters:
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    completed: int = 0
+    """Sequences generated to their end."""
+    completed_prompt: int = 0
+    completed_output: int = 0
     finished: Mapping[str, int] = field(default_factory=dict)
     rejections: int = 0
 
@@ -56,6 +60,8 @@ def exposition(
         for reason in FINISHED_REASONS
     }
     page.add("vllm:request_success_total", "counter", finished)
+    for name, tokens in (("prompt", counters.completed_prompt), ("generation", counters.completed_output)):
+        page.histogram(f"vllm:request_{name}_tokens", own, counters.completed, tokens)
     rejected = {
         f'model_name="{model}",reason="max_num_queued_reqs"': counters.rejections,
         f'model_name="{model}",reason="max_num_queued_tokens"': 0,
@@ -73,6 +79,15 @@ class _Page:
     def add(self, name: str, kind: str, samples: Mapping[str, float]) -> None:
         self._lines.append(f"# TYPE {name} {kind}")
         self._lines += [f"{name}{{{labels}}} {float(value)}" for labels, value in samples.items()]
+
+    def histogram(self, name: str, own: str, count: int, total: int) -> None:
+        """Without its bounds: how large each was is not kept."""
+        self._lines += [
+            f"# TYPE {name} histogram",
+            f'{name}_bucket{{{own},le="+Inf"}} {float(count)}',
+            f"{name}_count{{{own}}} {float(count)}",
+            f"{name}_sum{{{own}}} {float(total)}",
+        ]
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()

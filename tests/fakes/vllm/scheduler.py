@@ -58,6 +58,10 @@ class Scheduler:
         """Counted, as vLLM does, when the preempted sequence runs again."""
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.completed = 0
+        """Sequences generated to their end."""
+        self.completed_prompt = 0
+        self.completed_output = 0
 
     @property
     def usage(self) -> float:
@@ -134,6 +138,9 @@ class Scheduler:
             step.emitted.append(sequence)
             if sequence.generated >= sequence.output_tokens:
                 sequence.gone = finished = True
+                self.completed += 1
+                self.completed_prompt += sequence.prompt_tokens
+                self.completed_output += sequence.generated
                 self._release(sequence)
         self.generation_tokens += len(step.emitted)
         if finished:

@@ -83,7 +83,7 @@ class FakeVllm:
         )
         self.finished: dict[str, int] = {}
         self.rejections = 0
-        self.awake = True
+        self.awake: bool = True
         self.responses: set[str] = set()
         self.gauges = Gauges()
         self.port = 0
@@ -177,7 +177,14 @@ class FakeVllm:
         """The page of `/metrics`."""
         scheduler = self.scheduler
         counters = Counters(
-            scheduler.preemptions, scheduler.prompt_tokens, scheduler.generation_tokens, self.finished, self.rejections
+            scheduler.preemptions,
+            scheduler.prompt_tokens,
+            scheduler.generation_tokens,
+            scheduler.completed,
+            scheduler.completed_prompt,
+            scheduler.completed_output,
+            self.finished,
+            self.rejections,
         )
         cache_config = {
             "block_size": scheduler.block_size,

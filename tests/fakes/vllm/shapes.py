@@ -225,7 +225,7 @@ class MessagesShape:
         return []
 
     def first(self, index: int) -> list[bytes]:
-        message = {
+        message: dict[str, Any] = {
             "id": self.id,
             "type": "message",
             "role": "assistant",

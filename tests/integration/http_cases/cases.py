@@ -36,7 +36,7 @@ def request(
 
 def counted(*headers: bytes, body: bytes = BODY, **given: bytes | None) -> bytes:
     """The same with a length that is right."""
-    return request(*headers, b"content-length: %d" % len(body), body=body, **given)  # type: ignore[arg-type]
+    return request(*headers, b"content-length: %d" % len(body), body=body, **given)
 
 
 def chunked(body: bytes, *headers: bytes) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens import conversation, counting, messages, messages_api, normalise, render, responses_api
-from gateway.tokens.conversation import ContentFormat
+from gateway.tokens import conversation, local_count, messages, messages_api, normalise, render, responses_api
+from gateway.tokens.conversation import ContentFormat, fold_developer
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
@@ -60,7 +60,7 @@ def defer_loading_not_handed_down(patch: pytest.MonkeyPatch) -> None:
 def no_tools_where_the_choice_is_none(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        counting,
+        local_count,
         "chat_prompt",
         lambda made, fields: replace(made, tools=None) if fields.get("tool_choice") == "none" else made,
     )
@@ -114,13 +114,13 @@ def reasoning_under_one_name(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def content_always_a_string(patch: pytest.MonkeyPatch) -> None:
-    original = render.conversation
+    original = render.conversation  # type: ignore[attr-defined]
     patch.setattr(render, "conversation", lambda messages, _: original(messages, ContentFormat.STRING))
 
 
 @mutant
 def content_always_parts(patch: pytest.MonkeyPatch) -> None:
-    original = render.conversation
+    original = render.conversation  # type: ignore[attr-defined]
     patch.setattr(render, "conversation", lambda messages, _: original(messages, ContentFormat.PARTS))
 
 
@@ -178,8 +178,8 @@ def developer_renamed_but_not_merged(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def developer_always_folded(patch: pytest.MonkeyPatch) -> None:
-    original = render.conversation
-    patch.setattr(render, "conversation", lambda *args: render.fold_developer(original(*args)))
+    original = render.conversation  # type: ignore[attr-defined]
+    patch.setattr(render, "conversation", lambda *args: fold_developer(original(*args)))
 
 
 @mutant
@@ -211,7 +211,7 @@ def thinking_dropped(patch: pytest.MonkeyPatch) -> None:
 def special_tokens_added_to_chats(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        counting,
+        local_count,
         "chat_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=True)),
     )
@@ -221,7 +221,7 @@ def special_tokens_added_to_chats(patch: pytest.MonkeyPatch) -> None:
 def no_special_tokens_in_completions(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        counting,
+        local_count,
         "text_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=False)),
     )
@@ -231,7 +231,7 @@ def no_special_tokens_in_completions(patch: pytest.MonkeyPatch) -> None:
 def no_special_tokens_in_responses(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        counting,
+        local_count,
         "from_responses",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=False)),
     )
@@ -292,7 +292,7 @@ def effort_overrides_the_wish_to_think(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def one_template_with_tools_and_without(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, counting, "chat_prompt", lambda made, *_: replace(made, tools=None))
+    _result(patch, local_count, "chat_prompt", lambda made, *_: replace(made, tools=None))
 
 
 @mutant
@@ -304,7 +304,7 @@ def truncation_ignored(patch: pytest.MonkeyPatch) -> None:
 def no_room_left_by_truncation(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        counting,
+        local_count,
         "text_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, output_budget=False)),
     )

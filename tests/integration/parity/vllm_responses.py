@@ -4,8 +4,8 @@ import json
 import sys
 from typing import Any
 
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.openai.responses.utils import (
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # type: ignore[import-not-found, unused-ignore]
+from vllm.entrypoints.openai.responses.utils import (  # type: ignore[import-not-found, unused-ignore]
     construct_input_messages,
     construct_tool_dicts,
     should_continue_final_message,

@@ -20,11 +20,12 @@ from gateway.admission.events import (
     Observed,
     Prefix,
     Progress,
+    RequestId,
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.admission.state import EndpointState
+from gateway.admission.snapshot import EndpointSnapshot
 
 BLOCK = 16
 
@@ -93,7 +94,7 @@ class Playbook:
         """Fail if a command was not named."""
         assert not self.pending, self._story(f"not asserted: {self.pending}")
 
-    def endpoint(self, name: str) -> EndpointState:
+    def endpoint(self, name: str) -> EndpointSnapshot:
         """What the core shows of an endpoint now."""
         (state,) = [e for e in self.controller.snapshot(self.now).endpoints if e.id == name]
         return state
@@ -158,7 +159,7 @@ def aborted(request: int) -> Finished:
 
 def progress(**tokens: int) -> Progress:
     """What was seen of requests so far: `progress(r1=5)`."""
-    return Progress(tuple((int(name[1:]), seen) for name, seen in tokens.items()))
+    return Progress(tuple((RequestId(int(name[1:])), seen) for name, seen in tokens.items()))
 
 
 def scrape(

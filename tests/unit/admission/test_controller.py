@@ -96,13 +96,13 @@ class TestRoom:
     def test_growth_alone_closes_the_gate_with_nobody_waiting(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
         p >> progress(r1=16 * 41) << nothing
-        assert p.endpoint("a").closed_by == ("kv",)
+        assert p.endpoint("a").closed_by == ("gate",)
 
     def test_the_gate_closes_above_the_high_mark_and_opens_only_below_the_low_one(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=70) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=10) << Dispatch(2, "a") >> progress(r2=1) >> arrived(3, blocks=4) << Dispatch(3, "a")
         p >> progress(r1=16 * 7) >> arrived(4, blocks=1) << nothing  # 91
-        assert p.endpoint("a").closed_by == ("kv",)
+        assert p.endpoint("a").closed_by == ("gate",)
         p >> done(3) << nothing  # 87: below the high mark, above the low one
         p >> done(2) << Dispatch(4, "a")  # 77
         assert p.endpoint("a").gate_open
@@ -274,13 +274,13 @@ class TestEndings:
         p >> at(0.3) >> arrived(2) << nothing
         p >> at(0.4) >> scrape("a", 0.4) << Dispatch(1, "a") << Dispatch(2, "a")
 
-    def test_or_for_a_second_and_never_counts_as_failure(self, play):
+    def test_a_busy_endpoint_gets_no_requests_for_a_second_and_has_not_failed(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
         for second in range(5):
             p >> Returned(1, busy=True) << nothing << wakes(second + 1)
             p >> at(second + 1) >> Tick() << Dispatch(1, "a")
 
-    def test_its_second_is_up_before_the_next_poll_where_polls_are_seldom(self, play):
+    def test_the_second_of_a_busy_endpoint_ends_before_a_late_poll(self, play):
         p = play(poll_interval=30.0) >> up("a") >> arrived(1) << Dispatch(1, "a")
         p >> Returned(1, busy=True) << nothing << wakes(1) >> at(1) >> Tick() << Dispatch(1, "a")
 

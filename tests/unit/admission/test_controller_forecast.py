@@ -5,6 +5,7 @@ from itertools import permutations
 import pytest
 
 from gateway.admission.commands import Dispatch
+from gateway.admission.events import Tick
 from gateway.admission.policy import Rule
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, scrape, up
 
@@ -25,24 +26,24 @@ def taught(p, *lengths, first=1000, max_tokens=500):
 
 class TestForecast:
     @pytest.mark.parametrize("rule", FORECASTS)
-    def test_what_is_going_to_outgrow_the_cache_waits_although_it_would_fit_now(self, play, rule):
+    def test_a_request_that_would_outgrow_the_cache_waits_although_it_fits_now(self, play, rule):
         p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a")
         p >> progress(r1=1) >> arrived(2, blocks=20, max_tokens=GROWS_20) << nothing  # 70 now, 110 then
         assert p.endpoint("a").closed_by == ()
         p >> done(1) << Dispatch(2, "a")
 
-    def test_the_gate_alone_lets_it_go(self, play):
+    def test_the_gate_alone_dispatches_a_request_that_would_outgrow_the_cache(self, play):
         p = play(rule=Rule.HYSTERESIS) >> up("a", blocks=100)
         p >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=20, max_tokens=GROWS_20) << Dispatch(2, "a")
 
     @pytest.mark.parametrize("rule", FORECASTS)
-    def test_one_that_ends_early_makes_room_for_what_another_grows_to(self, play, rule):
+    def test_an_early_end_makes_room_for_the_growth_of_another_request(self, play, rule):
         p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=40, max_tokens=17) << Dispatch(1, "a")
         p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << Dispatch(2, "a")  # 41 + 60
 
     @pytest.mark.parametrize("rule", FORECASTS)
-    def test_and_does_not_where_it_goes_on_as_long(self, play, rule):
+    def test_a_request_that_goes_on_as_long_makes_no_room(self, play, rule):
         p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1 + 20 * 16) << Dispatch(1, "a")
         p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << nothing  # 60 + 2 * 20
 
@@ -70,7 +71,7 @@ class TestForecast:
     def test_inside_the_fence_the_gate_still_closes(self, play):
         p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=85, max_tokens=1000) << Dispatch(1, "a")
         p >> progress(r1=16 * 7)
-        assert p.endpoint("a").closed_by == ("kv",)
+        assert p.endpoint("a").closed_by == ("gate",)
 
     def test_cold_it_takes_nobody_at_max_tokens(self, play):
         p = play(rule=Rule.BOTH) >> up("a", blocks=100)
@@ -81,7 +82,7 @@ class TestForecast:
 
     @pytest.mark.parametrize("rule", FORECASTS)
     @pytest.mark.parametrize(("length", "goes"), [(5, True), (400, False)])
-    def test_it_goes_by_the_lengths_it_has_seen(self, play, rule, length, goes):
+    def test_predictions_follow_the_lengths_seen(self, play, rule, length, goes):
         p = taught(play(rule=rule) >> up("a", blocks=100), *[length] * 30)
         p >> arrived(1, blocks=50, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500)
@@ -97,7 +98,7 @@ class TestForecast:
         p >> at(p.now + 2) >> arrived(1, blocks=50, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 2) >> arrived(2, blocks=30, max_tokens=500) << nothing
 
-    def test_one_that_outlives_its_prediction_is_predicted_anew(self, play):
+    def test_a_request_that_outlives_its_prediction_is_predicted_again(self, play):
         p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 40, *[400] * 10)
         p >> arrived(1, blocks=30, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500) << Dispatch(2, "a") >> progress(r1=20, r2=20)
@@ -130,13 +131,13 @@ class TestForecast:
         p >> done(1) << Dispatch(2, "a") >> done(2) << Dispatch(3, "a")
 
 
-class TestPassing:
+class TestBackfill:
     def crowded(self, play, passes):
         """The head of the queue does not fit; 30 blocks are free."""
         p = play(max_passes=passes) >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
         return p >> progress(r1=1) >> arrived(2, blocks=60) << nothing
 
-    def test_smaller_ones_pass_one_that_does_not_fit_at_most_so_many_times(self, play):
+    def test_at_most_max_passes_smaller_requests_are_backfilled(self, play):
         p = self.crowded(play, 2)
         for request in (3, 4):
             p >> arrived(request, blocks=5) << Dispatch(request, "a") >> progress(**{f"r{request}": 1})
@@ -144,30 +145,30 @@ class TestPassing:
         p >> done(3) << nothing >> done(4) << nothing
         p >> done(1) << Dispatch(2, "a") >> progress(r2=1) << Dispatch(5, "a")
 
-    def test_those_that_wait_pass_too_once_they_fit(self, play):
+    def test_waiting_requests_are_backfilled_once_they_fit(self, play):
         p = self.crowded(play, 2) >> arrived(3, blocks=29) << Dispatch(3, "a") >> progress(r3=1)
         p >> arrived(4, blocks=20) << nothing >> done(3) << Dispatch(4, "a")
 
-    def test_each_head_has_its_own_count(self, play):
+    def test_each_head_has_its_own_count_of_backfills(self, play):
         p = self.crowded(play, 1) >> arrived(3, blocks=5) << Dispatch(3, "a") >> progress(r3=1)
         p >> arrived(4, blocks=60) << nothing >> done(1) << Dispatch(2, "a") >> progress(r2=1)
         p >> arrived(5, blocks=5) << Dispatch(5, "a") >> progress(r5=1) >> arrived(6, blocks=5) << nothing
 
-    def test_none_passes_where_none_may(self, play):
+    def test_nothing_is_backfilled_with_max_passes_of_zero(self, play):
         self.crowded(play, 0) >> arrived(3, blocks=5) << nothing
 
-    def test_a_larger_one_does_not_pass_although_it_would_fit(self, play):
+    def test_a_larger_request_is_not_backfilled_although_it_would_fit(self, play):
         p = play(rule=Rule.FORECAST, max_passes=8) >> up("a", blocks=100)
         p >> arrived(1, blocks=40, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=10, max_tokens=500) << nothing  # 50 + 62
         p >> arrived(3, blocks=11, max_tokens=1) << nothing
         p >> arrived(4, blocks=9, max_tokens=1) << Dispatch(4, "a")
 
-    def test_nobody_passes_one_that_waits_for_a_sequence(self, play):
+    def test_nothing_is_backfilled_before_a_head_that_waits_for_a_sequence(self, play):
         p = play(max_passes=8) >> up("a", seqs=2) >> arrived(1, blocks=9) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=4, n=2) << nothing >> arrived(3, blocks=1) << nothing
 
-    def test_nobody_passes_to_where_it_waits_for_a_sequence(self, play):
+    def test_nothing_is_backfilled_to_an_endpoint_short_of_sequences(self, play):
         p = play(max_passes=8) >> up("a", blocks=100) >> up("b", blocks=100, seqs=3)
         p >> arrived(1, blocks=75) << Dispatch(1, "a") >> progress(r1=1) >> arrived(2, n=2) << Dispatch(2, "b")
         p >> arrived(3, blocks=20, n=2) << nothing  # no room there, too many sequences here
@@ -216,7 +217,7 @@ class TestPrefixes:
             longest = 76 if left & {1, 2} else 4 if left else 0
             own = sum(4 if of in {1, 2} else 2 for of in left)
             assert p.endpoint("a").effective_usage == pytest.approx((longest + own) / 100)
-        ledger = p.controller._roster.get("a").ledger
+        ledger = p.controller._endpoints.get("a").ledger
         assert (ledger.held, ledger.used, ledger.saved, ledger.shared_tokens) == (0, 0, 0, 0)
 
     @pytest.mark.parametrize(("load", "goes_to"), [(20, "a"), (25, "b")])
@@ -238,5 +239,5 @@ def test_who_shares_with_one_that_ends_soon_needs_the_whole_prefix(play):
     p >> arrived(1, blocks=41, max_tokens=2, prefix=((16 * 40, 1),)) << Dispatch(1, "a") >> progress(r1=1)
     second = arrived(2, blocks=41, max_tokens=400, prefix=((16 * 40, 1),))
     predicted = p.controller.explain(second, p.now).candidates[0].forecast_with
-    p >> second << Dispatch(2, "a")
-    assert predicted >= p.controller.explain(arrived(3), p.now + 1.0).candidates[0].forecast_without
+    p >> second << Dispatch(2, "a") >> at(1) >> Tick()
+    assert predicted >= p.controller.explain(arrived(3), p.now).candidates[0].forecast_without

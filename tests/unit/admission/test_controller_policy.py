@@ -21,7 +21,7 @@ def test_a_higher_fence_lets_go_who_waits_and_a_lower_one_touches_nobody_in_flig
     p >> changed(kv_high=0.9, kv_low=0.8) << Dispatch(2, "a")
     p >> changed(kv_high=0.2, kv_low=0.1) << nothing
     assert p.endpoint("a").in_flight == 2
-    assert p.endpoint("a").closed_by == ("kv",)
+    assert p.endpoint("a").closed_by == ("gate",)
     p >> changed(rule=Rule.FORECAST) << nothing
     assert p.endpoint("a").gate_open, "there is no gate to stay closed"
 

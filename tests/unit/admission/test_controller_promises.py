@@ -6,7 +6,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.events import Cancelled, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
-from gateway.admission.shedding import CAP
+from gateway.admission.queueing.retry_after import CAP
 from tests.unit.admission.playbook import arrived, at, done, nothing, refused, up
 from tests.unit.admission.test_controller_turns import at_a_rate
 
@@ -75,7 +75,7 @@ class TestTheMoment:
         refuse(p, 60, 0)
         assert len(p.controller._promises) == 0
 
-    def test_while_no_rate_is_known_nothing_is(self, play):
+    def test_while_no_rate_is_known_nothing_is_promised(self, play):
         p = play(max_requests=0) >> up("a", seqs=1) >> one(1) << Dispatch(1, "a")
         assert 5 <= refuse(p, 2, 7) <= 6.25
         assert len(p.controller._promises) == 0
@@ -89,7 +89,7 @@ class TestTheReturn:
         for number, (ends, goes) in enumerate([(20, 21), (21, 22), (22, 63), (63, 61), (61, 62)]):
             serve(p, due + number / 2, ends, goes)
 
-    def test_its_patience_counts_from_its_return(self, play):
+    def test_its_queue_budget_counts_from_its_return(self, play):
         p = crowded(play)
         due = promised(p, 60, 7)
         p >> at(due) >> Tick()
@@ -205,7 +205,7 @@ class TestTooEarly:
         p >> one(61, 7) << Dispatch(61, "a")
         assert len(p.controller._promises) == 0
 
-    def test_not_before_one_that_is_about_to_come(self, play):
+    def test_it_does_not_go_before_a_request_that_is_about_to_come_back(self, play):
         p = crowded(play, waiting=0)
         refuse(p, 60, 7, ttft=0.1)
         refuse(p, 61, 8, ttft=0.1)

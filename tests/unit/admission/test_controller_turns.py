@@ -73,7 +73,7 @@ class TestShedding:
         count, refusal = let_in(at_a_rate(play, ttft_target=None), range(22, 200))
         assert (count, refusal) == (178, None)
 
-    def test_without_one_a_client_may_still_ask(self, play):
+    def test_a_client_may_set_a_target_where_the_policy_has_none(self, play):
         at_a_rate(play, ttft_target=None) >> costs_100(22, ttft=0.4) << refused(22, TOO_LONG)
 
     def test_while_no_rate_is_known_nobody_is_refused(self, play):
@@ -182,7 +182,7 @@ class TestFairness:
             small, large = (sum(low < r < low + 10 for r in order[:upto]) for low in (0, 10))
             assert abs(100 * small - 200 * large) <= 200
 
-    def test_by_their_weights(self, play):
+    def test_flows_alternate_by_their_weights(self, play):
         p = self.one_runs(play, weights={"heavy": 3.0})
         for request in range(1, 13):
             p >> costs_100(request, flow="heavy") >> costs_100(request + 100, flow="light")
@@ -201,7 +201,7 @@ class TestFairness:
         # Each of "short" takes 20 of the 100 it was charged.
         assert turns(p, 0, 5, dict.fromkeys(range(1, 6), 5)) == [1, 11, 2, 3, 4]
 
-    def test_and_what_a_long_one_took_beyond_is_charged(self, play):
+    def test_what_a_long_answer_took_beyond_its_prediction_is_charged(self, play):
         p = self.one_runs(play)
         for request in range(1, 6):  # by the prior 256 are expected: a cost of 522
             (
@@ -251,7 +251,7 @@ class TestBands:
         assert sum(request > 1000 for request in order) in {9, 10}
         assert sum(request > 1000 for request in order[20:]) == 5
 
-    def test_without_one_it_does_not_starve(self, play):
+    def test_a_band_without_a_reserved_share_does_not_starve(self, play):
         order = turns(self.crowded(play), 0, 110)
         assert sum(request > 1000 for request in order) == 2
 
@@ -298,3 +298,13 @@ class TestWhatAnAnswerTook:
             p >> arrived(request, 10, max_tokens=4000, flow=flow, streamed=False)
         p >> done(0, tokens=45) << Dispatch(1, "a") >> at(1.0 + leaves_after) >> aborted(1) << nothing
         p >> at(3.0 + leaves_after) >> Tick() << Dispatch(11, "a") >> done(11, tokens=45) << Dispatch(first, "a")
+
+    def test_an_answer_that_was_too_large_to_be_read_has_taken_what_the_clock_tells(self, play):
+        """That is 3000 tokens, and it was predicted a few hundred: the next is of the flow that was given 1000."""
+        p = play() >> up("a", seqs=1, blocks=1000, length=9000) >> arrived(0, 10) << Dispatch(0, "a")
+        p >> scrape("a", 0.0, kv=0.1, running=1, waiting=0, tokens=0) >> at(1.0)
+        p >> scrape("a", 1.0, kv=0.1, running=1, waiting=0, tokens=100)
+        for request, flow in ((1, "a"), (2, "a"), (11, "b"), (12, "b")):
+            p >> arrived(request, 10, max_tokens=4000, flow=flow, streamed=False)
+        p >> done(0, tokens=45) << Dispatch(1, "a") >> at(31.0) >> done(1) << Dispatch(11, "a")
+        p >> done(11, tokens=1000) << Dispatch(12, "a")

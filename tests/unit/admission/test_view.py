@@ -2,7 +2,7 @@
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import EndpointDown
-from gateway.admission.state import BandState
+from gateway.admission.snapshot import BandSnapshot
 from tests.unit.admission.playbook import aborted, arrived, at, done, progress, up
 
 
@@ -27,10 +27,10 @@ def test_the_queue_shows_who_waits(play):
     p >> at(3) >> arrived(2, band=2, size=70) >> at(4) >> arrived(3, size=30) >> at(6)
     queue = p.controller.snapshot(p.now).queue
     assert (queue.depth, queue.bytes, queue.oldest_age) == (2, 100, 3)
-    assert queue.bands == (BandState(0, 1), BandState(2, 1))
+    assert queue.bands == (BandSnapshot(0, 1), BandSnapshot(2, 1))
 
 
-def test_an_empty_pool_shows_itself_too(play):
+def test_an_empty_pool_has_a_snapshot(play):
     state = play().controller.snapshot(5.0)
     assert (state.endpoints, state.queue.depth, state.queue.oldest_age) == ((), 0, 0)
     assert (state.drain_rate, state.draining) == (None, False)

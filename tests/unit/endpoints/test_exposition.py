@@ -65,6 +65,17 @@ def test_of_several_ranks_the_fullest_counts_and_requests_add_up():
     assert metrics.generation_tokens == 1200
 
 
+def test_what_was_completed_is_that_of_all_ranks():
+    text = b"".join(
+        b'vllm:request_%s{engine="%d",model_name="m"} %d\n' % (name, rank, value)
+        for rank in range(2)
+        for name, value in ((b"prompt_tokens_count", 3), (b"prompt_tokens_sum", 90), (b"generation_tokens_count", 3),
+                            (b"generation_tokens_sum", 60), (b"prompt_tokens_created", 1.7e9))
+    )  # fmt: skip
+    metrics = parse(text)
+    assert (metrics.completed, metrics.completed_prompt, metrics.completed_output) == (6, 180, 120)
+
+
 def test_only_those_that_wait_for_capacity_count_where_the_engine_tells_why():
     assert read("vllm-0.33-two-ranks").waiting == 4
 

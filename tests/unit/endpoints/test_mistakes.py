@@ -4,7 +4,7 @@ import pytest
 
 from gateway.endpoints.identity import KVGATE
 from gateway.endpoints.mistakes import helps, mistaken
-from gateway.endpoints.probe import NoReply, Reply
+from gateway.endpoints.replies import NoReply, Reply
 
 
 def reply(status=200, body=b""):

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
-from gateway.config import EndpointSettings, HealthSettings
+from gateway.config.settings import EndpointSettings, HealthSettings
 from gateway.endpoints import monitor as monitoring
 from gateway.endpoints.health import REST, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
@@ -159,6 +159,31 @@ async def test_what_the_engine_did_is_counted_from_the_first_scrape_on(up, vllm)
     vllm.metrics = vllm.metrics.replace(b"} 94.0", b"} 99.0")
     await up.probe()
     assert up.status.totals.generated == 5
+
+
+async def works(monitor, vllm, clock, seconds, *, each):
+    """The engine completes so many more requests each second, with three in flight."""
+    names = ("generation_tokens_count", "generation_tokens_sum", "prompt_tokens_sum")
+    for _ in range(seconds):
+        vllm.completed += each
+        counted = zip(names, (vllm.completed, 20 * vllm.completed, 50 * vllm.completed), strict=True)
+        vllm.metrics = vllm.busy + "".join(f"vllm:request_{name} {value}\n" for name, value in counted).encode()
+        await pass_time(monitor, clock, 1)
+
+
+async def test_its_pace_is_that_since_it_serves_without_a_break(up, vllm, clock):
+    vllm.completed, vllm.busy = 0, vllm.metrics
+    await works(up, vllm, clock, 200, each=10)
+    await works(up, vllm, clock, 200, each=2)
+    assert up.pace.kept == pytest.approx(0.2)
+    assert (up.pace.first.in_flight, up.pace.first.prompt, up.pace.first.output) == (3, 50, 20)
+    up.drain()
+    assert up.pace is None
+    await works(up, vllm, clock, 400, each=2)
+    assert up.pace is None
+    up.undrain()
+    await works(up, vllm, clock, 400, each=2)
+    assert up.pace.kept == pytest.approx(1)
 
 
 async def test_an_engine_without_stats_is_up_with_unknown_capacity_and_that_is_said(monitor, told, vllm):

@@ -1,12 +1,14 @@
 import asyncio
 import gzip
 import socket
+import time
 
 import httpx
 import pytest
 
 from gateway.endpoints import probe
-from gateway.endpoints.probe import NoReply, Prober, Reply
+from gateway.endpoints.probe import Prober
+from gateway.endpoints.replies import NoReply, Reply
 
 URL = "http://127.0.0.1:8001/"
 
@@ -60,6 +62,30 @@ async def test_silence_ends_with_the_timeout(client, vllm, clock):
     vllm.silent.clear()
     reply = await Prober(client, URL, 0.01, clock).get("/health")
     assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False, accepted=True)
+
+
+async def test_a_busy_loop_of_our_own_is_not_silence(clock):
+    loop = asyncio.get_running_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    busy: asyncio.Handle
+
+    def work() -> None:
+        nonlocal busy
+        time.sleep(0.03)
+        busy = loop.call_soon(work)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            busy = loop.call_soon(work)
+            reply = await Prober(client, url, 0.1, clock).get("/health")
+            busy.cancel()
+    assert reply == Reply(200, b"ok", clock.now)
 
 
 async def test_silence_on_a_connection_that_was_there_already_is_one_that_was_taken(clock):

@@ -122,6 +122,14 @@ def test_nobody_is_ended_for_the_silence_of_another(work):
     assert begins(work, Verdict.HUNG) == 35, "by then both were silent"
 
 
+def test_clients_that_did_not_read_leave_no_silence_behind(work):
+    for number in range(2, 50):
+        work.dispatched(RequestId(number), 10, 0.0)
+        work.finished(RequestId(number), 2.0, delivering=True)
+    work.dispatched(A, 10, 2.0)
+    assert begins(work, Verdict.HUNG) is None
+
+
 def test_requests_that_are_refused_at_once_are_no_silence(work):
     for number in range(10_000):
         work.dispatched(RequestId(number), 10, number * 0.01)
@@ -269,6 +277,16 @@ def test_its_answer_is_progress(work):
     work.progressed([A], 20.0)
     work.scraped(COUNTING, 49.0)
     assert verdict(work, 49.0) is None
+
+
+def test_a_client_that_reads_again_says_nothing_of_the_prefill_rate(work):
+    """It was not on the account while it did not; what it comes back for has long had its first token."""
+    before = work.prefill_rate
+    for now in range(100):
+        work.dispatched(A, 0, float(now), started=True)
+        work.progressed([A], now + 0.5)
+        work.finished(A, now + 0.5)
+    assert work.prefill_rate == before
 
 
 def test_answers_that_do_not_stream_say_nothing_of_the_prefill_rate(work):

@@ -15,7 +15,7 @@ def make(folder: Path) -> None:
 
 def once(folder: Path, making: object = make) -> list[str]:
     said: list[str] = []
-    made_once(folder, making, what="the thing", progress=said.append)  # type: ignore[arg-type]
+    made_once(folder, making, what="the thing", progress=said.append)
     return said
 
 

@@ -2,17 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, RESERVED, EngineSpec, argv, environment, flags_of, kv_space, value_of
+from engine.command import GIB, RESERVED, EngineSpec, argv, environment, kv_space
 
 
 def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:
     return EngineSpec("m/0", "/models/m", "m", 18000, Path("/venv/bin/python"), gpus, args, env or {})
 
 
-def environ(
-    of: EngineSpec, inherited: dict[str, str] | None = None, memory: int = 32 * GIB, *, local: bool = True
-) -> dict[str, str]:
-    return environment(of, inherited or {}, memory_bytes=memory, local_folder=local)
+def environ(of: EngineSpec, inherited: dict[str, str] | None = None, *, local: bool = True) -> dict[str, str]:
+    return environment(of, inherited or {}, local_folder=local)
 
 
 def test_the_server_module_is_started_not_the_command() -> None:
@@ -30,55 +28,30 @@ def test_what_kvgate_sets_may_not_be_given(flag: str) -> None:
             spec(written, "1")
 
 
+def test_an_abbreviation_of_what_kvgate_sets_may_not_be_given() -> None:
+    with pytest.raises(ValueError, match="--served-model-name is set by kvgate"):
+        spec("--served-model", "other")
+
+
 def test_values_that_look_like_flags_elsewhere_are_left_alone() -> None:
     assert spec("--chat-template", "{{ '--model' }}").args[1] == "{{ '--model' }}"
 
 
-@pytest.mark.parametrize(("memory", "space"), [(4, "1"), (24, "3"), (64, "8"), (512, "8")])
-def test_a_cpu_engine_takes_an_eighth_of_the_memory_for_its_kv_cache(memory: int, space: str) -> None:
-    assert environ(spec(), memory=memory * GIB)["VLLM_CPU_KVCACHE_SPACE"] == space
+@pytest.mark.parametrize(("memory", "space"), [(4, 1), (24, 3), (64, 8), (512, 8)])
+def test_a_cpu_engine_takes_an_eighth_of_the_memory_for_its_kv_cache(memory: int, space: int) -> None:
+    assert kv_space(spec(), {}, memory * GIB) == space
 
 
 def test_a_user_who_says_how_much_kv_cache_is_obeyed() -> None:
     assert environ(spec(env={"VLLM_CPU_KVCACHE_SPACE": "40"}))["VLLM_CPU_KVCACHE_SPACE"] == "40"
     assert environ(spec(), {"VLLM_CPU_KVCACHE_SPACE": "40"})["VLLM_CPU_KVCACHE_SPACE"] == "40"
-    for arg in ("--kv-cache-memory-bytes=2G", "--gpu_memory_utilization"):
-        assert "VLLM_CPU_KVCACHE_SPACE" not in environ(spec(arg, "0.5"))
+    for arg in ("--kv-cache-memory-bytes=2G", "--kv-cache-memory", "--gpu_memory_utilization"):
+        assert kv_space(spec(arg, "0.5"), {}, 32 * GIB) is None
 
 
 def test_only_a_kv_cache_that_nobody_named_is_kvgates_choice() -> None:
-    assert kv_space(spec(), {}, 24 * GIB) == 3
     assert kv_space(spec(env={"VLLM_CPU_KVCACHE_SPACE": "3"}), {}, 24 * GIB) is None
     assert kv_space(spec(), {"VLLM_CPU_KVCACHE_SPACE": "3"}, 24 * GIB) is None
-
-
-@pytest.mark.parametrize(
-    ("written", "flag"),
-    [
-        ("--max_num_seqs=3", "--max-num-seqs"),
-        ("-tp", "--tensor-parallel-size"),
-        ("-tp=2", "--tensor-parallel-size"),
-        ("-O3", "--optimization-level"),
-        ("-cc.mode=3", "--compilation-config"),
-        ("--compilation-config.mode", "--compilation-config"),
-    ],
-)
-def test_flags_are_read_as_vllm_reads_them(written: str, flag: str) -> None:
-    assert flags_of((written, "5")) == {flag}
-
-
-@pytest.mark.parametrize(
-    ("args", "value"),
-    [
-        (("-tp", "2"), "2"),
-        (("--tensor_parallel_size=4",), "4"),
-        (("-tp", "2", "--tensor-parallel-size", "8"), "8"),
-        (("--tensor-parallel-size",), None),
-        ((), None),
-    ],
-)
-def test_of_a_repeated_flag_the_last_value_counts(args: tuple[str, ...], value: str | None) -> None:
-    assert value_of(args, "--tensor-parallel-size") == value
 
 
 def test_the_hub_is_left_alone_only_for_local_folders() -> None:

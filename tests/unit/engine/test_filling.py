@@ -1,5 +1,6 @@
 import pytest
 
+from engine.arguments import Arguments
 from engine.filling import filled, gpus_needed
 from engine.gpu import Gpu
 from engine.plan.budget import CONTEXT_BYTES
@@ -12,7 +13,7 @@ def card(free: float, index: int = 0, total: float = 80) -> Gpu:
 
 
 def added(*args: str, cards: list[Gpu], named: bool = True, engines: int = 1) -> list[str]:
-    return [str(fill) for fill in filled(args, cards, named=named, engines=engines)]
+    return [str(fill) for fill in filled(Arguments.parse(args), cards, named=named, engines=engines)]
 
 
 def test_nothing_is_added_on_an_idle_card_or_without_any() -> None:
@@ -65,7 +66,8 @@ def test_a_share_that_was_given_stays(given: str) -> None:
         (("--tensor-parallel-size=2", "--pipeline_parallel_size", "3"), 6),
         (("-tp", "2", "-dp", "2"), 4),
         (("-tp", "many"), 1),
+        (("--max-model-len", "8k", "-dp", "2"), 2),
     ],
 )
 def test_an_engine_needs_a_gpu_for_each_of_its_ranks(args: tuple[str, ...], size: int) -> None:
-    assert gpus_needed(args) == size
+    assert gpus_needed(Arguments.parse(args)) == size

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from engine.host_memory import free_bytes
+from engine.host_memory import free_bytes, total_bytes
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,11 @@ def test_the_smaller_of_what_the_machine_and_the_container_have_counts(tmp_path,
 
 def test_this_machine_has_some():
     assert free_bytes() > 0
+
+
+@pytest.mark.parametrize(("limit", "memory"), [("1073741824\n", 2**30), ("max\n", 7 * 2**30), (None, 7 * 2**30)])
+def test_a_containers_limit_counts_as_its_memory(limit, memory, tmp_path, monkeypatch):
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 7 * 2**30 // 4096, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert total_bytes(tmp_path) == memory

@@ -1,8 +1,14 @@
+from pathlib import Path
+
 import pytest
 
-from engine.command import GIB
+from engine.command import GIB, EngineSpec
 from engine.gpu import Gpu
 from engine.room import CPU_PROCESSES, shortage
+
+
+def spec(args):
+    return EngineSpec("e", "m", "m", 1, Path("/python"), args=args)
 
 
 def card(index, free):
@@ -23,11 +29,14 @@ def card(index, free):
         (("-tp", "2"), {}, [card(0, 79), card(1, 9)], "GPU 1 has 9.0"),
         (("-tp", "2", "-pp=2"), {}, [card(0, 79), card(1, 79), card(2, 79), card(3, 9)], "GPU 3 has 9.0"),
         ((), {}, [card(0, 79), card(1, 0)], None),
+        ((), {"CUDA_VISIBLE_DEVICES": ""}, [card(0, 0)], "the size of its weights is not known"),
         ((), {"CUDA_VISIBLE_DEVICES": "GPU-1f"}, [card(0, 79)], "nothing is known of the memory of GPU GPU-1f"),
     ],
 )
 def test_on_gpus_vllms_own_share_must_be_free(argv, env, cards, found):
-    said = shortage(argv, env, gpus=cards, host_free=0, weights=None)
+    said = shortage(
+        EngineSpec("e", "m", "m", 1, Path("/python"), args=argv), env, gpus=cards, host_free=0, weights=None
+    )
     assert said is None if found is None else said.startswith(found)
 
 
@@ -39,9 +48,11 @@ def test_on_gpus_vllms_own_share_must_be_free(argv, env, cards, found):
         (("--kv-cache-memory-bytes", str(GIB)), {}, CPU_PROCESSES + 2 * GIB, GIB, None),
         ((), {}, 1 << 60, None, "the size of its weights is not known"),
         (("--gpu-memory-utilization", "0.5"), {}, 1 << 60, GIB, "the size of its KV cache is not known"),
-        (("--kv-cache-memory-bytes", "4G"), {}, 1 << 60, GIB, "the size of its KV cache is not known"),
+        (("--kv-cache-memory", "4G"), {}, CPU_PROCESSES + 5 * GIB - 1, GIB, "the machine has 7.0 GiB of memory"),
     ],
 )
 def test_on_a_cpu_its_weights_and_its_cache_must_fit(argv, env, free, weights, found):
-    said = shortage(argv, env, gpus=(), host_free=free, weights=weights)
+    said = shortage(
+        EngineSpec("e", "m", "m", 1, Path("/python"), args=argv), env, gpus=(), host_free=free, weights=weights
+    )
     assert said is None if found is None else said.startswith(found)

@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from gateway.endpoints.exposition import parse
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 
 CHAT = "/v1/chat/completions"
@@ -105,7 +106,11 @@ async def test_load_beyond_the_cache_preempts_and_loses_nothing():
     settings = FakeSettings(num_blocks=33, block_size=8, max_model_len=256, step_seconds=0)
     async with FakeVllm(settings) as fake:
         answers = await asyncio.gather(*(post(fake, max_tokens=80, ignore_eos=True) for _ in range(8)))
-        assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [80] * 8
+        usages = [answer.json()["usage"] for answer in answers]
+        assert [usage["completion_tokens"] for usage in usages] == [80] * 8
+        metrics = parse(fake.metrics())
+        assert (metrics.completed, metrics.completed_output) == (8, 640)
+        assert metrics.completed_prompt == sum(usage["prompt_tokens"] for usage in usages)
         assert fake.scheduler.preemptions > 0
         assert fake.gauges.usage == 0
 

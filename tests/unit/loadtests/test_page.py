@@ -35,7 +35,7 @@ class Elements(HTMLParser):
 
 def charts(page: str) -> dict[str, str]:
     found = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
-    return {re.search(r"<b>(.*?)</b>", chart)[1]: chart for chart in found}
+    return {re.findall(r"<b>(.*?)</b>", chart)[0]: chart for chart in found}
 
 
 def test_the_page_shows_every_target_and_verdict():

@@ -3,16 +3,15 @@ import math
 import aiohttp
 import pytest
 
-from loadtests.prometheus import Page
-from loadtests.series import Sampler, idle, read, sample
+from loadtests.series import Sampler, idle, page, read, sample
 from tests.fakes.vllm import FakeVllm
 
 VLLM = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_requests_running 3\nvllm:num_preemptions_total 7\n'
-KVGATE = 'kvgate_queue_depth{model="a"} 4\nkvgate_queue_depth{model="b"} 1\n'
+KVGATE = 'kvgate_queue_depth{model="a"} 4\nkvgate_queue_depth{model="b,} \\"c"} 1\n'
 
 
 def test_series_are_joined_over_pages_and_labels_and_the_missing_stay_missing():
-    found = read([Page(VLLM), Page(VLLM.replace("0.5", "0.75")), Page(KVGATE)])
+    found = read([page(VLLM), page(VLLM.replace("0.5", "0.75")), page(KVGATE)])
     assert found == {"KV": 0.75, "running": 6, "preemptions": 14, "queued in kvgate": 5}
 
 

@@ -5,10 +5,10 @@ import pytest
 import schemathesis
 from hypothesis import settings
 
-from gateway.admission.explain import Candidate, Explanation
+from gateway.admission.explanation import Candidate, Explanation
 from gateway.admission.outcomes import Outcome
 from gateway.ops.admin import Part, admin_app
-from gateway.ops.explain import Explained
+from gateway.ops.explained import Explained
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError
 from gateway.wire.errors import error_answer
@@ -82,6 +82,7 @@ DECISION = Explanation(
     verdict="queue",
     rule="order",
     endpoint=ID,
+    would=None,
     prompt_tokens=7,
     holds_blocks=1,
     predicted_output=3,
@@ -91,7 +92,15 @@ DECISION = Explanation(
     retry_after=None,
     candidates=(
         Candidate(
-            ID, takes=False, rule="forecast", usage=0.5, forecast_without=0.9, forecast_with=1.1, cached_tokens=0
+            ID,
+            takes=False,
+            rule="forecast",
+            lacks=10.5,
+            unit="blocks",
+            usage=0.5,
+            forecast_without=0.9,
+            forecast_with=1.1,
+            cached_tokens=0,
         ),
     ),
 )

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import logging
@@ -7,10 +8,10 @@ import pytest
 import structlog
 
 from engine.events import LinePrinted
-from gateway.config import LogSettings
+from gateway.config.settings import LogSettings
 from gateway.ops import people
 from gateway.ops.logs import AccessLog, configure, redact
-from gateway.supervision_log import SupervisionLog
+from gateway.serve.supervision_log import SupervisionLog
 
 FIELDS = {
     "request_id": "req-1",
@@ -44,6 +45,17 @@ def logging_as_it_was():
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+class Disk(io.StringIO):
+    """Is full for a while."""
+
+    full = False
+
+    def write(self, text):
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
 
 
 def lines(out):
@@ -218,3 +230,14 @@ def test_no_value_is_so_odd_that_logging_it_fails(odd):
 def test_redaction_keeps_what_is_harmless():
     line = {"event": "endpoint changed", "endpoint": "127.0.0.1:8001", "prompt_tokens": 5, "url": "http://h:1/a@b"}
     assert redact(None, "info", dict(line)) == line
+
+
+def test_lines_that_cannot_be_written_are_lost_and_nothing_else_happens():
+    out = Disk()
+    configure(LogSettings(format="json"), out)
+    access, log = AccessLog(LogSettings(format="json"), out), structlog.get_logger()
+    for out.full in (True, False):
+        access(**FIELDS)
+        log.info("said")
+        log.error("said too", exc_info=ValueError())
+    assert [line["event"] for line in lines(out)] == ["request", "said", "said too"]

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission.outcomes import Outcome
-from gateway.admission.state import Load
+from gateway.admission.snapshot import Load
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState
 

@@ -2,7 +2,7 @@
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import PolicyChanged
-from gateway.config import AdmissionSettings
+from gateway.config.settings import AdmissionSettings
 from gateway.record.lines import Changed, Opened, Started, encode, happened
 
 

@@ -1,10 +1,10 @@
 import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Verdict
+from gateway.config.sources import ConfigurationError
 from gateway.record.lines import Dropped, EventLogError, Opened, encode, happened
 from gateway.record.replay import PoolKey, Replayed, policy, settings, steps, verify
 from gateway.record.whatif import compare
-from gateway.settings_sources import ConfigurationError
 from tests.unit.record.recorded import Tape, started
 
 UP = EndpointUp("e", Capacity(1000, 100, max_num_seqs=1))
@@ -59,9 +59,10 @@ def test_an_event_of_nobody_is_a_fault(tmp_path):
         verify(tape.write(tmp_path / "f"))
 
 
-def test_the_policy_is_the_recorded_one_with_the_changes():
+@pytest.mark.parametrize("band", ["1", 1])
+def test_the_policy_is_the_recorded_one_with_the_changes(band):
     start = started(kv_high=0.7, kv_low=0.5, queue={"ttl": 3}, bands={1: {"reserved": 0.2}})
-    changed = policy(start, {"kv_high": 0.6, "queue": {"max_requests": 9}, "bands": {"1": {"ttft_target": 2}}})
+    changed = policy(start, {"kv_high": 0.6, "queue": {"max_requests": 9}, "bands": {band: {"ttft_target": 2}}})
     assert (changed.kv_high, changed.kv_low, changed.ttl, changed.max_requests) == (0.6, 0.5, 3, 9)
     assert (changed.bands[1].reserved, changed.bands[1].ttft_target) == (0.2, 2)
     assert (changed.weights, changed.poll_interval) == ({"heavy": 2.0}, 0.5)
@@ -91,8 +92,8 @@ def test_what_was_changed_meanwhile_is_changed_again_and_for_the_cores_to_come(t
         step.controller.handle(step.event, step.at)
         found[step.key.pool] = step.controller
     assert found.keys() == {1, 2}
-    assert {core._policy.ttft_target for core in found.values()} == {None}
-    assert {core._policy.weights["heavy"] for core in found.values()} == {1.0}
+    assert {core._pool.policy.ttft_target for core in found.values()} == {None}
+    assert {core._pool.policy.weights["heavy"] for core in found.values()} == {1.0}
 
 
 def test_a_setting_of_a_replay_holds_also_where_the_operator_changed_others(tmp_path):
@@ -101,6 +102,6 @@ def test_a_setting_of_a_replay_holds_also_where_the_operator_changed_others(tmp_
     for step in steps(file, Replayed(), {"kv_high": 0.95}):
         step.controller.handle(step.event, step.at)
         core = step.controller
-    assert (core._policy.kv_high, core._policy.mode) == (0.95, "observe")
+    assert (core._pool.policy.kv_high, core._pool.policy.mode) == (0.95, "observe")
     enforced = compare(file, {"mode": "enforce"})
     assert enforced.outcomes() == [("dispatched", 3, 1), ("still waiting at the end", 0, 2)]

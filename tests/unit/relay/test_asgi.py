@@ -1,4 +1,5 @@
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -70,6 +71,23 @@ async def test_a_body_is_joined_however_it_comes(cuts):
     assert await read(receiving(*messages)) == b"0123456789"
 
 
+async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_another():
+    left = 20_000
+
+    async def tiny():
+        nonlocal left
+        left -= 1
+        await asyncio.sleep(0)
+        return piece(bytes((left % 251, 0)), left > 0)
+
+    tracemalloc.start()
+    try:
+        assert len(await read(tiny, limit=10**9, timeout=60)) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
 async def test_a_body_that_says_it_is_too_large_is_not_read():
     receive = receiving(piece(b"x" * 11, more=False))
     with pytest.raises(BodyTooLargeError) as refused:
@@ -85,6 +103,18 @@ async def test_a_body_that_turns_out_too_large_is_read_no_further():
     assert len(receive.waiting) == 1
     with pytest.raises(BodyTooLargeError):
         await read(receiving(piece(b"x" * 11, more=False)))
+
+
+async def test_of_a_body_that_was_given_up_nothing_is_kept_while_its_client_is_told():
+    class Piece(bytes):
+        def __del__(self):
+            released.append(bytes(self))
+
+    released = []
+    with pytest.raises(BodyTooLargeError) as kept:
+        await read(receiving(*[piece(Piece(b"aaaa"), True) for _ in range(4)]))
+    assert released == [b"aaaa"] * 2, "all but the one that was too much, and that is one read of a socket"
+    assert kept.value.size == 12
 
 
 async def test_a_client_that_leaves_or_falls_silent_is_noticed():

@@ -5,11 +5,12 @@ import pytest
 
 from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.config import UpstreamSettings
+from gateway.config.settings import UpstreamSettings
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.flights import Flights, Interruption
 from gateway.wire.request import Api
 
+EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 OUTGOING = Outgoing(RequestId(1), "/v1/chat/completions", b"{}", prompt_tokens=5, strip_usage=False)
 
 
@@ -36,7 +37,10 @@ class Monitor:
     def dispatched(self, request, prompt_tokens, *, streams, brought):
         self.brought = brought
 
-    def finished(self, request):
+    def progressed(self, requests):
+        pass
+
+    def finished(self, request, *, delivering=False):
         pass
 
 
@@ -105,3 +109,40 @@ async def test_a_client_that_leaves_in_the_instant_of_an_interruption_has_left(t
     with pytest.raises(asyncio.CancelledError):
         await trying.task
     assert len(trying.flights) == 0
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_that_cannot_begin_waits_for_its_client_and_not_for_the_endpoint(streamed, failed):
+    """Its client sent requests ahead, and takes none of the answers: the endpoint has done its work."""
+    flights, reached = Flights(lambda: 0.0, UpstreamSettings), asyncio.Event()
+    endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", api_key=None, monitor=Monitor(), healthy=True)
+    pieces = [b'{"error":{"message":"no","code":400}}' if failed else EVENT]
+    if streamed and failed:
+        pieces = [b"data: " + pieces[0] + b"\n\n"]
+
+    async def read_some():
+        return pieces.pop(0) if pieces else b""
+
+    async def send(base_url, *request):
+        kind = b"text/event-stream" if streamed else b"application/json"
+        status = 400 if failed and not streamed else 200
+        headers = [(b"content-type", kind)]
+        return SimpleNamespace(status=status, headers=headers, read_some=read_some, close=lambda: None)
+
+    async def never(*message):
+        reached.set()
+        await asyncio.Event().wait()
+
+    exchange = SimpleNamespace(
+        stream=True, committed=False, opened=False, evacuated=False, api=Api.CHAT, usage=None, identifier=b"x",
+        clock=lambda: 0.0, facts=list, send=never, refuse=never, body=SimpleNamespace(write=None),
+    )  # fmt: skip
+    driver = SimpleNamespace(progress=None)
+    attempt = Attempt(exchange, driver, flights, SimpleNamespace(send=send), endpoint, made=None)
+    task = asyncio.create_task(attempt.run(OUTGOING, []))
+    await asyncio.wait_for(reached.wait(), 5)
+    (flight,) = flights._flights.values()
+    assert flight.delivering
+    flight.interrupt(Interruption.OVERDUE)
+    assert await task == Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.events import EndpointId, RequestId
-from gateway.config import UpstreamSettings
+from gateway.config.settings import UpstreamSettings
 from gateway.endpoints.health import SERVING, State
 from gateway.relay.flights import ABANDONED_AFTER, SWEEP_INTERVAL, Flights, Interruption
 
@@ -28,14 +28,14 @@ class Monitor:
         self.told = []
         self.status = SimpleNamespace(state=State.UP)
 
-    def dispatched(self, request, prompt_tokens, *, streams, brought=False):
-        self.told.append(("dispatched", request))
+    def dispatched(self, request, prompt_tokens, *, streams, brought=False, started=False):
+        self.told.append(("back" if started else "dispatched", request))
 
     def progressed(self, requests):
         self.told.append(("progressed", *requests))
 
-    def finished(self, request):
-        self.told.append(("finished", request))
+    def finished(self, request, *, delivering=False):
+        self.told.append(("unread" if delivering else "finished", request))
 
 
 def endpoint_of(name="a"):
@@ -172,16 +172,29 @@ async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flig
         clock.now = SWEEP_INTERVAL + ABANDONED_AFTER + 1
         flights.sweep()
         flights.sweep()
-        assert endpoint.monitor.told == [("dispatched", ONE), ("finished", ONE)]
+        assert endpoint.monitor.told == [("dispatched", ONE), ("unread", ONE)]
         assert flight.interruption is None
         flight.delivering = False
         flight.moved_at = clock.now
         flights.sweep()
-        assert endpoint.monitor.told[2:] == [("dispatched", ONE)]
+        assert endpoint.monitor.told[2:] == [("back", ONE)]
         flight.delivering = True
         clock.now += IDLE + 1
         flights.sweep()
         assert flight.interruption is Interruption.OVERDUE, "nor kept for ever"
+    assert endpoint.monitor.told[3:] == [("unread", ONE)]
+
+
+async def test_an_answer_that_is_only_passed_on_any_more_tells_nothing_of_the_engine(flights, clock):
+    endpoint = endpoint_of()
+    async with flying(flights, endpoint) as flight:
+        flights.answers(flight, computed=True)
+        for _ in range(100):  # pieces of a large one, each soon after the one before
+            flights.sweep()
+            clock.now += SWEEP_INTERVAL
+            flight.moved_at = clock.now
+        assert endpoint.monitor.told == [("dispatched", ONE), ("progressed", ONE), ("finished", ONE)]
+        assert flight.interruption is None
 
 
 async def test_the_first_reason_stays(flights):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gateway import server
-from gateway.config import ServerSettings
+from gateway.config.settings import ServerSettings
+from gateway.relay import server
 from gateway.relay.http_protocol import LimitedProtocol
-from gateway.server import Listener, bind
+from gateway.relay.server import Listener, bind
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"

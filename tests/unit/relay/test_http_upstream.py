@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gateway.config import UpstreamSettings
+from gateway.config.settings import UpstreamSettings
 from gateway.relay.connection import _ESTABLISHED, Connection
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
@@ -353,10 +353,28 @@ async def test_many_requests_leave_one_timer(server: Server) -> None:
         assert len(client._timers) == 1
 
 
-async def test_what_is_not_http_is_told(server: Server) -> None:
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_that_can_have_no_body_has_no_length_either(server: Server, status: bytes) -> None:
+    async def promises(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: 5\r\nx-a: b\r\n\r\n" % status)
+        await reader.read()
+
+    server.scripts = [promises]
+    async with upstream() as client:
+        answer = await client.send(server.url, "GET", "/", [], b"")
+        assert answer.headers == [(b"x-a", b"b")]
+        assert await answer.read_some() == b""
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    "begins", [b"SSH-2.0-OpenSSH_9.2\r\n", *(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % n for n in (600, 999))]
+)
+async def test_what_is_not_http_is_told(server: Server, begins: bytes) -> None:
     async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
-        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        writer.write(begins)
         await reader.read()
 
     server.scripts = [babbles]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.outcomes import Outcome
-from gateway.config import QueueSettings
+from gateway.config.settings import QueueSettings
 from gateway.relay.exchange import RefusedError
 from gateway.relay.lobby import Lobby
 
@@ -25,6 +25,7 @@ async def refusal(guest):
     return refused.value.outcome
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_a_wait_ends_with_what_was_waited_for_and_counts_as_waiting():
     guest = Guest(Lobby(QueueSettings))
     await asyncio.sleep(0.02)

@@ -1,10 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
-from gateway.relay.understand import Work, foreground, parsed, ttft_target
+from gateway.relay.understand import Work, counted, foreground, parsed, ttft_target
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.tokens.pool import CountingPool
@@ -107,3 +109,15 @@ async def test_a_large_body_is_read_off_the_loop_and_kept_as_it_is(pool):
 )
 def test_a_stream_of_many_tokens_an_event_is_not_counted_as_it_goes_by(body, streamed):
     assert work(body, Client("a", 0)).arrival(RequestId(1)).streamed is streamed
+
+
+async def test_what_is_sampled_from_all_prompts_is_bounded_as_what_is_sampled_from_one():
+    class Counter:
+        async def count(self, *_args, **_more):
+            return PromptCount((1,) * 100, Source.LOCAL, Kind(Api.COMPLETIONS))
+
+    pool = SimpleNamespace(counter=Counter(), max_model_len=100)
+    assert (await counted(pool, parse(Api.COMPLETIONS, b'{"n":163}'), "flow")).prompts == (1,) * 100
+    with pytest.raises(RefusedError, match="16400") as refused:
+        await counted(pool, parse(Api.COMPLETIONS, b'{"n":164}'), "flow")
+    assert (refused.value.outcome, refused.value.param) == (Outcome.INVALID_REQUEST, "n")

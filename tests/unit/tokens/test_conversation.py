@@ -66,8 +66,9 @@ def test_arguments_that_are_no_object_are_an_empty_one(arguments: str) -> None:
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
-def test_arguments_nested_beyond_reading_are_the_engines_matter() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}"], ids=["nested", "a long number"])
+def test_arguments_beyond_reading_are_the_engines_matter(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(NeedsEngineError):
         shaped({"role": "assistant", "content": "", "tool_calls": [call]})
 

@@ -8,11 +8,11 @@ import pytest
 
 from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
 from gateway.tokens.counter import ModelCounter
-from gateway.tokens.counting import count_body
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, Drift
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
+from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
@@ -106,11 +106,11 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
             on_drift=drifts.append,
             on_switch=switches.append,
             on_return=returns.append,
-            clock=lambda: made.now,
+            clock=lambda: counted.now,
         )
-        made = Counter(engine, counter, drifts, switches, returns)
+        counted = Counter(engine, counter, drifts, switches, returns)
         await counter.start()
-        return made
+        return counted
 
     yield make
     for engine in engines:
@@ -261,6 +261,16 @@ async def test_an_endpoint_that_does_not_answer_probes_proves_nothing(ours: Coun
     with pytest.raises(CountUnavailableError):
         await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.LOCAL
+
+
+async def test_probes_that_nobody_has_room_to_count_prove_nothing(ours: Counter, pool: CountingPool) -> None:
+    ours.engine.more_for = {"messages": 1}
+    await ours.counter.verify(ours.engine.target)
+    assert ours.counter.mode is Source.ENGINE
+    pool.max_pending_bytes, pool.pending_bytes = 0, 1
+    with pytest.raises(CountUnavailableError):
+        await ours.counter.verify(ours.engine.target)
+    assert ours.counter.mode is Source.ENGINE
 
 
 async def test_a_stored_response_can_only_be_estimated(ours: Counter, made: Any) -> None:

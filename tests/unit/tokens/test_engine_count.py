@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from gateway.descriptors import OutOfDescriptorsError
+from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.counting import EngineCall, EngineWork
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import Kind
+from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
 from gateway.wire.request import Api, InvalidRequestError
 from tests.unit.tokens.wire import over_the_wire
@@ -149,6 +149,20 @@ async def test_a_thousand_prompts_are_not_asked_all_at_once() -> None:
     counts = await counted(answer, work(*[ask("a b")] * 200))
     assert counts == (2,) * 200
     assert 1 < most <= 8
+
+
+async def test_ten_thousand_prompts_are_not_ten_thousand_tasks() -> None:
+    """To begin them all would hold up the event loop, and each has to be ended, too."""
+    most = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal most
+        most = max(most, len(asyncio.all_tasks()))
+        return httpx.Response(400)
+
+    with pytest.raises(InvalidRequestError):
+        await counted(answer, work(*[ask("a")] * 10_000))
+    assert 0 < most < 100
 
 
 async def test_a_lack_of_descriptors_is_no_engines_failure() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.tokens.count import CountingOverloadedError
-from gateway.tokens.counting import count_body, load
+from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api
@@ -92,16 +92,29 @@ async def test_a_small_body_does_not_wait_behind_a_large_one(pool: CountingPool)
 
 async def test_too_many_bytes_at_once_are_refused_and_their_end_makes_room(pool: CountingPool) -> None:
     gate = Gate()
-    first = asyncio.create_task(pool.run("flow", 900, gate.pass_through, "a"))
-    rest = [asyncio.create_task(pool.run("flow", 900, gate.pass_through, "b")) for _ in range(10)]
+    jobs = [asyncio.create_task(pool.run("flow", 900, gate.pass_through, "a")) for _ in range(5)]
     await until(lambda: gate.started)
-    assert pool.pending_bytes == 9900
+    assert pool.pending_bytes == 4500
     with pytest.raises(CountingOverloadedError):
-        await pool.run("flow", 200, len, "abc")
+        await pool.run("flow", 600, len, "abc")
     gate.opened.set()
-    await asyncio.gather(first, *rest)
+    await asyncio.gather(*jobs)
     assert pool.pending_bytes == 0
-    assert await pool.run("flow", 200, len, "abc") == 3
+    assert await pool.run("flow", 600, len, "abc") == 3
+
+
+async def test_no_flow_takes_all_the_bytes_there_are(pool: CountingPool) -> None:
+    gate = Gate()
+    jobs = [asyncio.create_task(pool.run("greedy", 1000, gate.pass_through, "a")) for _ in range(20)]
+    jobs += [asyncio.create_task(pool.run("second", 500, gate.pass_through, "b")) for _ in range(20)]
+    jobs.append(asyncio.create_task(pool.run("third", 900, gate.pass_through, "c")))
+    await asyncio.sleep(0)
+    assert pool.pending_bytes == 5000 + 2500 + 900
+    gate.opened.set()
+    ended = await asyncio.gather(*jobs, return_exceptions=True)
+    assert ended[-1] == "c"
+    assert pool.pending_bytes == 0
+    assert not pool._of_flow
 
 
 async def test_a_body_larger_than_the_bound_is_counted_when_it_is_alone(pool: CountingPool) -> None:

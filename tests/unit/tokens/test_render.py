@@ -12,7 +12,7 @@ from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
-from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, renderer
+from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, Tokens, renderer
 from gateway.wire.request import InvalidRequestError
 
 USER = {"role": "user", "content": "the fox"}
@@ -101,6 +101,14 @@ def test_a_template_that_refuses_is_the_clients_error_in_its_own_words(tokenizer
         refusing.render(chat_prompt({"messages": [USER]}))
 
 
+def test_what_a_template_quotes_of_a_conversation_is_short_and_can_be_written(tokenizer_folder: Path) -> None:
+    quoting = with_template(tokenizer_folder, "{{ raise_exception('No role is called ' + messages[0].role) }}")
+    for role in ("\ud800", '"' * 2**20):
+        with pytest.raises(InvalidRequestError, match=r"^No role is called ") as refused:
+            quoting.render(chat_prompt({"messages": [USER | {"role": role}]}))
+        assert len(refused.value.message.encode()) <= 4096
+
+
 def test_a_template_that_fails_otherwise_is_left_to_the_engine(tokenizer_folder: Path) -> None:
     failing = with_template(tokenizer_folder, "{{ 1 / 0 }}")
     with pytest.raises(NeedsEngineError, match="ZeroDivisionError"):
@@ -130,7 +138,7 @@ def test_a_long_text_is_refused_by_its_beginning(plain: Renderer, monkeypatch: p
     encoded: list[int] = []
     original = plain._encode
 
-    def encode(text: str, *how: bool) -> int:
+    def encode(text: str, *how: bool) -> Tokens:
         encoded.append(len(text))
         return original(text, *how)
 
@@ -158,7 +166,7 @@ def test_truncation_encodes_no_more_than_it_keeps(plain: Renderer, monkeypatch, 
     encoded: list[int] = []
     original = plain._encode
 
-    def encode(part: str, *how: bool) -> int:
+    def encode(part: str, *how: bool) -> Tokens:
         encoded.append(len(part))
         return original(part, *how)
 
@@ -192,6 +200,16 @@ def test_a_tokenizer_without_a_template_counts_texts_only(tokenizer_folder: Path
 def test_a_tokenizer_that_is_not_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnavailableError, match="cannot be loaded"):
         renderer(TokenizerSource(str(tmp_path)))
+
+
+def test_a_folder_that_is_not_on_this_machine_is_told_as_one_and_no_hub_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.tokens.render._hub_answers", lambda: pytest.fail("asked"))
+    with pytest.raises(
+        TokenizerUnavailableError, match="there is no folder /models/llama on this machine; give another"
+    ):
+        renderer(TokenizerSource("/models/llama"))
 
 
 def test_a_hub_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,14 @@ def test_a_client_that_asked_for_usage_is_known():
     assert parse(Api.CHAT, body(stream=True, stream_options={"include_usage": True})).include_usage
 
 
+@pytest.mark.parametrize("said", ["false", "no", "0", "off", 0, 0.0, None])
+def test_usage_is_asked_for_where_the_engine_would_read_that_it_is_not(said):
+    request = parse(Api.CHAT, body(stream=True, stream_options={"include_usage": said}))
+    assert not request.include_usage
+    after = parse(Api.CHAT, edited(request, usage=True, priority=0))
+    assert after.include_usage
+
+
 @pytest.mark.parametrize(
     ("written", "streams"), [("true", True), ('"Yes"', True), ("1", True), ("0", False), ('"off"', False)]
 )

@@ -396,3 +396,14 @@ def test_busy_is_one_status_and_known_sentences():
 def test_what_an_engine_says_when_its_core_is_gone_is_known():
     assert is_dead(DEAD.message)
     assert not is_dead(BUSY.message)
+
+
+@pytest.mark.parametrize("api", STREAMED)
+def test_what_is_nested_too_deeply_to_be_read_is_the_clients(api):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert read_body(api, b'{"choices":%b}' % deep).failure is None
+    assert error_message(b'{"error":%b}' % deep) == error_message(deep) == "the engine gave no reason"
+    event = b'event: message_x\nevent: response.c\ndata: {"choices":%b,"finish_reason":"x"}\n\n' % deep
+    reader = StreamReader(api, strip_usage=False)
+    assert reader.feed(event) == event
+    assert reader.failure is None

@@ -37,6 +37,19 @@ def test_what_is_null_or_missing_is_nothing(api: Api) -> None:
     assert msgspec.convert(nulls, UsageFields).read(api) == UsageFields().read(api) == Usage(0, 0)
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31, 10**400], ids=["negative", "2**31", "400 digits"])
+@pytest.mark.parametrize("api", Api)
+def test_what_cannot_be_was_not_counted(api: Api, wrong: int) -> None:
+    answer = {"usage": dict.fromkeys(UsageFields.__struct_fields__, wrong)}
+    assert read_body(api, json.dumps(answer).encode()).usage is None
+    reader = StreamReader(api, strip_usage=False)
+    for choices in ([], [{"index": 0}]):
+        event = json.dumps({"choices": choices, "response": answer} | answer, separators=(",", ":"))
+        reader.feed(f"event: message_delta\nevent: response.completed\ndata: {event}\n\n".encode())
+    assert reader.usage is None
+    assert reader.tokens <= 2, "one for each event at most"
+
+
 @pytest.mark.parametrize("cached", [0, 16])
 def test_the_last_word_of_a_streamed_message_counts_not_its_first(cached: int) -> None:
     reader = StreamReader(Api.MESSAGES, strip_usage=False)

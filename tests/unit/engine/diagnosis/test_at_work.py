@@ -48,7 +48,7 @@ def test_what_is_wrong_in_a_log(values: dict[str, float], expected: list[str]) -
 @pytest.mark.parametrize(
     ("most", "waiting", "usage", "remedy"),
     [
-        (10, 0, 0.3, "--max-num-seqs 20:"),
+        (10, 0, 0.3, "--max-num-seqs 24:"),
         (64, 0, 0.3, "--max-num-seqs 128:"),
         (65, 0, 0.3, None),
         (256, 9, 0.3, "--max-num-seqs 512."),

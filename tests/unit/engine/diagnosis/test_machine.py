@@ -30,6 +30,7 @@ def taken(*holders: Holder) -> Machine:
         (taken(Holder(7, "x", None)), "GPU memory taken by others", "held by x (process 7)"),
         (taken(), "GPU memory taken by others", "the driver does not name"),
         (replace(FINE, visible=""), "GPU masked", "hides all 2"),
+        (replace(FINE, visible="-1,0"), "GPU masked", "hides all 2"),
         (replace(FINE, visible="-1"), "GPU masked", "hides all 2"),
         (replace(FINE, visible="0,4,5"), "GPU masked", "not here: 4, 5"),
         (replace(FINE, oom_kills=2), "killed for memory", "2 processes"),

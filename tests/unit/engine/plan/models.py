@@ -1,6 +1,6 @@
 """Facts of the config.json of public models, for plans in tests; by Meta and Qwen on the Hugging Face hub."""
 
-from engine.plan.arguments import Arguments
+from engine.arguments import Arguments
 from engine.plan.budget import Request
 from engine.plan.cards import Hardware, find
 from engine.plan.parameters import estimated

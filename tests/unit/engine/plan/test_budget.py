@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.arguments import ArgumentError
+from engine.arguments import ArgumentError
 from engine.plan.budget import CONTEXT_BYTES, RefusedError, defaults, divides, measure, widest
 from engine.plan.cards import GIB, Hardware
 from tests.unit.engine.plan.models import hardware, request, shape

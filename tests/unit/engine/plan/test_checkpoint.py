@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine.plan.checkpoint import INDEX, CheckpointError, Source, read_checkpoint
+from engine.plan.checkpoint import INDEX, Source, read_checkpoint
+from engine.plan.hub import CheckpointError
 from engine.plan.shape import ModelShape
 from tests.unit.engine.plan.hub_server import CONFIG, FakeHub, safetensors, serving
 

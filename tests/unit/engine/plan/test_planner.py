@@ -50,7 +50,7 @@ def test_real_traffic_decides_the_context():
     made = plan(request("Llama-3.1-8B", on=hardware("rtx-4090"), traffic=traffic()))
     assert made.settings.max_model_len == 3072, "the longest request seen, rounded up"
     assert "events.jsonl" in made.changes[0].reason
-    assert made.settings.max_num_seqs == 32, "20 at once, and a quarter more"
+    assert made.settings.max_num_seqs == 40, "20 at once, and as many more"
 
 
 def test_a_context_is_never_shorter_than_what_99_of_100_requests_need():

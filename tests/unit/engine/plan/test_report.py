@@ -7,7 +7,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from engine.plan.arguments import Arguments
+from engine.arguments import Arguments
 from engine.plan.cards import GIB, Hardware
 from engine.plan.planner import plan
 from engine.plan.published import STARTS

@@ -1,0 +1,102 @@
+"""The difference between an engine's KV cache gauge and our ledger."""
+
+from collections import deque
+from math import inf
+from typing import NamedTuple
+
+from gateway.admission.account.ewma import Ewma
+from gateway.admission.policy import FRESH_POLLS
+
+SMOOTHING_POLLS = 2.0
+"""Time constant of the difference's EWMA, in polls."""
+GRAIN = 0.01
+"""Least time between two history entries, seconds: finer than any engine's step."""
+
+
+class Account(NamedTuple):
+    """Bounds of the ledger since a time: fewest blocks confirmed, most blocks held, most sequences without a token."""
+
+    confirmed: int
+    held: int
+    unconfirmed_sequences: int
+
+
+class History:
+    """The ledger's recent totals. A gauge sample is compared with the totals of its own time."""
+
+    __slots__ = ("_accounts", "_span")
+
+    def __init__(self, span: float) -> None:
+        self._span = span
+        self._accounts: deque[tuple[float, int, int, int]] = deque([(-inf, 0, 0, 0)])
+
+    def record(self, at: float, confirmed: int, held: int, unconfirmed_sequences: int) -> None:
+        """Record the totals that hold from this time on. Within `GRAIN`, later totals replace earlier ones."""
+        accounts = self._accounts
+        last = accounts[-1][0]
+        if at - last < GRAIN:
+            accounts[-1] = (last, confirmed, held, unconfirmed_sequences)
+            return
+        accounts.append((at, confirmed, held, unconfirmed_sequences))
+        oldest = at - self._span
+        while accounts[1][0] < oldest:
+            accounts.popleft()
+
+    def since(self, at: float) -> Account:
+        """The bounds of the totals since a time."""
+        _, confirmed, held, unconfirmed = self._accounts[-1]
+        for entry in reversed(self._accounts):
+            confirmed = min(confirmed, entry[1])
+            held = max(held, entry[2])
+            unconfirmed = max(unconfirmed, entry[3])
+            if entry[0] <= at:
+                break
+        return Account(confirmed, held, unconfirmed)
+
+
+class Correction:
+    """Blocks to add to the ledger: positive for traffic that bypasses us, negative for sharing that we cannot see.
+
+    A dispatched request may not have reached the engine yet. So a gauge differs from the ledger only when it is above
+    the blocks held or below the blocks confirmed. An EWMA smooths the differences. A sample has full weight while it
+    is fresh (`FRESH_POLLS`) and fades to zero over the same time again: an old or frozen gauge must not rule.
+    """
+
+    __slots__ = ("_difference", "_poll", "_sampled_at")
+
+    def __init__(self, poll_interval: float) -> None:
+        self._difference = Ewma(SMOOTHING_POLLS * poll_interval)
+        self._poll = poll_interval
+        self._sampled_at = 0.0
+
+    def sample(self, blocks: float, account: Account, sampled_at: float, *, waiting: bool) -> None:
+        """Compare a gauge sample with the ledger at the time of the sample.
+
+        Args:
+            blocks: Blocks in use, by the gauge.
+            account: The ledger's bounds at the time of the sample.
+            sampled_at: Time of the sample, seconds.
+            waiting: Whether requests waited in the engine. A preempted request waits without its blocks, so missing
+                blocks then are no sharing: they will come back.
+        """
+        difference = 0.0
+        if blocks > account.held:
+            difference = blocks - account.held
+        elif blocks < account.confirmed and not waiting:
+            difference = blocks - account.confirmed
+        self._difference.sample(difference, sampled_at)
+        self._sampled_at = sampled_at
+
+    def read(self, now: float) -> float:
+        """Blocks to add now; negative if the engine holds fewer than the ledger."""
+        value = self._difference.value
+        if not value:
+            return 0.0
+        left = 2.0 - (now - self._sampled_at) / self._poll / FRESH_POLLS
+        if left >= 1.0:
+            return value
+        return value * left if left > 0.0 else 0.0
+
+    def reset(self) -> None:
+        """Forget all samples: nothing of ours is in flight."""
+        self._difference.reset()

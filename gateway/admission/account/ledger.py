@@ -1,0 +1,393 @@
+"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now."""
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from gateway.admission.account.decode_clock import DecodeClock
+from gateway.admission.account.footprint import Footprint
+from gateway.admission.account.prefill import PrefillRate
+from gateway.admission.account.prefixes import SharedPrefixes
+from gateway.admission.events import Arrived, Capacity, Prefix
+
+ABORT_BOUND = 1.0
+"""Seconds until an aborted request counts as gone from the engine, even if no step was seen."""
+REPORT_SPAN = 0.05
+"""A progress report may tell of steps up to this many seconds ago: one that comes sooner after an abort does not prove
+a step after it."""
+STREAM_PACE = 0.8
+"""Speed of the decode clock for a stream, as a share of its rate: slower, so that its noise does not overtake the
+stream's own, better reports. Not 0, as tokens that are merged into one delta or held back are not reported in time."""
+RECHECK_TOKENS = 64
+"""Tokens until the clock checks a reporting request again. A request that does not report is checked exactly at each
+block boundary."""
+
+
+class Phase(Enum):
+    """Certainty that a reservation's blocks are in use."""
+
+    UNCONFIRMED = auto()
+    """It has no token yet and may still wait inside the engine."""
+    CONFIRMED = auto()
+    ABORTING = auto()
+
+
+class Reservation:
+    """The blocks and progress of one request in flight."""
+
+    __slots__ = (
+        "aborted_at",
+        "backlog",
+        "base",
+        "computed",
+        "demand",
+        "dispatched",
+        "due_tokens",
+        "edge",
+        "footprint",
+        "generated",
+        "held",
+        "limit",
+        "news",
+        "origin",
+        "pace",
+        "phase",
+        "prefix",
+        "seen",
+        "sent_at",
+        "sequences",
+        "shared",
+        "streamed",
+        "ticket",
+        "unseen",
+    )
+
+    def __init__(
+        self,
+        arrival: Arrived,
+        footprint: Footprint,
+        *,
+        prefix: Prefix,
+        computed: int,
+        reading: float,
+        now: float,
+    ) -> None:
+        demand = arrival.demand
+        self.demand = demand
+        self.footprint = footprint
+        self.streamed = arrival.streamed
+        self.sequences = demand.sequences
+        self.limit = max(1, demand.max_tokens)
+        """Most tokens a sequence may generate."""
+        self.prefix = prefix
+        self.sent_at = now
+        self.dispatched = reading
+        """Reading of the decode clock at its dispatch."""
+        self.computed = computed
+        """Prompt tokens that the engine has to compute for it: those that are not cached."""
+        self.backlog = 0
+        """At its dispatch: prompt tokens that the engine had to compute before its first token, others' included."""
+        self.shared = 0
+        """Tokens of its prompt that another request in flight also holds."""
+        self.phase = Phase.UNCONFIRMED
+        self.unseen = 0
+        """Its blocks while it is a stream without a token, else 0: its part of `Ledger.unseen`."""
+        self.seen = 0
+        """Tokens that the relay reported, over all sequences."""
+        self.generated = 1
+        """Tokens per sequence in its account. 1 from the start: prefill ends with the first token."""
+        self.held, edge = footprint.growth(1)
+        """Blocks, including those it shares with others."""
+        self.edge: float = edge if edge <= self.limit else inf
+        """Tokens per sequence at which it will hold more blocks; infinity if its limit comes first."""
+        self.news = 0.0
+        """Least tokens over all sequences at which a progress report changes the account."""
+        self.origin = 0.0
+        """Reading of the decode clock when the clock began to count its tokens."""
+        self.base = 0
+        """Tokens per sequence at that reading."""
+        self.pace = 1.0
+        self.due_tokens = 1
+        """Tokens per sequence at which the clock checks it next; `ticket` numbers the heap entry for that (0: none)."""
+        self.ticket = 0
+        self.aborted_at = 0.0
+
+
+class Ledger:
+    """Reservations of one endpoint and their totals, kept up to date: an event costs only what it touches.
+
+    The progress of a request is the larger of two counts: the tokens that the relay saw, and those that the decode
+    clock counted. For a stream the clock starts with its first token and runs at `STREAM_PACE`. A request that reports
+    nothing until its end gets its first token after the endpoint's mean delay; from then on the clock counts for it at
+    full speed. Every count stops at `max_tokens`.
+    """
+
+    def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int) -> None:
+        self._clock = clock
+        self._prefill = prefill
+        self._reservations: dict[Reservation, None] = {}  # an ordered set
+        self._aborting: deque[Reservation] = deque()
+        self._growth: list[tuple[float, int, Reservation]] = []
+        self._tickets = 0
+        self._block = block_size
+        self._prefixes: SharedPrefixes[Reservation] = SharedPrefixes(block_size)
+        self.held = 0
+        """Blocks of all reservations, with shared blocks counted for each holder."""
+        self.confirmed = 0
+        """Blocks of reservations with a token: these are certainly in the engine's cache."""
+        self.unseen = 0
+        """Blocks of streams without a token: the engine may not have begun with them."""
+        self.prefilling = 0
+        """Upper bound of the prompt tokens that the engine has yet to compute for streams without a token."""
+        self.sequences = 0
+        self.unconfirmed_sequences = 0
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(self._reservations)
+
+    @property
+    def used(self) -> int:
+        """Blocks of all reservations, with shared blocks counted once."""
+        return self.held - self._prefixes.saved // self._block
+
+    @property
+    def saved(self) -> int:
+        """Blocks that `held` counts too often, because requests in flight share prefixes."""
+        return self._prefixes.saved // self._block
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that several requests share, counted once."""
+        return self._prefixes.tokens
+
+    @property
+    def aborting(self) -> int:
+        """Number of aborted requests whose blocks still count."""
+        return len(self._aborting)
+
+    def reserve(
+        self, arrival: Arrived, footprint: Footprint, now: float, *, prefix: Prefix = (), cached: int = 0
+    ) -> Reservation:
+        """Enter a request as it is dispatched.
+
+        Args:
+            arrival: The request.
+            footprint: Its blocks on this endpoint.
+            now: Seconds.
+            prefix: The leading parts of its prompt that it may share with others here.
+            cached: Prompt tokens that the engine need not compute.
+        """
+        reading = self._clock.read(now)
+        computed = arrival.demand.prompt_tokens - cached
+        reservation = Reservation(arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now)
+        sequences = reservation.sequences
+        held = reservation.held
+        self._reservations[reservation] = None
+        if prefix:
+            self._prefixes.add(reservation)
+        self.held += held
+        self.sequences += sequences
+        self.unconfirmed_sequences += sequences
+        if arrival.streamed:
+            reservation.unseen = held
+            self.unseen += held
+            self.prefilling += reservation.computed
+            reservation.backlog = self.prefilling
+        else:
+            reservation.origin = reading + self._clock.first_token_delay + 1
+            reservation.base = 1
+            self._look_again(reservation, reservation.origin)
+        return reservation
+
+    def sharable(self, prefix: Prefix) -> int:
+        """Leading tokens of a prompt that a request in flight already holds."""
+        return self._prefixes.held(prefix)
+
+    def sole_sharer(self, prefix: Prefix) -> Reservation | None:
+        """The request that alone holds a part of this prefix now; the next request with this prefix would share it."""
+        return self._prefixes.sole(prefix)
+
+    def progress(self, reservation: Reservation, seen: int, now: float) -> None:
+        """Enter the tokens that the relay has seen of a request so far, over all sequences."""
+        if seen <= reservation.seen:
+            return
+        reservation.seen = seen
+        if self._aborting:
+            self.stepped(now)
+        sequences = reservation.sequences
+        tokens = seen if sequences == 1 else -(-seen // sequences)
+        if tokens >= reservation.edge:
+            self._grow(reservation, tokens)
+        elif tokens > reservation.generated:
+            reservation.generated = tokens
+        if reservation.phase is Phase.UNCONFIRMED:
+            self._confirm(reservation)
+            reading = self._clock.read(now)
+            self._clock.saw_delay(reading - reservation.dispatched)
+            if reservation.streamed:
+                self._prefill.saw(now - reservation.sent_at, reservation.backlog)
+            reservation.origin = reading
+            reservation.base = reservation.generated
+            if reservation.streamed:
+                reservation.pace = STREAM_PACE
+            self._schedule(reservation)
+
+    def progressed(self, reservation: Reservation, now: float) -> int:
+        """Tokens of a request so far, over all sequences: as seen or as counted by the clock, whichever is more."""
+        tokens = 0
+        if reservation.phase is Phase.CONFIRMED or not reservation.streamed:
+            ticks = self._clock.read(now) - reservation.origin
+            tokens = reservation.base + int(ticks * reservation.pace) if ticks >= 0 else 0
+        sequences = reservation.sequences
+        return min(max(reservation.seen, tokens * sequences), reservation.limit * sequences)
+
+    def stepped(self, now: float) -> None:
+        """Note progress of any request: the engine has taken a step and dropped requests aborted before it."""
+        if self._aborting:
+            self._release_aborted(REPORT_SPAN, now)
+
+    def settle(self, now: float) -> None:
+        """Bring the account up to this time.
+
+        It releases aborted requests whose time is over, and adds the blocks of requests that the decode clock has
+        carried over a block boundary.
+        """
+        if self._aborting:
+            self._release_aborted(ABORT_BOUND, now)
+        growth = self._growth
+        if not growth:
+            return
+        reading = self._clock.read(now)
+        while growth and growth[0][0] <= reading:
+            _, ticket, reservation = heappop(growth)
+            if reservation.ticket != ticket:
+                continue
+            if reservation.phase is Phase.UNCONFIRMED:
+                self._confirm(reservation)
+            tokens = reservation.base + int((reading - reservation.origin) * reservation.pace)
+            tokens = max(tokens, reservation.due_tokens)  # exact even if the product is rounded down
+            if tokens >= reservation.edge:
+                self._grow(reservation, tokens)
+            self._schedule(reservation)
+
+    def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
+        """Take out a request that ended. Its true length, if known, corrects the mean delay of first tokens."""
+        if not reservation.streamed and not reservation.seen and completion_tokens:
+            tokens = -(-completion_tokens // reservation.sequences)
+            self._clock.saw_delay(self._clock.read(now) - reservation.dispatched - tokens)
+        self._drop(reservation)
+
+    def abort(self, reservation: Reservation, now: float) -> None:
+        """Mark a request whose connection was closed: its blocks count until the engine takes a step."""
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed -= reservation.held
+        else:
+            self.unconfirmed_sequences -= reservation.sequences
+        self._seen(reservation)
+        reservation.phase = Phase.ABORTING
+        reservation.ticket = 0
+        reservation.aborted_at = now
+        self._aborting.append(reservation)
+
+    @property
+    def next_abort_expiry(self) -> float:
+        """Latest time at which the next aborted request is released; infinity if there is none."""
+        return self._aborting[0].aborted_at + ABORT_BOUND if self._aborting else inf
+
+    def rebase(self, capacity: Capacity) -> None:
+        """Recount every reservation, after the endpoint's blocks have changed."""
+        self._block = capacity.block_size
+        self._prefixes = SharedPrefixes(capacity.block_size)
+        self.held = self.confirmed = self.unseen = 0
+        for reservation in self._reservations:
+            reservation.shared = 0
+            if capacity.shares_prefix:
+                self._prefixes.add(reservation)
+            else:
+                reservation.prefix = ()
+            reservation.footprint = Footprint(
+                reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
+            )
+            seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
+            reservation.generated = max(reservation.generated, seen)  # reported, but within a block of the old size
+            self._measure(reservation)
+            self.held += reservation.held
+            if reservation.unseen:
+                reservation.unseen = reservation.held
+                self.unseen += reservation.held
+            if reservation.phase is Phase.CONFIRMED:
+                self.confirmed += reservation.held
+            if reservation.ticket and reservation.phase is Phase.CONFIRMED:
+                self._schedule(reservation)
+
+    def _seen(self, reservation: Reservation) -> None:
+        if reservation.unseen:
+            self.unseen -= reservation.unseen
+            self.prefilling -= reservation.computed
+            reservation.unseen = 0
+
+    def _confirm(self, reservation: Reservation) -> None:
+        self._seen(reservation)
+        reservation.phase = Phase.CONFIRMED
+        reservation.news = (reservation.edge - 1) * reservation.sequences + 1
+        self.confirmed += reservation.held
+        self.unconfirmed_sequences -= reservation.sequences
+
+    def _grow(self, reservation: Reservation, tokens: int) -> None:
+        reservation.generated = min(tokens, reservation.limit)
+        before = reservation.held
+        self._measure(reservation)
+        grown = reservation.held - before
+        self.held += grown
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed += grown
+
+    def _measure(self, reservation: Reservation) -> None:
+        """Set its blocks, and the tokens at which it will hold more."""
+        reservation.held, more = reservation.footprint.growth(reservation.generated)
+        edge: float = more if more <= reservation.limit else inf
+        reservation.edge = edge
+        if reservation.phase is not Phase.UNCONFIRMED:
+            reservation.news = (edge - 1) * reservation.sequences + 1
+
+    def _schedule(self, reservation: Reservation) -> None:
+        if reservation.edge == inf:
+            reservation.ticket = 0
+            return
+        tokens = int(reservation.edge)
+        if reservation.seen:
+            tokens = max(tokens, min(reservation.generated + RECHECK_TOKENS, reservation.limit))
+        reservation.due_tokens = tokens
+        due = reservation.origin + (tokens - reservation.base) / reservation.pace
+        self._look_again(reservation, due)
+
+    def _look_again(self, reservation: Reservation, reading: float) -> None:
+        self._tickets += 1
+        reservation.ticket = self._tickets
+        heappush(self._growth, (reading, self._tickets, reservation))
+        if len(self._growth) > 64 + 2 * len(self._reservations):
+            self._growth = [entry for entry in self._growth if entry[2].ticket == entry[1]]
+            heapify(self._growth)
+
+    def _release_aborted(self, after: float, now: float) -> None:
+        # The same sum as in `next_abort_expiry`: with other rounding, a wake-up at that time might come too early.
+        while self._aborting and self._aborting[0].aborted_at + after <= now:
+            self._drop(self._aborting.popleft())
+
+    def _drop(self, reservation: Reservation) -> None:
+        del self._reservations[reservation]
+        if reservation.prefix:
+            self._prefixes.remove(reservation)
+        reservation.ticket = 0
+        self._seen(reservation)
+        self.held -= reservation.held
+        self.sequences -= reservation.sequences
+        if reservation.phase is Phase.CONFIRMED:
+            self.confirmed -= reservation.held
+        elif reservation.phase is Phase.UNCONFIRMED:
+            self.unconfirmed_sequences -= reservation.sequences

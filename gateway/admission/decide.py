@@ -1,0 +1,152 @@
+"""The decision about a request, as a value. Deciding changes nothing.
+
+The controller carries decisions out, observe mode notes them, and `/kvgate/explain` shows them.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from gateway.admission.outcomes import Outcome
+from gateway.admission.placing import picker
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.lifecycle import State
+from gateway.admission.placing.request import LaneKey, RequestRecord
+from gateway.admission.placing.rules import Rule, refusal
+from gateway.admission.pool import Pool
+
+REASONS = {
+    "fits": "it goes at once",
+    "order": "an endpoint would take it, but another request goes before it",
+    "promise": "it came back before the time it was told, and is told the same time again",
+    "queue_full": "the queue is full",
+    "ttft_target": "its predicted wait is over twice its queue budget",
+    "context_length": "it fits no endpoint",
+    "no_endpoint": "no endpoint is live",
+    "draining": "this gateway shuts down",
+}
+"""Reasons beside the rules of the endpoints (`RULES`), with their meanings."""
+
+
+class Verdict(StrEnum):
+    """The action on a request."""
+
+    DISPATCH = "dispatch"
+    QUEUE = "queue"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision about a request, and its reason.
+
+    Attributes:
+        rule: The reason: one of `REASONS`, or the one of `RULES` by which its first endpoint refuses it.
+        outcome: Its outcome if it is refused.
+        endpoint: The endpoint it goes to, now or after its wait; None if there is none.
+    """
+
+    verdict: Verdict
+    rule: str
+    outcome: Outcome | None = None
+    endpoint: EndpointRecord | None = None
+
+    @property
+    def would(self) -> str | None:
+        """The note on a request that observe mode dispatches anyway: "queued" or an outcome; None if it may go."""
+        if self.verdict is Verdict.DISPATCH:
+            return None
+        return "queued" if self.outcome is None else self.outcome.value
+
+
+class Refused(NamedTuple):
+    """The outcome of a refused request, and the rule that refused it."""
+
+    outcome: Outcome
+    rule: str
+
+
+class Placement(NamedTuple):
+    """The endpoint that takes a request now, and the rules by which others refuse it."""
+
+    endpoint: EndpointRecord | None
+    refusals: list[tuple[EndpointRecord, Rule]]
+
+
+def place(pool: Pool, request: RequestRecord, now: float, without: Container[EndpointRecord] = ()) -> Placement:
+    """Place a request now, on one of the endpoints that it fits, `without` those that are kept for others."""
+    takers: list[EndpointRecord] = []
+    refusals: list[tuple[EndpointRecord, Rule]] = []
+    for endpoint in pool.endpoints.eligible(request):
+        if endpoint in without:
+            continue
+        rule = refusal(endpoint, request, now)
+        if rule is None:
+            takers.append(endpoint)
+        else:
+            refusals.append((endpoint, rule))
+    return Placement(picker.pick(takers, request, now), refusals)
+
+
+def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
+    """The endpoint to which observe mode dispatches a request: any but those that have just said they are busy."""
+    free = [endpoint for endpoint in pool.endpoints.live if not endpoint.held(now)]
+    fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
+    return picker.pick(fitting or free, request, now)
+
+
+def barred(pool: Pool, lane: LaneKey | None) -> Refused | None:
+    """Reason why a request may not even wait; None if it may. A `lane` of None means that it fits no endpoint."""
+    if pool.draining:
+        return Refused(Outcome.DRAINING, "draining")
+    return Refused(Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length") if lane is None else None
+
+
+def turned_away(pool: Pool, request: RequestRecord, now: float) -> Refused | None:
+    """Reason why a request that cannot go on arrival is refused; None if it may wait."""
+    promise = request.promise
+    if promise is not None and not promise.used and promise.due > now:
+        return Refused(promise.outcome, "promise")
+    if pool.waits.full_with(request) and (promise is None or pool.queue.last(request) is None):
+        return Refused(Outcome.QUEUE_FULL, "queue_full")
+    if promise is None and pool.waits.in_vain(request, now):
+        return Refused(Outcome.WAIT_TOO_LONG, "ttft_target")
+    return None
+
+
+def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
+    """Decide about a request that arrives now: weighed, with its lane, and not in the queue.
+
+    One thing is simpler than in the controller: if a request goes before it, it waits, although it might be backfilled.
+    """
+    bar = barred(pool, pool.endpoints.lane(request))
+    if bar is not None:
+        return Decision(Verdict.REFUSE, bar.rule, bar.outcome)
+    placement = place(pool, request, now)
+    if placement.endpoint is not None and _in_order(pool, request, now):
+        return Decision(Verdict.DISPATCH, "fits", endpoint=placement.endpoint)
+    away = turned_away(pool, request, now)
+    if away is not None:
+        return Decision(Verdict.REFUSE, away.rule, away.outcome)
+    if placement.endpoint is not None:
+        return Decision(Verdict.QUEUE, "order", endpoint=placement.endpoint)
+    if not placement.refusals:
+        return Decision(Verdict.QUEUE, "no_endpoint")
+    return Decision(Verdict.QUEUE, placement.refusals[0][1].name, endpoint=nearest(pool, request, now))
+
+
+def nearest(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
+    """The endpoint that a waiting request would go to if all its endpoints took it now."""
+    return picker.pick(pool.endpoints.eligible(request), request, now)
+
+
+def _in_order(pool: Pool, request: RequestRecord, now: float) -> bool:
+    """Whether no request goes before it: none that waits, and none that comes back for an earlier turn."""
+    queue, promise = pool.queue, request.promise
+    band, flow = request.arrival.band, request.arrival.flow
+    own = request.cost if request.state is State.WAITING else 0.0
+    ahead = queue.ahead(band, flow, request.lane, own if promise is None else queue.backlog(band, flow))
+    if ahead.urgent or ahead.same:
+        return False
+    return promise is None or promise.due <= now or pool.waits.promises.next_in_turn(promise, now)

@@ -1,0 +1,289 @@
+"""The record of one endpoint: its ledger, its scrapes, its forecast and its gate."""
+
+from math import inf
+
+from gateway.admission.account.correction import Correction, History
+from gateway.admission.account.decode_clock import DecodeClock
+from gateway.admission.account.ledger import Ledger, Reservation
+from gateway.admission.account.prefill import PrefillRate
+from gateway.admission.account.prefixes import RecentPrefixes
+from gateway.admission.events import Capacity, EndpointId, Observed
+from gateway.admission.placing.gate import Gate
+from gateway.admission.placing.request import RequestRecord, service
+from gateway.admission.placing.sequence_limit import SequenceLimit
+from gateway.admission.policy import FORECAST_SHARE, FRESH_POLLS, Policy, Rule
+from gateway.admission.prediction.outlook import Outlook
+from gateway.admission.prediction.predictor import Predictor
+
+GAUGE_LAG = 0.25
+"""Most seconds by which a gauge trails the engine, which sets it at the end of a step."""
+UNBOUNDED = 2**63
+UNDISPATCHED = 0.5
+"""Position in the quantile range assumed for a request not yet dispatched: the middle."""
+
+
+class EndpointRecord:
+    """Everything that admission knows of one endpoint."""
+
+    def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy, predictor: Predictor) -> None:
+        self.id = endpoint
+        self.up = True
+        self.gone = False
+        self.reason: str | None = None
+        """Why it is down."""
+        self._clock = DecodeClock(policy.poll_interval)
+        self.prefill = PrefillRate()
+        self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
+        self._predictor = predictor
+        self._follow(policy)
+        self.outlook = Outlook(self.ledger, predictor, self.fill)
+        self.holding = False
+        """Whether the forecast alone has kept a request waiting since the last scrape."""
+        self._was_busy = False
+        self._settled_at = -inf
+        self.restless = False
+        """Whether time alone may change this endpoint, see `next_change`."""
+        self.peak_sequences = 0
+        """Most sequences in flight at once so far."""
+        self._restart(capacity)
+
+    def _follow(self, policy: Policy) -> None:
+        self._policy = policy
+        self._fences = policy.rule is not Rule.FORECAST
+        self.forecasts = policy.rule is not Rule.HYSTERESIS
+        self.most = policy.kv_high if self._fences else 1.0
+        """Most usage of the cache that a dispatch may lead to."""
+        self.fill = min(self.most, FORECAST_SHARE)
+        """Share of the cache that the forecast may fill. Inside the fence this keeps the gate from closing: each time
+        it closes, the cache runs down to `kv_low`."""
+
+    def govern(self, policy: Policy) -> None:
+        """Apply another policy. `settle` is due afterwards."""
+        self._follow(policy)
+        self.outlook.quantiles.fill(self.fill)
+        self.limit.kv_low = policy.kv_low
+        self.gate.govern(policy.kv_high, policy.kv_low)
+        if not self._fences:
+            self.gate.update(None)
+
+    def _restart(self, capacity: Capacity) -> None:
+        """Forget all observations: a new engine process shares nothing with the one before."""
+        policy = self._policy
+        self.capacity = capacity
+        self._paging = (capacity.block_size, capacity.shares_prefix)
+        room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
+        self.longest_prompt = min(capacity.max_model_len, room) - 1
+        """Most prompt tokens that it can serve: one more token must fit its model length and its blocks."""
+        self._history = History(2 * FRESH_POLLS * policy.poll_interval)
+        self._note(0.0)
+        self._correction = Correction(policy.poll_interval)
+        self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
+        self.limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
+        self.observed: Observed | None = None
+        blocks = self.capacity.kv_blocks
+        self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
+
+    def came_up(self, capacity: Capacity) -> None:
+        """Note that it takes traffic, with this capacity."""
+        if not self.up or capacity != self.capacity:
+            self.ledger.rebase(capacity)
+            self._restart(capacity)
+        self.up, self.gone, self.reason = True, False, None
+
+    def went_down(self, reason: str) -> None:
+        """Note that it takes no new traffic. Requests on it report their own ends."""
+        self.up, self.reason = False, reason
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of one running sequence; 0 until measured."""
+        return self._clock.rate
+
+    @property
+    def idle(self) -> bool:
+        """Whether none of our requests is on it."""
+        return not self.ledger.sequences
+
+    def usage(self, now: float) -> float | None:
+        """Effective usage of its KV cache: the ledger, corrected by the gauge.
+
+        If the size of the cache is unknown: the gauge while it is fresh, else None.
+        """
+        blocks = self.capacity.kv_blocks
+        if blocks is not None:
+            return max(0.0, self.ledger.used + self._correction.read(now)) / blocks
+        observed = self.observed
+        if observed is None or now - observed.sampled_at > FRESH_POLLS * self._policy.poll_interval:
+            return None
+        return observed.kv_usage
+
+    def beyond(self, now: float) -> float:
+        """Blocks in use that the ledger does not know of, by the gauge; negative if the ledger counts too many."""
+        return self._correction.read(now)
+
+    def first_blocks(self, request: RequestRecord) -> int:
+        """Blocks that the request would add with its first token, beyond those that others in flight hold."""
+        blocks, prefix = request.footprint(self._paging).first, request.arrival.prefix
+        if prefix and self.capacity.shares_prefix:
+            blocks -= self.ledger.sharable(prefix) // self.capacity.block_size
+        return blocks
+
+    def forecast(self, now: float) -> float:
+        """Predicted peak, blocks."""
+        return self.outlook.peak / self.capacity.block_size + self._correction.read(now)
+
+    def forecast_with(self, request: RequestRecord, now: float) -> float:
+        """Predicted peak with the request, blocks."""
+        return self.peak_with(request, self.first_blocks(request)) + self._correction.read(now)
+
+    def peak_with(self, request: RequestRecord, first: int) -> float:
+        """Predicted peak of the ledger with the request, which would add `first` blocks with its first token."""
+        block = self.capacity.block_size
+        row = (self.expected_length(request) - 1, first * block, request.sequences)
+        prefix = request.arrival.prefix
+        other = self.ledger.sole_sharer(prefix) if prefix and self.capacity.shares_prefix else None
+        if other is None:
+            return self.outlook.peak_with(row) / block
+        return self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block) / block
+
+    def expected_length(self, request: RequestRecord) -> int:
+        """Expected length of each sequence of the request here, tokens."""
+        return request.expected_length(self._predictor, self.outlook.quantiles.at(UNDISPATCHED, self.ledger.sequences))
+
+    def reserve(self, request: RequestRecord, now: float) -> Reservation:
+        """Enter a request as it is dispatched here."""
+        capacity, arrival = self.capacity, request.arrival
+        footprint = request.footprint(self._paging)
+        prefix = arrival.prefix if capacity.shares_prefix else ()
+        cached = self.cached(request)
+        reservation = self.ledger.reserve(arrival, footprint, now, prefix=prefix, cached=cached)
+        self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
+        self.outlook.came(reservation, request.kind, capacity.block_size)
+        if capacity.shares_prefix:
+            self.recent.sent(prefix, tokens=request.size)
+        self.settle(now)
+        return reservation
+
+    def cached(self, request: RequestRecord) -> int:
+        """Prompt tokens of the request that are probably in the prefix cache."""
+        prefix = request.arrival.prefix
+        if not prefix or not self.capacity.shares_prefix:
+            return 0
+        return max(self.recent.cached(prefix), self.ledger.sharable(prefix))
+
+    def prefill_seconds(self, request: RequestRecord) -> float:
+        """Predicted seconds to the request's first token, if it runs alone; 0 while nothing is known."""
+        return self.prefill.seconds(request.size - self.cached(request))
+
+    @property
+    def service_rate(self) -> float | None:
+        """Tokens of service per second that requests in flight take, by their expected lengths; None if unknown."""
+        rate = self._clock.rate
+        if not rate or not len(self.ledger):
+            return None
+        expected = self.outlook.expected_length
+        return rate * sum(
+            service(r.demand.prompt_tokens, (tokens := expected(r)) * r.sequences) / tokens for r in self.ledger
+        )
+
+    def release(self, reservation: Reservation, completion_tokens: int | None, now: float, *, aborted: bool) -> None:
+        """Take out a request of ours that has left it."""
+        if aborted:
+            self.ledger.abort(reservation, now)
+            self.restless = True
+        else:
+            self.ledger.release(reservation, completion_tokens, now)
+        if self.capacity.shares_prefix:
+            self.recent.sent((), tokens=completion_tokens or reservation.seen)
+        self.outlook.left()
+
+    def hold(self, now: float) -> None:
+        """Note that it refused a request for lack of room."""
+        self.gate.hold(now)
+        self.restless = True
+
+    def held(self, now: float) -> bool:
+        """Whether it gets no requests because of such a refusal."""
+        return now < self.gate.busy_until
+
+    @property
+    def next_change(self) -> float:
+        """Next time at which time alone may free an aborted request's blocks, or the endpoint after a refusal.
+
+        Infinity unless `restless`.
+        """
+        busy_until = self.gate.busy_until
+        return min(self.ledger.next_abort_expiry, inf if busy_until <= self._settled_at else busy_until)
+
+    def settle(self, now: float) -> None:
+        """Bring the account and then the gate up to this time. Due after every change and before every question."""
+        ledger = self.ledger
+        self._settled_at = now
+        ledger.settle(now)
+        busy = ledger.sequences > 0
+        if self._was_busy and not busy:
+            self._correction.reset()
+        self._was_busy = busy
+        self._note(now)
+        if self._fences:
+            self.gate.update(self.usage(now))
+        if self.restless:
+            self.restless = self.next_change < inf
+
+    def settle_by(self, now: float) -> None:
+        """Call `settle`, unless this was done at this very time: every change is followed by it."""
+        if self._settled_at != now:
+            self.settle(now)
+
+    def refresh_forecast(self, now: float) -> None:
+        """Renew the forecast if it is too old. Due before a decision about a request that may fit."""
+        if self.outlook.stale(now):
+            self.outlook.refresh(self.capacity.block_size, now)
+
+    def observe(self, sample: Observed, now: float) -> None:
+        """Take a scrape. One that equals the last in every value says nothing: its gauges are frozen.
+
+        While none of our requests is there, the gauge counts only if the engine visibly works for others.
+        """
+        previous = self.observed
+        if previous is not None and sample.sampled_at <= previous.sampled_at:
+            return
+        self.settle(now)  # requests that do not report have grown since the last event
+        self.observed = sample
+        self.gate.scraped(sample.sampled_at)
+        self._clock.observe(sample, now)
+        if previous is None or not _same(previous, sample):
+            account = self._history.since(sample.sampled_at - GAUGE_LAG)
+            blocks = self.capacity.kv_blocks
+            if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
+                self._correction.sample(
+                    sample.kv_usage * blocks, account, sample.sampled_at, waiting=bool(sample.waiting)
+                )
+            if sample.waiting is not None:
+                self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
+            self.limit.observe(sample, self.ledger.sequences)
+        self.settle(now)
+        usage = self.usage(now)
+        if usage is not None:
+            self.outlook.quantiles.observe(usage, sample.preemptions, now, holding=self.holding)
+            self.holding = False
+
+    def _note(self, now: float) -> None:
+        ledger = self.ledger
+        saved = ledger.saved
+        self._history.record(now, max(0, ledger.confirmed - saved), ledger.held - saved, ledger.unconfirmed_sequences)
+
+
+def _same(one: Observed, other: Observed) -> bool:
+    return (
+        one.kv_usage == other.kv_usage
+        and one.running == other.running
+        and one.waiting == other.waiting
+        and one.generation_tokens == other.generation_tokens
+        and one.preemptions == other.preemptions
+    )
+
+
+def _works(previous: Observed | None, sample: Observed) -> bool:
+    """Whether the engine generated tokens between two scrapes. A gauge keeps the value of the last step."""
+    return previous is not None and previous.generation_tokens != sample.generation_tokens

@@ -1,0 +1,97 @@
+"""The endpoints of one model."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from gateway.admission.events import Capacity, EndpointId
+from gateway.admission.placing.endpoint import UNBOUNDED, EndpointRecord
+from gateway.admission.placing.request import LaneKey, RequestRecord
+from gateway.admission.policy import Policy
+from gateway.admission.prediction.predictor import Predictor
+
+
+class Endpoints:
+    """All known endpoints, up or down. One that was removed stays until its last request has ended."""
+
+    def __init__(self, policy: Policy, predictor: Predictor) -> None:
+        self._policy = policy
+        self._predictor = predictor
+        self._endpoints: dict[EndpointId, EndpointRecord] = {}
+        self.reaches: tuple[int, ...] = ()
+        """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
+        self.live: list[EndpointRecord] = []
+        """Endpoints that take traffic, sorted by id."""
+        self._common_reach = -1
+        """Longest prompt that every live endpoint can serve, tokens."""
+        self.since = -inf
+        """Time at which the pool last gained its first live endpoint or lost its last."""
+
+    def __iter__(self) -> Iterator[EndpointRecord]:
+        return iter(self._endpoints.values())
+
+    def get(self, endpoint: EndpointId) -> EndpointRecord | None:
+        """The endpoint with this id, if known."""
+        return self._endpoints.get(endpoint)
+
+    def came_up(self, key: EndpointId, capacity: Capacity, now: float) -> None:
+        """Note that an endpoint takes traffic, with this capacity."""
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            self._endpoints[key] = EndpointRecord(key, capacity, self._policy, self._predictor)
+        else:
+            endpoint.came_up(capacity)
+            endpoint.settle(now)
+        self._changed(now)
+
+    def went_down(self, key: EndpointId, reason: str, now: float, *, gone: bool = False) -> None:
+        """Note that an endpoint takes no new traffic, for now or (`gone`) for good."""
+        endpoint = self._endpoints.get(key)
+        if endpoint is not None:
+            endpoint.went_down(reason)
+            endpoint.gone = endpoint.gone or gone
+            self.settle(endpoint, now)
+            self._changed(now)
+
+    def govern(self, policy: Policy, now: float) -> None:
+        """Apply another policy."""
+        self._policy = policy
+        for endpoint in list(self._endpoints.values()):
+            endpoint.govern(policy)
+            self.settle(endpoint, now)
+
+    def settle(self, endpoint: EndpointRecord, now: float) -> None:
+        """Bring an endpoint's account up to this time."""
+        endpoint.settle(now)
+        if endpoint.gone and endpoint.idle:
+            self._endpoints.pop(endpoint.id, None)
+
+    @property
+    def reach(self) -> int:
+        """Longest prompt that any endpoint can serve, tokens. Needs a known endpoint."""
+        return self.reaches[-1]
+
+    def lane(self, request: RequestRecord) -> LaneKey | None:
+        """Lane of a request in the queue; None if it fits no known endpoint, up or down."""
+        reaches = self.reaches
+        index = bisect_left(reaches, request.longest_prompt)
+        if index < len(reaches):
+            return reaches[index], request.avoid
+        return None if reaches else (UNBOUNDED, request.avoid)
+
+    def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
+        """Live endpoints that can serve the request. One that failed on it counts only if there is no other."""
+        longest, fitting = request.longest_prompt, self.live
+        if longest > self._common_reach:
+            fitting = [e for e in fitting if e.longest_prompt >= longest]
+        if request.avoid is not None and len(fitting) > 1:
+            return [e for e in fitting if e.id != request.avoid]
+        return fitting
+
+    def _changed(self, now: float) -> None:
+        was_live = bool(self.live)
+        self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
+        if was_live != bool(self.live):
+            self.since = now
+        self._common_reach = min((e.longest_prompt for e in self.live), default=-1)
+        self.reaches = tuple(sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone}))

@@ -1,0 +1,56 @@
+"""The gate of one endpoint: closed while its engine is saturated."""
+
+from math import inf
+
+from gateway.admission.policy import FRESH_POLLS
+
+CLOSING_SAMPLES = 2
+"""Consecutive samples that must show waiting requests: a single one may be a burst on its way in."""
+BUSY_HOLD = 1.0
+"""Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner."""
+
+
+class Gate:
+    """Hysteresis on effective KV usage, and the engine's own signs of saturation."""
+
+    __slots__ = ("_fresh", "_high", "_low", "_over", "_sampled_at", "busy_until", "closed")
+
+    def __init__(self, kv_high: float, kv_low: float, poll_interval: float) -> None:
+        self._high = kv_high
+        self._low = kv_low
+        self._fresh = FRESH_POLLS * poll_interval
+        self.closed = False
+        """Whether effective usage went over the high mark and is not yet below the low one."""
+        self._over = 0
+        self._sampled_at = 0.0
+        self.busy_until = -inf
+        """End of the time without requests after a refusal; in the past if there was none."""
+
+    def govern(self, kv_high: float, kv_low: float) -> None:
+        """Close and open at other usages."""
+        self._high, self._low = kv_high, kv_low
+
+    def update(self, usage: float | None) -> None:
+        """Take the endpoint's effective usage. None means unknown, and opens the gate."""
+        if usage is None or usage < self._low:
+            self.closed = False
+        elif usage > self._high:
+            self.closed = True
+
+    def sample_waiting(self, waiting: int, unconfirmed: int, sampled_at: float) -> None:
+        """Take the number of requests that wait in the engine; `unconfirmed` of them may be our own burst."""
+        self._over = self._over + 1 if waiting > unconfirmed else 0
+        self._sampled_at = sampled_at
+
+    def hold(self, now: float) -> None:
+        """Note that the endpoint refused a request for lack of room."""
+        self.busy_until = now + BUSY_HOLD
+
+    def scraped(self, sampled_at: float) -> None:
+        """Note a scrape: it is newer than any refusal before it."""
+        if sampled_at > self.busy_until - BUSY_HOLD:
+            self.busy_until = -inf
+
+    def engine_waits(self, now: float) -> bool:
+        """Whether requests that we cannot account for wait in the engine."""
+        return self._over >= CLOSING_SAMPLES and now - self._sampled_at <= self._fresh

@@ -1,0 +1,24 @@
+"""The choice among the endpoints that take a request."""
+
+from collections.abc import Sequence
+
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.request import RequestRecord
+
+PREFIX_PULL = 0.3
+"""Extra usage at which an endpoint is still preferred if it has the whole prompt cached, as a share of its KV cache."""
+
+
+def pick(candidates: Sequence[EndpointRecord], request: RequestRecord, now: float) -> EndpointRecord | None:
+    """The endpoint with the least effective usage, after a bonus for a cached prefix; None without candidates.
+
+    Ties go to the fewest requests in flight, then to the first id.
+    """
+    if len(candidates) <= 1:
+        return candidates[0] if candidates else None
+
+    def load(endpoint: EndpointRecord) -> tuple[float, int, str]:
+        pull = PREFIX_PULL * endpoint.cached(request) / request.size
+        return (endpoint.usage(now) or 0.0) - pull, len(endpoint.ledger), endpoint.id
+
+    return min(candidates, key=load)

@@ -1,0 +1,116 @@
+"""The record of one request."""
+
+from math import inf
+
+from gateway.admission.account.footprint import Footprint, Paging
+from gateway.admission.events import Arrived, EndpointId
+from gateway.admission.placing.lifecycle import TRANSITIONS, State, Trigger
+from gateway.admission.placing.promise import Promise
+from gateway.admission.prediction.predictor import Kind, Predictor
+
+LaneKey = tuple[int, EndpointId | None]
+"""What decides where a request can go: the least `longest_prompt` that serves it, and the endpoint to avoid."""
+MEDIAN = 0.5
+OUTPUT_WEIGHT = 2
+"""Service of an output token, in prompt tokens (Virtual Token Counter, arXiv 2401.00588)."""
+
+
+def service(prompt_tokens: int, generated: int) -> float:
+    """Service that a request takes from its pool, in tokens; `generated` counts all its sequences."""
+    return float(prompt_tokens + OUTPUT_WEIGHT * generated)
+
+
+class RequestRecord:
+    """Everything that the controller knows of a request, from its arrival to its end."""
+
+    __slots__ = (
+        "_expected_length",
+        "_footprint",
+        "_paging",
+        "_quantile",
+        "arrival",
+        "arrived_at",
+        "avoid",
+        "backfilled",
+        "cost",
+        "deadline",
+        "failures",
+        "kind",
+        "lane",
+        "longest_prompt",
+        "order",
+        "promise",
+        "queue_budget",
+        "sequences",
+        "size",
+        "spare",
+        "state",
+        "ticket",
+    )
+
+    def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
+        demand = arrival.demand
+        self.arrival = arrival
+        self.arrived_at = now
+        self.kind = kind
+        self.size = demand.prompt_tokens
+        """Its prompt tokens."""
+        self.longest_prompt = demand.longest_prompt
+        self.sequences = demand.sequences
+        self.cost = 0.0
+        """Expected service, see `service`."""
+        self.queue_budget = inf
+        """Most seconds that it may wait while an endpoint is live. `deadline` is the time at which its wait ends."""
+        self.deadline = inf
+        self.promise: Promise | None = None
+        """The promise of its earlier refusal, if it came back. If used, it has its earlier turn."""
+        self.spare = 0.0
+        """Tokens that it must leave free on its endpoint for other flows (`headroom`)."""
+        self.backfilled = 0
+        """Number of requests that were backfilled before it."""
+        self.state = State.NEW
+        self.failures = 0
+        """Number of endpoints that failed on it."""
+        self.avoid: EndpointId | None = None
+        """The endpoint that failed on it last. Another is tried if there is another."""
+        self.lane: LaneKey = (0, None)
+        """Its lane in the queue."""
+        self.order = 0
+        """Its turn in the queue, assigned when it first waits; 0 before."""
+        self.ticket = 0
+        """Number of its current stay in the queue; 0 outside. It may wait more than once."""
+        self._paging: Paging | None = None
+        self._footprint: Footprint | None = None
+        self._quantile: float | None = None
+        self._expected_length = 0
+
+    def take(self, trigger: Trigger) -> bool:
+        """Change state by the table; False without a change if the table does not list the trigger."""
+        state = TRANSITIONS.get((self.state, trigger))
+        if state is None:
+            return False
+        self.state = state
+        return True
+
+    def weigh(self, predictor: Predictor) -> None:
+        """Set its cost as it enters the queue."""
+        self.cost = service(self.size, self._predicted(predictor, MEDIAN) * self.sequences)
+        self._quantile = None
+
+    def expected_length(self, predictor: Predictor, quantile: float) -> int:
+        """Expected length of each of its sequences at this quantile, tokens. Cached until the quantile changes."""
+        if self._quantile != quantile:
+            self._quantile, self._expected_length = quantile, self._predicted(predictor, quantile)
+        return self._expected_length
+
+    def footprint(self, paging: Paging) -> Footprint:
+        """Its footprint on an endpoint with such blocks."""
+        footprint = self._footprint
+        if footprint is None or self._paging != paging:  # endpoints of a pool seldom differ in their blocks
+            block_size, shares_prefix = paging
+            footprint = self._footprint = Footprint(self.arrival.demand, block_size, shares_prefix=shares_prefix)
+            self._paging = paging
+        return footprint
+
+    def _predicted(self, predictor: Predictor, quantile: float) -> int:
+        return predictor.predict(self.kind, quantile, 0, max(1, self.arrival.demand.max_tokens))

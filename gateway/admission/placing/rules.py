@@ -1,0 +1,284 @@
+"""The rules by which an endpoint refuses a request: one table, a row per rule, in the order of evaluation.
+
+Refusals, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
+documentation's table all come from this table. A new rule is a new row, in what it refuses. A head that is refused
+keeps its endpoint from other lanes and less urgent bands, and only a few requests behind it are looked at: a rule that
+may refuse one flow for long needs more than a row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from math import inf
+
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.request import RequestRecord
+
+UNSEEN_SHARE = 1 / 3
+"""Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
+does not show it: a burst must not fill the cache with prompts. A tenth starved an engine whose first tokens take a
+second (0.63 of direct's throughput on a busy machine)."""
+MOST_SPARED = 0.3
+"""Most of a cache that is kept free for flows within their share, as a share of it."""
+
+
+class Unit(StrEnum):
+    """Unit of a shortage."""
+
+    SECONDS = "seconds"
+    SEQUENCES = "sequences"
+    BLOCKS = "blocks"
+
+
+class Next(Enum):
+    """Requests that may be offered to an endpoint after it refused one."""
+
+    NOBODY = auto()
+    SMALLER = auto()
+    """Smaller requests of its lane: they may fit."""
+    OTHER_FLOWS = auto()
+    """Requests of other flows, among the few behind it in its lane. The endpoint stays kept for it."""
+
+
+class Ask:
+    """A request and an endpoint at one time. A request of None stands for the smallest possible request."""
+
+    __slots__ = ("_short_at_peak", "beyond", "blocks", "endpoint", "first", "now", "request", "short")
+
+    def __init__(self, endpoint: EndpointRecord, request: RequestRecord | None, now: float) -> None:
+        self.endpoint = endpoint
+        self.request = request
+        self.now = now
+
+    def measure(self, blocks: int) -> None:
+        """Measure the request against a KV cache of this many blocks."""
+        endpoint, request = self.endpoint, self.request
+        self.blocks = blocks
+        self.first = 1 if request is None else endpoint.first_blocks(request)
+        """Blocks that the request would add with its first token."""
+        self.beyond = endpoint.beyond(self.now)
+        """Blocks in use that the ledger does not know of."""
+        self.short = max(0.0, endpoint.ledger.used + self.beyond) + self.first - endpoint.most * blocks
+        """Blocks by which the request would take the cache over its fence; negative if room is left."""
+        self._short_at_peak: float | None = None
+
+    @property
+    def short_at_peak(self) -> float:
+        """Blocks by which the predicted peak with the request is over what the forecast may fill."""
+        short = self._short_at_peak
+        if short is None:
+            endpoint, request = self.endpoint, self.request
+            if request is None or not endpoint.forecasts:
+                short = -inf
+            else:
+                short = endpoint.peak_with(request, self.first) + self.beyond - endpoint.fill * self.blocks
+            self._short_at_peak = short
+        return short
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason to refuse a request.
+
+    Attributes:
+        name: Name in `/kvgate/explain`, `/kvgate/state`, the event log and the documentation.
+        says_no: The condition under which it refuses, for people.
+        shortage: Amount missing, in `unit`; 0 or less if nothing is missing.
+        unit: Unit of the shortage; None if it only says whether the rule refuses.
+        after: Requests that may be offered to the endpoint next.
+        frees: Whether the shortage must become free before the request goes, and so adds to its predicted wait.
+        closes: Whether the rule can refuse every request, and so closes the endpoint.
+        idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not: a request that
+            exceeds a limit would wait for ever.
+        measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
+    """
+
+    name: str
+    says_no: str
+    shortage: Callable[[Ask], float]
+    unit: Unit | None = None
+    after: Next = Next.NOBODY
+    frees: bool = False
+    closes: bool = False
+    idle: bool = False
+    measures: bool = False
+
+
+def _busy(ask: Ask) -> float:
+    return ask.endpoint.gate.busy_until - ask.now
+
+
+def _sequences(ask: Ask) -> float:
+    limit = ask.endpoint.limit.value
+    if limit is None:
+        return 0
+    return ask.endpoint.ledger.sequences + (1 if ask.request is None else ask.request.sequences) - limit
+
+
+def _gate(ask: Ask) -> float:
+    return ask.endpoint.gate.closed
+
+
+def _engine_waiting(ask: Ask) -> float:
+    return ask.endpoint.gate.engine_waits(ask.now)
+
+
+def _prefill(ask: Ask) -> float:
+    unseen = ask.endpoint.ledger.unseen
+    return unseen + ask.first - UNSEEN_SHARE * ask.blocks if unseen else 0
+
+
+def _kv(ask: Ask) -> float:
+    return ask.short
+
+
+def _forecast(ask: Ask) -> float:
+    return ask.short_at_peak
+
+
+def _share(ask: Ask) -> float:
+    if ask.request is None or not ask.request.spare:
+        return 0
+    kept = min(ask.request.spare / ask.endpoint.capacity.block_size, MOST_SPARED * ask.blocks)
+    return kept + max(ask.short, ask.short_at_peak)
+
+
+BUSY = Rule(
+    "busy",
+    "it refused a request for lack of room: for a second, or until the next scrape",
+    _busy,
+    Unit.SECONDS,
+    closes=True,
+    idle=True,
+)
+SEQUENCES = Rule(
+    "sequences",
+    "it would run more sequences than its limit, configured or learned",
+    _sequences,
+    Unit.SEQUENCES,
+    closes=True,
+)
+GATE = Rule(
+    "gate",
+    "effective usage went over `kv_high` (0.90) and is not yet under `kv_low` (0.80)",
+    _gate,
+    after=Next.SMALLER,
+    closes=True,
+)
+ENGINE_WAITING = Rule(
+    "engine_waiting",
+    "requests that we cannot account for wait in the engine, in two consecutive scrapes",
+    _engine_waiting,
+    closes=True,
+)
+PREFILL = Rule(
+    "prefill",
+    "streams without a token would hold over a third of the cache: they have yet to grow",
+    _prefill,
+    Unit.BLOCKS,
+    after=Next.SMALLER,
+    closes=True,
+    measures=True,
+)
+KV = Rule(
+    "kv",
+    "with the request it would hold more than `kv_high` now",
+    _kv,
+    Unit.BLOCKS,
+    after=Next.SMALLER,
+    frees=True,
+    measures=True,
+)
+FORECAST = Rule(
+    "forecast",
+    "its predicted peak with the request is over what the forecast may fill",
+    _forecast,
+    Unit.BLOCKS,
+    after=Next.SMALLER,
+    frees=True,
+    measures=True,
+)
+SHARE = Rule(
+    "share",
+    "it fits, but the request's flow has its share, and the room is kept for other flows",
+    _share,
+    Unit.BLOCKS,
+    after=Next.OTHER_FLOWS,
+    measures=True,
+)
+
+RULES = (BUSY, SEQUENCES, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
+"""All rules in the order of evaluation; those that measure come last. The first that refuses is the reason given."""
+_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle)
+_PLAIN = tuple(rule for rule in RULES if not rule.measures)
+_MEASURING = tuple(rule for rule in RULES if rule.measures)
+_FREEING = tuple(rule for rule in RULES if rule.frees)
+
+
+def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rule | None:
+    """The rule that refuses the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
+
+    The endpoint's account and forecast are up to date (`EndpointRecord.settle`, `EndpointRecord.refresh_forecast`).
+    """
+    ask = Ask(endpoint, request, now)
+    idle = endpoint.idle
+    for rule in _ASKED_IDLE if idle else _PLAIN:
+        if rule.shortage(ask) > 0:
+            return rule
+    blocks = endpoint.capacity.kv_blocks
+    if blocks is not None and not idle:
+        ask.measure(blocks)
+        for rule in _MEASURING:
+            if rule.shortage(ask) > 0:
+                return rule
+    return None
+
+
+def lacking(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: float) -> float | None:
+    """The shortage by which a rule refuses the request, in the rule's unit; None if it has none."""
+    if rule.unit is None:
+        return None
+    ask = Ask(endpoint, request, now)
+    if rule.measures and endpoint.capacity.kv_blocks is not None:
+        ask.measure(endpoint.capacity.kv_blocks)
+    return rule.shortage(ask)
+
+
+def deficit(endpoint: EndpointRecord, request: RequestRecord, now: float) -> float:
+    """Tokens that must become free on the endpoint before the request fits."""
+    blocks = endpoint.capacity.kv_blocks
+    if blocks is None:
+        return 0.0
+    ask = Ask(endpoint, request, now)
+    ask.measure(blocks)
+    return max(0.0, *[rule.shortage(ask) for rule in _FREEING]) * endpoint.capacity.block_size
+
+
+def closed_by(endpoint: EndpointRecord, now: float) -> tuple[Rule, ...]:
+    """The rules that close the endpoint to every request; empty while it is open."""
+    ask = Ask(endpoint, None, now)
+    blocks = endpoint.capacity.kv_blocks
+    if blocks is not None:
+        ask.measure(blocks)
+    asked = RULES if blocks is not None else _PLAIN
+    return tuple(rule for rule in asked if rule.closes and rule.shortage(ask) > 0)
+
+
+def may_fit(endpoint: EndpointRecord, now: float) -> bool:
+    """Whether a request might fit: no rule closes the endpoint without measuring."""
+    ask = Ask(endpoint, None, now)
+    for rule in _PLAIN:  # noqa: SIM110 - a generator would cost as much as the rules
+        if rule.shortage(ask) > 0:
+            return False
+    return True
+
+
+def next_in_line(refusals: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
+    """Requests that may be offered next, after all endpoints refused one."""
+    after = Next.NOBODY
+    for _, rule in refusals:
+        if rule.after is Next.OTHER_FLOWS:
+            return Next.OTHER_FLOWS
+        if rule.after is Next.SMALLER:
+            after = Next.SMALLER
+    return after

@@ -1,0 +1,53 @@
+"""The most sequences that an endpoint runs at once, configured or learned."""
+
+from gateway.admission.events import Observed
+
+PROBE_AFTER = 30.0
+"""Seconds at a learned limit, with no request waiting in the engine, until a higher limit is tried."""
+PROBE_SHARE = 8
+"""A probe adds 1 / `PROBE_SHARE` of the limit, at least one sequence."""
+
+
+class SequenceLimit:
+    """The configured limit, or a limit learned from a plateau of the engine.
+
+    An engine has reached its limit if two scrapes show the same number of running requests while others wait and its
+    KV cache has room. A plateau may be chance, so a learned limit is probed: after each `PROBE_AFTER` without a waiting
+    request it goes up a little. A true limit shows again; a false one is soon gone.
+    """
+
+    __slots__ = ("_configured", "_previous", "_settled_at", "kv_low", "value")
+
+    def __init__(self, configured: int | None, kv_low: float) -> None:
+        self._configured = configured is not None
+        self.kv_low = kv_low
+        """Usage below which the cache has room."""
+        self.value = configured
+        """Sequences; None while unknown."""
+        self._previous: Observed | None = None
+        self._settled_at = 0.0
+
+    @property
+    def learned(self) -> bool:
+        """Whether the limit in force was learned."""
+        return not self._configured and self.value is not None
+
+    def observe(self, sample: Observed, sequences: int) -> None:
+        """Take a scrape, and the number of our sequences on the endpoint."""
+        previous, self._previous = self._previous, sample
+        if self._configured or sample.running is None or sample.waiting is None:
+            return
+        at = sample.sampled_at
+        if self.value is not None and sample.running > self.value:
+            self.value, self._settled_at = sample.running, at
+        elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
+            if previous is not None and previous.waiting and previous.running == sample.running > 0:
+                self.value, self._settled_at = sample.running, at
+        elif (
+            self.value is not None
+            and not sample.waiting
+            and sequences >= self.value
+            and at - self._settled_at > PROBE_AFTER
+        ):
+            self.value += max(1, self.value // PROBE_SHARE)
+            self._settled_at = at

@@ -1,0 +1,1 @@
+"""Expected output lengths, learned from similar requests, and the KV cache peak that follows from them."""

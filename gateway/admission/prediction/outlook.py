@@ -1,0 +1,164 @@
+"""The outlook of one endpoint: the expected lengths of its requests in flight, and the peak that they lead to."""
+
+from gateway.admission.account.ledger import Ledger, Reservation
+from gateway.admission.prediction.forecast import Ends, Forecast, Row
+from gateway.admission.prediction.predictor import Kind, Predictor
+from gateway.admission.prediction.quantile_range import QuantileRange
+from gateway.admission.prediction.spread import spread
+
+AGE_PER_REQUEST = 250e-6
+"""Seconds per request in flight for which a forecast stays valid although requests come and go. A new forecast takes
+about a microsecond per request, less if compiled; so this bounds its cost on a busy endpoint."""
+MAX_AGE = 0.25
+"""Longest validity of a forecast, seconds: requests make progress, and some outlive their predictions."""
+REVIEW = 2
+"""A request is predicted again when its shortest prediction has only 1 / `REVIEW` of its tokens left. Its progress
+says more about its length, and an early review catches most requests before they outlive their prediction."""
+PARTS = 4
+"""Predictions per request while few are in flight."""
+MOST_PREDICTIONS = 256
+"""Bound on predictions per request times sequences in flight: above it a new request gets fewer predictions."""
+
+
+class LengthPrediction:
+    """The predicted lengths of one request in flight."""
+
+    __slots__ = ("draw", "kind", "lengths", "review")
+
+    def __init__(self, kind: Kind, draw: float) -> None:
+        self.kind = kind
+        self.draw = draw
+        """Its position within each part of the `QuantileRange`, from 0 (shortest) to 1."""
+        self.lengths: list[int] = []
+        """Equally likely lengths of one of its sequences, tokens, in ascending order."""
+        self.review = 0
+        """Tokens per sequence at which it is predicted again."""
+
+
+class Outlook:
+    """Expected lengths and the forecast of one endpoint.
+
+    One quantile for all requests would predict that all are long and end together. So each request gets its own
+    quantile, and these spread over the `QuantileRange`: the predicted ends spread as real ends do. With few requests in
+    flight, a single long prediction would count too much; so each request gets several predictions and counts with
+    their mean.
+
+    The interval between two forecasts grows with the number of requests, so the cost per request stays constant.
+    Between two forecasts, a new request counts with its maximum, and a request that left still counts, as does what it
+    shared. So a forecast is too low by at most the growth since it was made.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_changed",
+        "_forecast",
+        "_ledger",
+        "_made_at",
+        "_predictions",
+        "_predictor",
+        "_sent",
+        "_shared",
+        "quantiles",
+    )
+
+    def __init__(self, ledger: Ledger, predictor: Predictor, share: float) -> None:
+        self._ledger = ledger
+        self._predictor = predictor
+        self.quantiles = QuantileRange(share)
+        self._predictions: dict[Reservation, LengthPrediction] = {}
+        """Of each request in the ledger, and of some that have just left it."""
+        self._forecast = Forecast(Ends(), PARTS)
+        self._made_at = 0.0
+        self._changed = False
+        self._shared = 0
+        """Shared tokens when the forecast was made, counted once: while it is valid, a request may need them."""
+        self._sent = 0
+        """Number of requests ever sent here."""
+        self._arrived = 0
+        """Most tokens that requests sent since the forecast may hold, as if they shared nothing."""
+
+    def __getitem__(self, reservation: Reservation) -> LengthPrediction:
+        return self._predictions[reservation]
+
+    def expected_length(self, reservation: Reservation) -> int:
+        """Expected length of one of its sequences, tokens: the mean of its predictions, rounded up."""
+        lengths = self._predictions[reservation].lengths
+        return -(-sum(lengths) // len(lengths))
+
+    def came(self, reservation: Reservation, kind: Kind, block_size: int) -> None:
+        """Add a request of this kind that was sent to the endpoint."""
+        self._sent += 1
+        prediction = self._predictions[reservation] = LengthPrediction(kind, spread(self._sent))
+        self._predict(reservation, prediction, _parts(self._ledger.sequences))
+        # An upper bound: at any step, (share of ends still to come) x (steps) is at most the mean steps to the ends.
+        remaining = self.expected_length(reservation) - reservation.generated
+        self._arrived += reservation.held * block_size + remaining * reservation.sequences
+        self._changed = True
+
+    def left(self) -> None:
+        """Note that a request left the endpoint."""
+        self._changed = True
+
+    def stale(self, now: float) -> bool:
+        """Whether the forecast is too old to use."""
+        age = now - self._made_at
+        return age >= MAX_AGE or (self._changed and age >= len(self._ledger) * AGE_PER_REQUEST)
+
+    def refresh(self, block_size: int, now: float) -> None:
+        """Review the predictions and make a new forecast."""
+        self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
+        for reservation, prediction in self._predictions.items():
+            if reservation.generated >= prediction.review:
+                self._predict(reservation, prediction, len(prediction.lengths))
+        self._forecast, self._shared = Forecast(self._ends(block_size), PARTS), self._ledger.shared_tokens
+        self._made_at, self._changed, self._arrived = now, False, 0
+
+    @property
+    def peak(self) -> int:
+        """Predicted peak of the endpoint, tokens."""
+        return self._forecast.peak + self._shared + self._arrived
+
+    def peak_with(self, row: Row) -> int:
+        """Predicted peak with one more request, tokens."""
+        return self._forecast.with_request(row) + self._shared + self._arrived
+
+    def peak_sharing(self, row: Row, other: Reservation, shared: int, block_size: int) -> int:
+        """Predicted peak with one more request that is the first to share `shared` tokens with another.
+
+        The shared tokens no longer end with the other request. This case needs a forecast of its own.
+        """
+        moved = shared - other.shared
+        ends = self._ends(block_size, sharer=other, shares=moved)
+        return Forecast(ends, PARTS).with_request(row) + self._ledger.shared_tokens + moved
+
+    def _ends(self, block_size: int, *, sharer: Reservation | None = None, shares: int = 0) -> Ends:
+        """Ends of all requests in flight as of now, with `shares` more shared tokens of the request `sharer`."""
+        ends = Ends()
+        for reservation in self._ledger:
+            generated = reservation.generated
+            holds = reservation.held * block_size - reservation.shared
+            if reservation is sharer:
+                holds -= shares
+            lengths = self._predictions[reservation].lengths
+            weight = PARTS // len(lengths)
+            for length in lengths:
+                remaining = length - generated if length > generated else 0
+                ends.add(remaining, holds * weight, reservation.sequences * weight)
+        return ends
+
+    def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:
+        """Predict the lengths of a request from its progress."""
+        generated, lengths = reservation.generated, []
+        for part in range(parts):
+            quantiles = self.quantiles.at((part + prediction.draw) / parts, self._ledger.sequences)
+            lengths.append(self._predictor.predict(prediction.kind, quantiles, generated, reservation.limit))
+        prediction.lengths = lengths
+        prediction.review = lengths[0] - (lengths[0] - generated) // REVIEW
+
+
+def _parts(sequences: int) -> int:
+    """Predictions per request with this many sequences in flight: a power of two that divides `PARTS`."""
+    parts = PARTS
+    while parts > 1 and parts * sequences > MOST_PREDICTIONS:
+        parts //= 2
+    return parts

@@ -1,0 +1,55 @@
+"""The service rate of a pool under pressure."""
+
+from math import exp
+
+TIME_CONSTANT = 10.0
+"""Averaging window of the rate, seconds of pressure."""
+MIN_SPAN = 1.0
+"""Shortest measured span that gives a rate, seconds."""
+PRESSED_FOR = 1.0
+"""Seconds for which a pool counts as under pressure after a request could not go at once: it is still about full."""
+
+
+class DrainRate:
+    """Service completed per second of pressure: while a request waits, or shortly after one was refused.
+
+    Only under pressure does the rate show what the pool can do; otherwise it shows the demand. It counts completions,
+    as these make room. Dispatches would show the worst moments only, because a dispatch ends a wait.
+    """
+
+    __slots__ = ("_at", "_served", "_span", "_until")
+
+    def __init__(self) -> None:
+        self._served = 0.0
+        self._span = 0.0
+        self._at = 0.0
+        self._until = 0.0
+
+    def pressed(self, now: float) -> None:
+        """Note that a request could not go at once, or still waits."""
+        self._advance(now)
+        self._until = now + PRESSED_FOR
+
+    def completed(self, cost: float, now: float) -> None:
+        """Note that a request has left its endpoint after this much service."""
+        self._advance(now)
+        if now <= self._until:
+            self._served += cost
+
+    def rate(self, now: float) -> float | None:
+        """Tokens of service per second; None while unknown. Changes nothing."""
+        served, span = self._at_time(now)
+        return served / span if span >= MIN_SPAN else None
+
+    def _advance(self, now: float) -> None:
+        if now > self._at:
+            self._served, self._span = self._at_time(now)
+            self._at = now
+
+    def _at_time(self, now: float) -> tuple[float, float]:
+        """Service and seconds at this time, both decayed."""
+        elapsed = min(now, self._until) - self._at
+        if elapsed <= 0:
+            return self._served, self._span
+        fade = exp(-elapsed / TIME_CONSTANT)
+        return self._served * fade, self._span * fade + TIME_CONSTANT * (1 - fade)

@@ -1,0 +1,137 @@
+"""The room that flows beyond their share leave free for flows within theirs."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import islice, takewhile
+from math import exp
+
+ACTIVE = 30.0
+"""Seconds for which a flow counts as active after its last dispatch, and window of its peak holdings."""
+KEPT_FLOWS = 16
+"""Most active flows that room is kept for: those with the latest dispatch. The others use what these leave."""
+REQUEST_WEIGHT = 0.1
+"""Weight of one request in the mean size of its flow's requests."""
+HOLDINGS_WINDOW = 10.0
+"""Averaging window of a flow's holdings, seconds: a short burst does not take it beyond its share."""
+OVER_SHARE = 1.1
+"""Multiple of its share above which a flow is beyond it: flows with equal demand must not take turns in being so."""
+
+
+class Holdings:
+    """Expected final tokens of a flow's requests in flight: now, and averaged."""
+
+    __slots__ = ("_at", "_average", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._at = 0.0
+        self._average = 0.0
+
+    def add(self, tokens: float, at: float) -> None:
+        """Add tokens, or take some away."""
+        self._average = self.average(at)
+        self._at = at
+        self.now += tokens
+
+    def average(self, at: float) -> float:
+        """Average over the window; 0 at first. The averages of several flows add up to the average of their sum."""
+        return self.now + (self._average - self.now) * exp((self._at - at) / HOLDINGS_WINDOW)
+
+    def at_least(self, at: float) -> float:
+        """The lower of the two: neither a burst nor past holdings take a flow beyond its share."""
+        return min(self.now, self.average(at))
+
+
+class ActiveFlow:
+    """One active flow."""
+
+    __slots__ = ("_before", "_fullest", "_since", "held", "mean", "sent_at", "weight")
+
+    def __init__(self, weight: float, tokens: float, now: float) -> None:
+        self.weight = weight
+        self.held = Holdings()
+        self.mean = tokens
+        """Mean of the expected final tokens of its requests."""
+        self.sent_at = now
+        self._since = now
+        self._fullest = self._before = 0.0
+        """Peak holdings since `_since`; `_before`: in the `ACTIVE` seconds before that."""
+
+    def sent(self, tokens: float, now: float) -> None:
+        """Add a request that was dispatched."""
+        if now - self._since >= ACTIVE:
+            self._before = self._fullest if now - self._since < 2 * ACTIVE else 0.0
+            self._fullest, self._since = 0.0, now
+        self.mean += (tokens - self.mean) * REQUEST_WEIGHT
+        self.held.add(tokens, now)
+        self._fullest = max(self._fullest, self.held.now)
+        self.sent_at = now
+
+    @property
+    def room(self) -> float:
+        """Tokens it may soon need: the distance to its peak holdings, plus one more request."""
+        return max(self._fullest, self._before) - self.held.now + self.mean
+
+
+class Headroom:
+    """Room kept for the next requests of each active flow within its fair share of the tokens in flight.
+
+    Fair queueing decides which request goes next, not when. In a cache that a backlog keeps full, a flow with little
+    demand would wait for another request's end each time. So a flow beyond its share leaves room for each flow within
+    its share: up to that flow's recent peak, plus one request. A single flow leaves nothing free. No room is kept for a
+    flow with more than that waiting: it takes all it can get, and has its turn.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._active: OrderedDict[str, ActiveFlow] = OrderedDict()
+        """By flow, the latest dispatch last."""
+        self._all = Holdings()
+        self._weight = 0.0
+
+    def govern(self, weights: Mapping[str, float]) -> None:
+        """Apply other weights."""
+        self._weights = weights
+        for flow, known in self._active.items():
+            known.weight = weights.get(flow, 1.0)
+        self._weight = sum([known.weight for known in self._active.values()], 0.0)
+
+    def sent(self, flow: str, tokens: float, now: float) -> None:
+        """Add a dispatched request that will hold this many tokens at its end."""
+        known = self._active.get(flow)
+        if known is None:
+            known = self._active[flow] = ActiveFlow(self._weights.get(flow, 1.0), tokens, now)
+            self._weight += known.weight
+        else:
+            self._active.move_to_end(flow)
+        known.sent(tokens, now)
+        self._all.add(tokens, now)
+        oldest = next(iter(self._active.values()))
+        if oldest.sent_at < now - ACTIVE and not oldest.held.now:
+            _, gone = self._active.popitem(last=False)
+            self._weight -= gone.weight
+
+    def left(self, flow: str, tokens: float, now: float) -> None:
+        """Take out such a request when it leaves its endpoint."""
+        self._active[flow].held.add(-tokens, now)
+        self._all.add(-tokens, now)
+
+    def spare(self, flow: str, waiting: Callable[[str], int], now: float) -> float:
+        """Tokens that a request of this flow must leave free; 0 while the flow is within its share.
+
+        `waiting` gives the number of a flow's requests in the queue.
+        """
+        if len(self._active) <= 1:
+            return 0.0
+        most = OVER_SHARE * self._all.average(now) / self._weight
+        known = self._active.get(flow)
+        if known is None or known.held.at_least(now) <= most * known.weight:
+            return 0.0
+        latest = islice(reversed(self._active.items()), KEPT_FLOWS)
+        active = takewhile(lambda item: item[1].sent_at >= now - ACTIVE, latest)
+        kept = 0.0
+        for name, other in active:
+            room = other.room
+            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.mean <= room:
+                kept += room
+        return kept

@@ -1,0 +1,323 @@
+"""The queue of one pool: bands, lanes and flows, in the order of service."""
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from gateway.admission.placing.request import LaneKey, RequestRecord
+from gateway.admission.policy import Band
+from gateway.admission.queueing.band import BandQueue
+from gateway.admission.queueing.fairness import STARVED_SHARE
+from gateway.admission.queueing.lane import SLACK, Lane
+
+MAX_IDLE_BANDS = 64
+"""Most idle bands whose flows are remembered: those that became idle last."""
+BACKFILL_WINDOW = 8
+"""Requests behind a blocked head that are considered for backfill."""
+BACKFILL_TRIES = 4
+"""Most of these that are offered to an endpoint."""
+DEFAULTS = Band()
+
+
+class Answer(Enum):
+    """The controller's answer to a request that is offered."""
+
+    TAKEN = auto()
+    """It was dispatched: removed and charged."""
+    NO_ROOM = auto()
+    """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
+    OVER_SHARE = auto()
+    """Its flow has its share of the tokens in flight. Other flows of its band and lane may be backfilled."""
+    CLOSED = auto()
+    """No request could go there now: its lane ends."""
+
+
+class Ahead(NamedTuple):
+    """Service ahead of a new request, in tokens, if no other request arrives."""
+
+    urgent: float
+    """Cost of all requests in more urgent bands."""
+    same: float
+    """In its own band: its flow's backlog, and the fair share of every other flow until then."""
+    reserved: float
+    """Share of all service that its band gets, however much urgent work waits."""
+    yielded: float
+    """Most of all service that less urgent bands get meanwhile, as a share."""
+
+    def service(self, cost: float) -> float:
+        """Total service until the turn of a new request with this cost, tokens."""
+        in_order = (self.urgent + self.same) / max(1.0 - self.yielded, self.reserved)
+        return min(in_order, (self.same + cost) / self.reserved)
+
+
+class Queue:
+    """Priority bands, the most urgent first except for reserved shares. In each band, flows share fairly.
+
+    A band sorts its requests into lanes by the endpoints they fit. Order holds within a lane: a head that only a large
+    endpoint can serve does not keep others from a small one. A few smaller requests may be backfilled before a head
+    that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
+
+    `cost` and `size` of a request must not change while it waits.
+    """
+
+    def __init__(self, *, bands: Mapping[int, Band], weights: Mapping[str, float], max_passes: int) -> None:
+        self._settings = bands
+        self._weights = weights
+        self._max_passes = max_passes
+        self._bands: dict[int, BandQueue] = {}
+        self._order: list[BandQueue] = []
+        """Bands with a waiting request, the most urgent first."""
+        self._idle: OrderedDict[int, BandQueue] = OrderedDict()
+        self._deadlines: list[tuple[float, int, RequestRecord]] = []
+        self._tickets = 0
+        self._served = 0.0
+        self._largest = 0.0
+        """Upper bound of the cost of all waiting requests."""
+        self.depth = 0
+        self.bytes = 0
+        """Bytes of all waiting bodies."""
+
+    def govern(self, *, bands: Mapping[int, Band], weights: Mapping[str, float], max_passes: int) -> None:
+        """Apply other settings. Waiting requests keep their places."""
+        self._settings, self._weights, self._max_passes = bands, weights, max_passes
+        for band in self._bands.values():
+            band.govern(bands.get(band.number, DEFAULTS).reserved, weights)
+
+    @property
+    def bands(self) -> tuple[int, ...]:
+        """Numbers of the bands with a waiting request, the most urgent first."""
+        return tuple(band.number for band in self._order)
+
+    @property
+    def cost(self) -> float:
+        """Cost of all waiting requests, tokens of service."""
+        return sum(band.cost for band in self._order)
+
+    @property
+    def flows(self) -> int:
+        """Number of flows that wait, counted once per band."""
+        return sum(len(band.fairness.active) for band in self._order)
+
+    def waiting(self, flow: str) -> int:
+        """Number of a flow's waiting requests, in all bands."""
+        flows = [band.fairness.active.get(flow) for band in self._order]
+        return sum(known.waiting for known in flows if known is not None)
+
+    def depth_of(self, band: int) -> int:
+        """Number of waiting requests in a band."""
+        return self._bands[band].depth if band in self._bands else 0
+
+    def ahead(self, band: int, flow: str, lane: LaneKey | None = None, own: float = 0.0) -> Ahead:
+        """Service ahead of a new request of this flow and band: never too little while no other request arrives.
+
+        It is exact if few flows wait, and an upper bound with many flows or long backlogs. Without a lane, an idle flow
+        counts as starting behind the others. `own` is the cost of the request itself if it waits already.
+        """
+        waiting = self._bands.get(band)
+        same = 0.0 if waiting is None else waiting.ahead(flow, lane)
+        urgent = yielded = 0.0
+        for other in self._order:
+            if other.number < band:
+                urgent += other.cost
+            elif other.number > band:
+                yielded += other.share.share
+        return Ahead(
+            urgent=urgent,
+            same=max(0.0, same - own) if own else same,
+            reserved=max(self._settings.get(band, DEFAULTS).reserved, STARVED_SHARE),
+            yielded=yielded,
+        )
+
+    def weight(self, band: int) -> float:
+        """Weight of all flows that wait in a band."""
+        waiting = self._bands.get(band)
+        return 0.0 if waiting is None else waiting.fairness.weight
+
+    def backlog(self, band: int, flow: str) -> float:
+        """Cost of a flow's waiting requests in a band, tokens of service."""
+        waiting = self._bands.get(band)
+        known = None if waiting is None else waiting.fairness.active.get(flow)
+        return 0.0 if known is None else known.backlog
+
+    def last(self, request: RequestRecord) -> RequestRecord | None:
+        """The request that gives up its place for one with an earlier turn; never one with a promise.
+
+        It is the last of its flow, else the last of the longest backlog.
+        """
+        band = self._bands.get(request.arrival.band)
+        if band is None or not band.depth:
+            return None
+        longest = max(band.fairness.active.values(), key=lambda flow: flow.backlog)
+        for flow in (request.arrival.flow, longest.name):
+            found = band.last(flow)
+            if found is not None and found.order > request.order:
+                return found
+        return None
+
+    def push(self, request: RequestRecord, lane: LaneKey) -> None:
+        """Enter a request into a lane of its band."""
+        self._tickets += 1
+        request.ticket = self._tickets
+        request.order = request.order or self._tickets
+        request.lane = lane
+        band = self._bands.get(request.arrival.band)
+        if band is None or not band.depth:
+            band = self._begin(request.arrival.band)
+        band.push(request)
+        self._largest = max(self._largest, request.cost)
+        self.depth += 1
+        self.bytes += request.arrival.body_bytes
+        heappush(self._deadlines, (request.deadline, request.ticket, request))
+        if len(self._deadlines) > SLACK + 2 * self.depth:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].ticket == entry[1]]
+            heapify(self._deadlines)
+
+    def remove(self, request: RequestRecord) -> None:
+        """Take out a request that goes, is refused or was cancelled, at any place."""
+        band = self._bands[request.arrival.band]
+        band.remove(request)
+        request.ticket = 0
+        self.depth -= 1
+        self.bytes -= request.arrival.body_bytes
+        if not band.depth:
+            self._order.remove(band)
+            self._idle[band.number] = band
+            if len(self._idle) > MAX_IDLE_BANDS:
+                del self._bands[self._idle.popitem(last=False)[0]]
+            if not self.depth:
+                self._largest = 0.0
+
+    def served(self, request: RequestRecord) -> None:
+        """Charge the flow and the band of a request that goes, before or after its removal."""
+        band = self._bands.get(request.arrival.band)
+        cost = request.cost
+        self._served += cost
+        if band is not None:
+            band.fairness.charge(request.arrival.flow, cost)
+            band.share.given(cost, self._served)
+
+    def settle(self, flow: str, band: int, delta: float) -> None:
+        """Charge a flow for service used beyond what it was charged, in tokens; refund it if `delta` is negative."""
+        known = self._bands.get(band)
+        if known is not None:
+            known.settle(flow, delta)
+
+    def offer(self, accept: Callable[[RequestRecord], Answer]) -> None:
+        """Offer waiting requests to `accept`, in order, until every lane has ended.
+
+        For a request that it takes, `accept` must have called `remove` and `served` when it returns.
+        """
+        ended: set[Lane] = set()
+        while self._offer(accept, ended):
+            pass
+
+    def may_go(self, request: RequestRecord) -> bool:
+        """Whether a new request could go at all: it is the head of its lane, or may be backfilled.
+
+        One beyond the backfill window could not.
+        """
+        return self._bands[request.arrival.band].lanes[request.lane].head() is request or self.may_backfill(request)
+
+    def may_backfill(self, request: RequestRecord) -> bool:
+        """Whether a request that waits, or would wait, may be backfilled before the head of its lane."""
+        band = self._bands.get(request.arrival.band)
+        lane = None if band is None else band.lanes.get(request.lane)
+        if band is None or lane is None:
+            return False
+        head = lane.head()
+        if lane.blocked is not head or not self._may_backfill(request, head, yields=lane.yields):
+            return False
+        return band.turn(request, lane) <= lane.reach
+
+    def first_deadline(self) -> RequestRecord | None:
+        """The request with the earliest deadline; None if none waits."""
+        heap = self._deadlines
+        while heap:
+            _, ticket, request = heap[0]
+            if request.ticket == ticket:
+                return request
+            heappop(heap)
+        return None
+
+    def reschedule(self) -> None:
+        """Rebuild the deadline heap."""
+        self._deadlines = [(request.deadline, request.ticket, request) for request in self]
+        heapify(self._deadlines)
+
+    def relane(self, lane_of: Callable[[RequestRecord], LaneKey]) -> None:
+        """Sort all requests into lanes again, after the endpoints changed."""
+        for band in self._order:
+            band.relane(lane_of)
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        """All waiting requests: by band, then by lane, then by flow."""
+        return (request for band in self._order for lane in band.lanes.values() for request in lane)
+
+    def _begin(self, number: int) -> BandQueue:
+        """Activate a band for its first waiting request."""
+        band = self._idle.pop(number, None)
+        if band is None:
+            band = BandQueue(number, self._settings.get(number, DEFAULTS).reserved, self._weights)
+            self._bands[number] = band
+        band.share.begin(self._served)
+        insort(self._order, band, key=lambda other: other.number)
+        return band
+
+    def _offer(self, accept: Callable[[RequestRecord], Answer], ended: set[Lane]) -> bool:
+        """Offer requests until one is taken and another band may have its turn; False if every lane has ended."""
+        for band in self._in_turn(ended):
+            while (lane := band.first(ended)) is not None:
+                head = lane.head()
+                answer = accept(head)
+                if answer is Answer.TAKEN:
+                    if len(self._order) > 1:
+                        return True
+                    continue
+                ended.add(lane)
+                lane.blocked = None if answer is Answer.CLOSED else head
+                lane.yields = answer is Answer.OVER_SHARE
+                if lane.blocked is not None and (lane.yields or head.backfilled < self._max_passes):
+                    self._backfill(lane, head, accept)
+        return False
+
+    def _backfill(self, lane: Lane, head: RequestRecord, accept: Callable[[RequestRecord], Answer]) -> None:
+        """Offer a few requests for backfill before the head: of other flows, in order, if it yields; else the smallest.
+
+        The smallest fit soonest, and more of them are served from the same part of the cache.
+        """
+        backfills = [
+            other for other in lane.behind(BACKFILL_WINDOW) if self._may_backfill(other, head, yields=lane.yields)
+        ]
+        if not lane.yields:
+            backfills.sort(key=lambda request: request.size)
+        for request in backfills[:BACKFILL_TRIES]:
+            answer = accept(request)
+            if answer is Answer.CLOSED:
+                return
+            if answer is Answer.TAKEN and not lane.yields:
+                head.backfilled += 1
+                if head.backfilled >= self._max_passes:
+                    return
+
+    def _may_backfill(self, request: RequestRecord, head: RequestRecord, *, yields: bool) -> bool:
+        if yields:
+            return request.arrival.flow != head.arrival.flow
+        return request.size < head.size and head.backfilled < self._max_passes
+
+    def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
+        """Bands in the order of their turns: first those owed the cost of their head, then the most urgent."""
+        if len(self._order) == 1:  # the usual case
+            return [self._order[0]]
+        due: list[BandQueue] = []
+        later: list[BandQueue] = []
+        for band in self._order:
+            lane = band.first(ended)
+            if lane is None:
+                continue
+            owed = band.share.due(lane.head().cost, self._served, self._largest) <= self._served
+            (due if owed else later).append(band)
+        due.sort(key=lambda band: band.share.since)
+        return due + later

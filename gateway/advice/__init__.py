@@ -1,0 +1,1 @@
+"""Advice on settings: histories of past traffic, and the rules that judge them."""

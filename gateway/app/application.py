@@ -1,0 +1,450 @@
+"""The composition root of the gateway: knows every part and puts them together."""
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+
+import gateway
+from gateway.admission import controller as core
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import PolicyChanged
+from gateway.admission.policy import Policy
+from gateway.app.gpus import GpuWatch
+from gateway.app.opened import Opened, opened
+from gateway.app.state_view import StateView
+from gateway.app.watched import Watched
+from gateway.config.live import Change
+from gateway.config.settings import ModelSettings, Settings
+from gateway.config.sources import ConfigurationError
+from gateway.endpoints.identity import Identity
+from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.admin import Part, admin_app
+from gateway.ops.logs import AccessLog
+from gateway.ops.metrics import Metrics
+from gateway.pools.directory import Directory, Endpoint, Pool
+from gateway.pools.driver import Driver
+from gateway.record.learned import LearnedFiles, state_folder
+from gateway.record.lines import Changed, Started
+from gateway.record.recorder import Recorder
+from gateway.relay.asgi import Receive, Room, Scope, Send
+from gateway.relay.exchange import Reporter
+from gateway.relay.explainer import RelayExplainer
+from gateway.relay.flights import Flights
+from gateway.relay.gateway import Gateway
+from gateway.relay.http_upstream import HttpUpstream
+from gateway.relay.lobby import Lobby
+from gateway.relay.openapi import with_data_plane
+from gateway.relay.plane import Plane
+from gateway.relay.server import Listener, bind_all
+from gateway.runtime.background import kept_up
+from gateway.tokens.count import CountUnavailableError
+from gateway.tokens.counter import ModelCounter
+from gateway.tokens.drift import Drift
+from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.loading import Tokenizers
+from gateway.tokens.pool import CountingPool
+from gateway.tokens.render import TokenizerSource
+
+KEEP_INTERVAL = 60.0
+"""Seconds between two writes of the learned lengths: a killed process loses that much."""
+_POLL = 0.1
+"""Seconds between two checks for open requests and connections."""
+_RECHECK = 5.0
+"""Seconds between two checks of the counters for doubted counts."""
+_ADMIN_CONNECTIONS = 64
+"""Most connections at once on a port of the admin routes alone."""
+_log = structlog.get_logger("kvgate.app")
+
+
+class Application:
+    """One gateway process: built from settings, started, then drained or handed over, and stopped.
+
+    Args:
+        settings: all of them.
+        listening: sockets for clients and, if they have a port of their own, for the admin routes; bound here if not
+            given.
+        launched: addresses of endpoints whose engines kvgate launches.
+
+    Raises:
+        ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
+        PortTakenError: a port is taken.
+    """
+
+    def __init__(
+        self, settings: Settings, listening: Sequence[socket.socket] = (), launched: Sequence[str] = ()
+    ) -> None:
+        self._settings = settings
+        self._clock: Callable[[], float] = time.monotonic
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._flights = Flights(self._clock, lambda: self._settings.upstream)
+        self._recorder = _recorder(settings)
+        self._learned = _learned(settings)
+        self._metrics = Metrics(gateway.__version__)
+        self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate, self._flights.expire)
+        counting = settings.counting
+        self._counting = CountingPool(
+            threads=counting.threads,
+            processes=counting.processes,
+            process_bytes=counting.process_bytes,
+            max_pending_bytes=counting.max_pending_bytes,
+        )
+        self._tokenizers = Tokenizers(self._counting)
+        self._upstream = HttpUpstream(lambda: self._settings.upstream)
+        self._watched = Watched(
+            self._directory,
+            self._upstream,
+            self._metrics,
+            settings=lambda: self._settings,
+            clock=self._clock,
+            spawn=self._spawn,
+            launched=launched,
+        )
+        self._opened = opened(settings)
+        self._templates = dict(self._opened.templates)
+        for access in self._opened.endpoints.values():
+            self._watched.add(access)
+        self._plane = Plane(
+            settings=settings,
+            clients=self._opened.clients,
+            directory=self._directory,
+            flights=self._flights,
+            upstream=self._upstream,
+            metrics=self._metrics,
+            clock=self._clock,
+            lobby=Lobby(lambda: self._settings.admission.queue),
+            counting=self._counting,
+            arriving=Room(lambda: self._settings.admission.queue.max_bytes),
+        )
+        self._view = StateView(lambda: self._settings, self._directory, self._clock)
+        self._metrics.watch(self._view.state)
+        self._gpus = GpuWatch()
+        self._metrics.registry.register(self._gpus)
+        self._listeners = self._listen(listening)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def port(self) -> int:
+        """The port clients use."""
+        return self._listeners[0].port
+
+    @property
+    def active(self) -> int:
+        """How many requests are being served."""
+        return self._gateway.active
+
+    @property
+    def endpoints(self) -> list[EndpointStatus]:
+        """The present status of each endpoint."""
+        return [endpoint.monitor.status for endpoint in self._directory.endpoints.values()]
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """Models that wait for no tokenizer: it is loaded, or never will be."""
+        return frozenset(name for name, loading in self._loading.items() if loading.done())
+
+    async def start(self, settle: float = 0.0) -> None:
+        """Watch the endpoints and take requests.
+
+        `settle`: most seconds spent before that to look for endpoints and load tokenizers.
+        """
+        self._watched.start()
+        self._preload()
+        self._spawn("GPU watch", self._gpus.run)
+        self._spawn("flights", self._flights.watch)
+        self._spawn("samples", self._sample)
+        self._spawn("what was learned", self._keep_learned)
+        self._spawn("drift", self._recheck)
+        if self._recorder is not None:
+            self._recorder.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settle):
+                await self._settled()
+        for listener in self._listeners:
+            listener.start()
+        _log.info(
+            "listening",
+            port=self.port,
+            endpoints=[*self._directory.endpoints],
+            version=gateway.__version__,
+            core="interpreted" if core.__file__.endswith(".py") else "compiled",
+        )
+
+    async def change(self, settings: Settings) -> Change:
+        """Put other settings in force, as far as they can change; read keys and certificates again.
+
+        Requests in flight and in the queue stay, except those that have now waited too long.
+
+        Raises:
+            ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
+        """
+        change = Change.between(self._settings, settings)
+        self._go_by(change.settings, await asyncio.to_thread(opened, change.settings))
+        _log.info("settings read again", changed=list(change.live), not_changed=change.told())
+        return change
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new work, and wait at most `timeout` seconds for running requests to finish."""
+        self._gateway.draining = self._view.draining = True
+        self._directory.drain()
+        self._plane.lobby.drain()
+        if not await self._gateway.wait_idle(timeout):
+            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+
+    async def hand_over(self, timeout: float) -> None:
+        """Leave new connections to another process, and serve the open ones to their end, at most `timeout` seconds.
+
+        Nothing is refused, and waiting requests keep their places.
+        """
+        for listener in self._listeners:
+            listener.retire()
+        _log.info("handing over", connections=self._connections())
+        try:
+            async with asyncio.timeout(timeout):
+                while self._connections():  # noqa: ASYNC110  # uvicorn tells nobody
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:
+            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        for listener in self._listeners:
+            await listener.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._write_learned()
+        for pool in self._directory.pools.values():
+            pool.driver.close()
+        if self._recorder is not None:
+            await self._recorder.close()
+        await self._upstream.close()
+        await self._watched.close()
+        await self._counting.close()
+        _log.info("stopped")
+
+    async def _sample(self) -> None:
+        """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
+        while True:
+            await asyncio.sleep(self._settings.health.interval)
+            now = self._clock()
+            pools = self._directory.pools.items()
+            self._metrics.sample({name: pool.driver.controller.load(now) for name, pool in pools})
+
+    async def _keep_learned(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_INTERVAL)
+            await self._write_learned()
+
+    async def _write_learned(self) -> None:
+        if self._learned is None:
+            return
+        for pool in list(self._directory.pools.values()):
+            learned = pool.driver.controller.learned()
+            if learned.everything:
+                await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
+
+    async def _recheck(self) -> None:
+        """Have counters that drifted check, when due, whether they agree with the endpoints again."""
+        while True:
+            await asyncio.sleep(_RECHECK)
+            for pool in list(self._directory.pools.values()):
+                await pool.counter.recheck()
+
+    def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
+        server = self._settings.server
+        reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
+        apart = server.admin_port is not None
+        main, self._admin_port = self._admin_apps()
+        self._gateway = Gateway(self._plane, reporter, main)
+
+        async def admin_port(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._admin_port(scope, receive, send)
+
+        applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
+        on_refused = self._metrics.refused_connections.inc
+        sockets = given or bind_all(server)
+        limits = (None, _ADMIN_CONNECTIONS)
+        return [
+            Listener(application, listening, server, most=most, on_refused=on_refused)
+            for application, listening, most in zip(applications, sockets, limits, strict=False)
+        ]
+
+    def _go_by(self, settings: Settings, found: Opened) -> None:
+        """Put other settings in force, all in one turn of the event loop."""
+        before, self._settings = self._settings, settings
+        had, self._opened = self._opened, found
+        self._templates.update(found.templates)
+        self._plane.settings, self._plane.clients = settings, found.clients
+        self._counting.process_bytes = settings.counting.process_bytes
+        self._counting.max_pending_bytes = settings.counting.max_pending_bytes
+        if settings.upstream.relay_concurrency != before.upstream.relay_concurrency:
+            for pool in self._directory.pools.values():
+                pool.relay_places = asyncio.Semaphore(settings.upstream.relay_concurrency)
+        for listener in self._listeners:
+            listener.limit(settings.server)
+        if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
+            self._gateway.admin, self._admin_port = self._admin_apps()
+        if _policy(settings) != _policy(before):
+            if self._recorder is not None:
+                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
+            self._directory.tell(PolicyChanged(_policy(settings)))
+        self._watched.follow(found.endpoints)
+        self._preload()
+
+    def _admin_apps(self) -> tuple[FastAPI, FastAPI]:
+        """The admin applications of the clients' port and of the admin port."""
+        key = self._opened.admin_key
+        if key is None and self._settings.auth.keys:
+            _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
+            key = secrets.token_urlsafe()
+        everything = self._admin(Part.HEALTH | Part.ADMIN, key)
+        main = everything if self._settings.server.admin_port is None else self._admin(Part.HEALTH, key)
+        authenticates = self._plane.clients.authenticates
+        main.openapi = with_data_plane(main.openapi, authenticates=authenticates)  # type: ignore[method-assign]
+        return main, everything
+
+    def _connections(self) -> int:
+        return sum(listener.connections for listener in self._listeners)
+
+    async def _settled(self) -> None:
+        """Wait until each endpoint was probed once and the tokenizers of those that answered are loaded."""
+        for endpoint in self._directory.endpoints.values():
+            await endpoint.monitor.probed.wait()
+        if self._loading:
+            await asyncio.wait(self._loading.values())
+
+    def _admin(self, parts: Part, key: str | None) -> FastAPI:
+        explainer = RelayExplainer(self._plane)
+        return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
+
+    def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
+        record = self._recorder.pool(name) if self._recorder is not None else None
+        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._flights.progressed, record)
+        learned = self._learned.read(name, identity.root) if self._learned is not None else None
+        if learned is not None:
+            driver.handle(learned)
+        self._metrics.know(name)
+
+        model = self._metrics.model(name)
+
+        def targets() -> list[Target]:
+            return [self._target(endpoint) for endpoint in pool.in_turn()]
+
+        def drifted(drift: Drift) -> None:
+            model.drifted(drift.counted - drift.reported)
+            if drift.first:
+                _log.warning("a count differs from the engine's usage", model=name, **_drift_fields(drift))
+
+        def switched(reason: str) -> None:
+            _log.warning("the engine counts prompts from now on", model=name, reason=reason)
+
+        def returned(requests: str) -> None:
+            _log.info("prompts are counted here again", model=name, requests=requests)
+
+        counter = ModelCounter(
+            name,
+            self._tokenizer(endpoint.settings, identity.root),
+            self._counting,
+            self._tokenizers,
+            EngineCounter(targets, lambda: self._settings.health.timeout),
+            on_drift=drifted,
+            on_switch=switched,
+            on_return=returned,
+            clock=self._clock,
+        )
+        pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
+        self._loading[name] = self._spawn(f"tokenizer of {name}", counter.start)
+        return pool
+
+    def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
+        name = model.tokenizer or root
+        return (
+            TokenizerSource(name, model.trust_remote_code, self._templates[model.chat_template])
+            if name is not None
+            else None
+        )
+
+    def _preload(self) -> None:
+        """Load the tokenizers named in the settings: engines take longer to start."""
+
+        async def load(source: TokenizerSource) -> None:
+            await self._tokenizers.load(source)
+
+        for model in self._settings.models:
+            if (source := self._tokenizer(model)) is not None:
+                self._spawn(f"tokenizer {source.name}", functools.partial(load, source))
+
+    def _verify(self, endpoint: Endpoint) -> None:
+        assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
+        self._spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
+
+    async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
+        await self._loading[pool.name]
+        try:
+            report = await pool.counter.verify(self._target(endpoint))
+        except CountUnavailableError as error:
+            _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
+            return
+        if report is not None and not report.differs:
+            _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
+
+    def _target(self, endpoint: Endpoint) -> Target:
+        return Target(endpoint.base_url, self._watched.client(endpoint))
+
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(kept_up(name, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _drift_fields(drift: Drift) -> dict[str, Any]:
+    return {"cause": drift.cause, "counted": drift.counted, "reported": drift.reported}
+
+
+def _policy(settings: Settings) -> Policy:
+    return settings.admission.to_policy(weights=settings.auth.weights, poll_interval=settings.health.interval)
+
+
+def _recorded(settings: Settings) -> dict[str, Any]:
+    return settings.admission.model_dump(mode="json", exclude={"event_log"})
+
+
+def _learned(settings: Settings) -> LearnedFiles | None:
+    match settings.server.state_dir:
+        case "none":
+            return None
+        case "auto":
+            return LearnedFiles(state_folder())
+        case folder:
+            return LearnedFiles(Path(folder))
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    file = settings.admission.event_log
+    if file is None:
+        return None
+    started = Started(
+        gateway.__version__,
+        _recorded(settings),
+        settings.auth.weights,
+        settings.health.interval,
+    )
+    try:
+        return Recorder(file, started)
+    except OSError as error:
+        raise ConfigurationError(f"admission.event_log = {str(file)!r}: cannot be written: {error.strerror}") from None

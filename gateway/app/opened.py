@@ -1,0 +1,81 @@
+"""The files that settings name, read: keys, certificates, chat templates."""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.admission.events import EndpointId
+from gateway.app.chat_templates import chat_template
+from gateway.config.settings import EndpointSettings, ModelSettings, Settings, TlsSettings
+from gateway.config.sources import ConfigurationError, read_secret
+from gateway.endpoints.tls import ssl_context
+from gateway.relay.clients import Client, Clients
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach an endpoint.
+
+    Attributes:
+        model: the one it is configured under.
+        api_key: sent to it.
+        tls: for connections to it, probes and requests alike.
+    """
+
+    model: ModelSettings
+    settings: EndpointSettings
+    api_key: str | None
+    tls: ssl.SSLContext
+
+    @property
+    def base_url(self) -> str:
+        """Without a trailing slash."""
+        return str(self.settings.url).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The content of all files that settings name.
+
+    Attributes:
+        templates: texts of chat templates, by the models' settings.
+    """
+
+    clients: Clients
+    admin_key: str | None
+    endpoints: Mapping[EndpointId, Access]
+    templates: Mapping[str | None, str | None]
+
+
+def opened(settings: Settings) -> Opened:
+    """Read the files that settings name.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or has the wrong content.
+    """
+    keys = {}
+    for client in settings.auth.keys:
+        key = read_secret(client.key, client.key_file)
+        if key is not None:
+            keys[key] = Client(client.name, client.priority)
+    endpoints = {}
+    contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
+    for model in settings.models:
+        for endpoint in model.endpoints:
+            if endpoint.tls not in contexts:
+                contexts[endpoint.tls] = _context(endpoint)
+            api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
+            endpoints[EndpointId(endpoint.address)] = Access(model, endpoint, api_key, contexts[endpoint.tls])
+    return Opened(
+        Clients(keys, settings.server.trusted_flow_header),
+        read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
+        endpoints,
+        {model.chat_template: chat_template(model) for model in settings.models},
+    )
+
+
+def _context(endpoint: EndpointSettings) -> ssl.SSLContext:
+    try:
+        return ssl_context(endpoint.tls)
+    except ValueError as error:
+        raise ConfigurationError(f"{endpoint.address}: {error}") from None

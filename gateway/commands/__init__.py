@@ -1,0 +1,1 @@
+"""The commands beside `serve`. Each reads, computes and prints."""

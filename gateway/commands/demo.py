@@ -1,0 +1,196 @@
+"""`kvgate demo`: a real chat model on a real vLLM behind kvgate, from nothing to a streamed answer."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from engine.demo_model import SMOLLM2_ARGS, smollm2
+from engine.environment import Build, build_here, engine_python
+from engine.events import SupervisorEvent
+from gateway.config.settings import LogSettings, Settings
+from gateway.ops.logs import configure
+from gateway.relay.server import bind
+from gateway.runtime.interrupts import Stop
+from gateway.serve.reload import Deployment
+from gateway.serve.supervision_log import SupervisionLog, engine_logs
+
+MODEL = "smollm2"
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+_POLL = 0.25
+
+
+class DemoError(Exception):
+    """The demo got no answer. The message says why."""
+
+
+def settings(folder: Path, build: Build, host: str, port: int) -> Settings:
+    """The demo's settings: one engine for the model in this folder, defaults for the rest."""
+    return Settings.model_validate(
+        {
+            "server": {"host": host, "port": port},
+            "log": {"level": "error", "access": False},  # only the answer appears
+            "models": [
+                {
+                    "name": MODEL,
+                    "engine": {
+                        "model": str(folder),
+                        "args": [*SMOLLM2_ARGS[build], *_TOOLS],
+                        "env": {"VLLM_CPU_KVCACHE_SPACE": "1"} if build is Build.CPU else {},
+                    },
+                }
+            ],
+        }
+    )
+
+
+def demo(console: Console, host: str, port: int, *, once: bool) -> int:
+    """Set up what is missing, launch, ask one question, and keep serving until Ctrl-C.
+
+    Args:
+        console: gets everything a person should see.
+        host: to listen on.
+        port: for clients.
+        once: end after the answer.
+
+    Returns:
+        The exit code: 0 only if a real answer streamed.
+
+    Raises:
+        SetupError: the engine's environment or the model could not be made.
+        DemoError: there was no answer.
+        PortTakenError: the port is taken.
+    """
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    bind(host, port).close()  # report a taken port now, not after minutes of setup
+    # Outside of asyncio, so that Ctrl-C ends it at once.
+    python = engine_python(say)
+    folder = smollm2(python, say)
+    configure(LogSettings(format="console"))
+    return asyncio.run(_serve(console, settings(folder, build_here(), host, port), python, once=once))
+
+
+async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool) -> int:
+    log = _Quiet(SupervisionLog(engine_logs(chosen.server.port), for_people=True))
+    stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
+    stop.listen(asyncio.get_running_loop())
+    running = Deployment(chosen, lambda _file, _changes: chosen, log, log.say, python)
+    supervising = asyncio.create_task(running.run(stop.event))
+    base_url = f"http://127.0.0.1:{chosen.server.port}/v1"
+    try:
+        answering = asyncio.create_task(_answer(console, base_url, log))
+        stopping = asyncio.create_task(stop.event.wait())
+        await asyncio.wait({supervising, answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if answering.done():
+            answering.result()
+            _show_how_to(console, base_url)
+            if once:
+                stop.event.set()
+        else:
+            answering.cancel()
+        return await supervising or stop.code
+    finally:
+        stop.event.set()
+        if not supervising.done():
+            await supervising
+        log.last_words()
+
+
+class _Quiet:
+    """Holds back reports on programs while an answer is on the screen."""
+
+    def __init__(self, log: SupervisionLog) -> None:
+        self._log = log
+        self._kept: list[Callable[[], None]] | None = None
+
+    def __call__(self, event: SupervisorEvent) -> None:
+        self._now_or_later(lambda: self._log(event))
+
+    def say(self, text: str) -> None:
+        self._now_or_later(lambda: self._log.say(text))
+
+    def last_words(self) -> None:
+        self._log.last_words()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        self._kept = []
+        try:
+            yield
+        finally:
+            kept, self._kept = self._kept, None
+            for tell in kept:
+                tell()
+
+    def _now_or_later(self, tell: Callable[[], None]) -> None:
+        if self._kept is None:
+            tell()
+        else:
+            self._kept.append(tell)
+
+
+async def _answer(console: Console, base_url: str, log: _Quiet) -> None:
+    """Wait until kvgate is ready and stream one chat answer to the terminal."""
+    try:
+        from openai import AsyncOpenAI, OpenAIError  # noqa: PLC0415  # the demo's only: serving needs no SDK
+    except ImportError:
+        raise DemoError("the demo asks through the OpenAI SDK: pip install 'kvgate[demo]'") from None
+    await _ready(base_url.removesuffix("/v1"))
+    with log.kept():
+        console.rule("one chat answer, streamed through kvgate")
+        console.print(f"> {QUESTION}", markup=False)
+        text = ""
+        try:
+            async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
+                stream = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": QUESTION}],
+                    temperature=0,
+                    max_tokens=64,
+                    stream=True,
+                )
+                async for chunk in stream:
+                    piece = chunk.choices[0].delta.content or "" if chunk.choices else ""
+                    text += piece
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+        except OpenAIError as error:
+            raise DemoError(f"the model did not answer: {error}") from error
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    if not text.strip():
+        raise DemoError("the model's answer was empty")
+
+
+async def _ready(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                if (await client.get(f"{url}/readyz", params={"strict": "1"})).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass  # the gateway's process is still starting
+            await asyncio.sleep(_POLL)
+
+
+def _show_how_to(console: Console, base_url: str) -> None:
+    console.rule("serving")
+    console.print(f"base_url   {base_url}", markup=False)
+    console.print(
+        f"""curl       curl -N {base_url}/chat/completions -H 'content-type: application/json' -d \\
+           '{{"model": "{MODEL}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'""",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print("Ctrl-C stops it.", markup=False)

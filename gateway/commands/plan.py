@@ -1,0 +1,110 @@
+"""`kvgate plan`: whether a model fits, before any download or launch."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from engine.plan.cards import Hardware, SizeError, UnknownCardError, find, of_driver, parse_bytes
+from gateway.serve.hardware import cards_here, hardware_here
+
+USAGE_ERROR = 2
+DOES_NOT_FIT = 1
+
+
+def plan_command(  # noqa: PLR0917 - the parameters of a command line
+    model: Annotated[str | None, typer.Argument(help="Model folder or hub id.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: what is given for vLLM, which the plan leaves as it is.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="A card that need not be here, as h100 or rtx-4090.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many cards shall serve the model.")] = None,
+    vram: Annotated[str | None, typer.Option(help="A card by its memory, as 24GiB.")] = None,
+    traffic: Annotated[
+        str | None, typer.Option(help="What requests are: an event log, a trace (CSV), or a URL of a kvgate or a vLLM.")
+    ] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="KVGATE_AUTH__ADMIN_KEY", help="Admin key for a --traffic URL.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,  # noqa: FBT002
+    published: Annotated[  # noqa: FBT002
+        bool, typer.Option("--published", help="Print published starts on real GPUs beside what the plan says of them.")
+    ] = False,
+) -> None:
+    """Say whether MODEL fits, what to change where it does not, and the command that follows."""
+    from engine.arguments import ArgumentError, Arguments  # noqa: PLC0415 - other commands start without all this
+    from engine.host_memory import free_bytes  # noqa: PLC0415
+    from engine.plan import report  # noqa: PLC0415
+    from engine.plan.budget import RefusedError, Request  # noqa: PLC0415
+    from engine.plan.checkpoint import read_checkpoint  # noqa: PLC0415
+    from engine.plan.hub import CheckpointError  # noqa: PLC0415
+    from engine.plan.kv import UnpackableError  # noqa: PLC0415
+    from engine.plan.planner import Verdict, plan  # noqa: PLC0415
+    from engine.plan.shape import ModelShape, UnknownShapeError  # noqa: PLC0415
+    from engine.plan.traffic import TrafficError  # noqa: PLC0415
+    from gateway.advice.traffic import read_traffic  # noqa: PLC0415
+
+    out = Console(highlight=False, markup=False)
+    out.width = max(out.width, report.WIDTH)
+    if published:
+        report.show_published(out)
+        return
+    if model is None:
+        _fail("nothing to plan: name a MODEL, a folder or a name on the hub")
+    try:
+        hardware = _hardware(gpu, gpus, vram, os.environ)
+        arguments = Arguments.parse(args or ())
+        checkpoint = read_checkpoint(model, revision=arguments.text("--revision"))
+        shape = ModelShape.from_config(checkpoint.config)
+        request = Request(
+            model,
+            shape,
+            checkpoint.weights(shape),
+            hardware,
+            arguments,
+            traffic=read_traffic(traffic, key=admin_key) if traffic is not None else None,
+            all_cards=gpus is not None,
+            host_bytes=free_bytes() if hardware.measured else None,
+            environ=os.environ,
+        )
+        made = plan(request)
+    except CheckpointError as error:
+        _fail(f"{error.cause}\n{error.remedy}")
+    except UnknownShapeError as error:
+        _fail(f"{model} cannot be planned: {error}")
+    except (ArgumentError, RefusedError, SizeError, UnknownCardError, UnpackableError, TrafficError) as error:
+        _fail(str(error))
+    if json:
+        sys.stdout.write(report.as_json(made, request).decode() + "\n")
+    else:
+        report.show(made, request, out)
+    sys.exit(DOES_NOT_FIT if made.verdict is Verdict.NOT else 0)
+
+
+def _hardware(gpu: str | None, count: int | None, vram: str | None, environ: Mapping[str, str]) -> Hardware:
+    """The named cards, else this machine's, else its CPU."""
+    if gpu is not None and vram is not None:
+        _fail("--gpu and --vram say the same thing: give one")
+    if gpu is not None:
+        card = find(gpu)
+        return Hardware(card.name, count or 1, card.total_bytes, capability=card.capability, nvlink=card.nvlink)
+    if vram is not None:
+        _, total = of_driver("", parse_bytes(vram))
+        return Hardware(f"a card of {vram}", count or 1, total)
+    here = hardware_here(environ, count)
+    if here is None:
+        cards = cards_here(environ)
+        _fail(f"--gpus {count}: there {'is 1 card' if cards == 1 else f'are {cards} cards'} here")
+    if here.cpu and count is not None:
+        _fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
+    return here
+
+
+def _fail(message: str) -> NoReturn:
+    console = Console(stderr=True, highlight=False)
+    for line in message.splitlines():
+        console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
+    sys.exit(USAGE_ERROR)

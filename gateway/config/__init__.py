@@ -1,0 +1,1 @@
+"""The settings: their types and meanings, their sources, and which of them change live."""

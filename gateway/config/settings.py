@@ -1,0 +1,500 @@
+"""Every setting, with its type, default and meaning. `docs/configuration.md` is generated from here.
+
+`sources.py` reads them from flags, environment and file.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.admission.policy import LAST_BAND, Band, Mode, Policy, Rule
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
+"""Null in the environment and on the command line, which have none of their own."""
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def usable_key(text: str) -> str:
+    """The key as sent, without surrounding white space.
+
+    Raises:
+        ValueError: the key is empty, which would let everybody in, or cannot stand in a header.
+    """
+    key = text.strip()
+    if not key:
+        raise ValueError("expected a key, this one is empty")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("expected a key of one line of ASCII characters")
+    return key
+
+
+Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
+
+
+_API_PATH = re.compile(r"(?<=[^/:])/+v1(?:/+(?P<more>[^?#]+)|/*)$")
+"""The part of a URL from `/v1` on."""
+_USER = re.compile(r"//.*@")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ServerSettings(_Section):
+    """The addresses kvgate listens on, and the limits on its clients."""
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: Port = Field(8080, description="Port for clients; 0 takes a free one.")
+    admin_port: Port | None = Field(
+        None, description="A separate port for `/metrics` and `/kvgate/*`, which then leave the main port."
+    )
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
+    max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
+    max_connections: int | None = Field(
+        None,
+        gt=0,
+        description="Most connections of clients at once; a further one is answered with 503 and closed. Where not "
+        "given, a third of the file descriptors the process may have.",
+    )
+    body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
+    body_min_rate: int = Field(
+        16 * 2**10,
+        gt=0,
+        description="Least average rate of a body in bytes per second, once `body_timeout` has passed: 10 MB may take "
+        "11 minutes. A client must also read the answer to a relayed request (embeddings and such) at this rate.",
+    )
+    shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
+    state_dir: Path | Literal["auto", "none"] = Field(
+        "auto",
+        description="Folder for what kvgate keeps between starts: past output lengths, without text or names of "
+        "clients. `auto`: systemd's `StateDirectory`, else `kvgate` in `$XDG_STATE_HOME` or `~/.local/state`; `none` "
+        "keeps nothing.",
+    )
+    trusted_flow_header: str | None = Field(
+        None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."
+    )
+
+
+class TlsSettings(_Section):
+    """The trust in an endpoint's certificate."""
+
+    verify: bool = Field(True, description="False accepts any certificate.")
+    ca_file: Path | None = Field(None, description="CA bundle to trust instead of the system's.")
+    cert_file: Path | None = Field(None, description="Client certificate (PEM).")
+    key_file: Path | None = Field(None, description="Key of the client certificate (PEM).")
+
+
+class EndpointSettings(_Section):
+    """A vLLM server that already runs."""
+
+    url: HttpUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
+    api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
+    api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
+    max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
+    kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
+
+    @property
+    def address(self) -> str:
+        """Its host and port, its name in logs, metrics and the admin API."""
+        return urlsplit(str(self.url)).netloc
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _as_pasted(cls, url: object) -> object:
+        """Accept the URL people have at hand: the `base_url` of their clients."""
+        if not isinstance(url, str):
+            return url
+        url = url.strip()
+        if "://" not in url:
+            raise ValueError(f"expected a URL with its scheme, as http://{url.rpartition('@')[2]}")
+        if (found := _API_PATH.search(url)) is None:
+            return url
+        if found["more"]:
+            base = _USER.sub("//", url[: found.start()])
+            raise ValueError(f"expected the base URL, {base}: kvgate adds the paths that are asked for")
+        return url[: found.start()]
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, url: HttpUrl) -> HttpUrl:
+        if url.username is not None or url.password is not None:
+            raise ValueError("expected no user or password: give `api_key`")
+        if url.query is not None or url.fragment is not None:
+            raise ValueError("expected a base URL, without `?` and `#`")
+        return url
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("give at most one of `api_key` and `api_key_file`")
+        return self
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _words(args: Sequence[object]) -> list[object]:
+    """Arguments as words of a command line, from YAML's values."""
+    words: list[object] = []
+    for value in args:
+        before = words[-1] if words else None
+        if isinstance(value, bool):
+            if not isinstance(before, str) or not before.startswith("--") or "=" in before:
+                raise ValueError("`true` and `false` go after a switch, as [--enable-prefix-caching, false]")
+            if not value:
+                words[-1] = f"--no-{before.removeprefix('--')}"
+        elif isinstance(value, str) and (found := _TWO_WORDS.fullmatch(value)):
+            raise ValueError(f"{value!r} is two words: write [{found['flag']}, {found['value']}]")
+        else:
+            words.append(str(value) if _is_number(value) else value)
+    return words
+
+
+_TWO_WORDS = re.compile(r"(?P<flag>--[\w.-]+)\s+(?P<value>.+)", re.DOTALL)
+
+
+class EngineSettings(_Section):
+    """A vLLM that kvgate launches."""
+
+    model: str = Field(description="Model folder or hub id.", examples=["owner/name"])
+    replicas: int = Field(1, ge=1, le=64, description="Number of processes.")
+    gpus: tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        description="NVML indices for each replica. By default each engine of all models gets as many free GPUs, in "
+        "order, as its parallel sizes in `args` require; a single engine sees all.",
+        examples=[[[0], [1]]],
+    )
+    share_gpu: bool = Field(False, description="It may share its GPUs with other engines that set this too.")
+    args: tuple[str, ...] = Field(
+        (),
+        description="Further arguments of vLLM's server, as on its command line. `true` after a switch sets it, "
+        "`false` its `--no-`.",
+        examples=[["--max-model-len", 2048]],
+    )
+    env: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Further environment of the process.", examples=[{"HF_HUB_OFFLINE": 1}]
+    )
+    fit: Literal["auto", "off"] = Field(
+        "auto",
+        description="`auto` starts an engine that failed for memory again with less, at most three times, and says "
+        "what was lowered; what `args` gives stays.",
+    )
+    min_model_len: int | None = Field(
+        None,
+        gt=0,
+        description="The shortest context (tokens) that `fit: auto` may set; by default it never shortens.",
+    )
+    python: Path | None = Field(None, description="Interpreter that has vllm; kvgate's own environment if not given.")
+    start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
+    stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
+    max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
+    hung_timeout: OptionalSeconds = Field(
+        60.0,
+        description="Time in a known hang (`health.hung_after`, several requests) or down, after which it is killed "
+        "and started again; `none` leaves it.",
+    )
+    reload: Literal["auto", "surge", "in_place"] = Field(
+        "auto",
+        description="How a changed engine replaces the old one. `surge`: it is ready before the old one goes; "
+        "`in_place`: the old one goes first, and requests wait; `auto`: `surge` where there is memory for both.",
+    )
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _as_words(cls, args: object) -> object:
+        return _words(args) if isinstance(args, (list, tuple)) else args
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _as_text(cls, env: object) -> object:
+        if not isinstance(env, Mapping):
+            return env
+        return {name: str(value) if _is_number(value) else value for name, value in env.items()}
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _off_in_yaml(cls, fit: object) -> object:
+        return "off" if fit is False else fit
+
+    @model_validator(mode="after")
+    def _gpus_for_each(self) -> Self:
+        if self.gpus is not None and len(self.gpus) != self.replicas:
+            raise ValueError(f"`gpus` names GPUs for {len(self.gpus)} replicas, and there are {self.replicas}")
+        return self
+
+
+class ModelSettings(_Section):
+    """One model and where it runs: endpoints that run already, an engine to launch, or both."""
+
+    name: str | None = Field(None, description="Served name; what the endpoints report where not given.")
+    tokenizer: str | None = Field(
+        None, description="Folder or hub id of the tokenizer; the endpoint's own `root` where not given."
+    )
+    chat_template: str | None = Field(
+        None,
+        description="File of the chat template that its engines use, as their `--chat-template`; the tokenizer's own "
+        "where not given. Engines that kvgate launches are told to use it.",
+    )
+    trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
+    endpoints: tuple[EndpointSettings, ...] = Field(
+        (), description="vLLM servers that already run.", examples=[[{"url": "http://127.0.0.1:8000"}]]
+    )
+    engine: EngineSettings | None = Field(None, description="A vLLM to launch.", examples=[{"model": "owner/name"}])
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if not self.endpoints and self.engine is None:
+            raise ValueError("a model needs `endpoints`, an `engine`, or both")
+        return self
+
+
+class QueueSettings(_Section):
+    """The limits on waiting requests, and on their time."""
+
+    max_requests: int = Field(2048, ge=0, description="Most requests that wait, per model.")
+    max_bytes: int = Field(
+        512 * 2**20,
+        gt=0,
+        description="Most bytes of waiting bodies, per model; also of bodies over 64 KB still arriving, over all.",
+    )
+    ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
+    no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
+    heartbeat: Seconds | None = Field(
+        None,
+        description="Interval of SSE comments to a waiting streaming client. The first one fixes the status at 200: a "
+        "later refusal is then an error event in the stream. Off by default.",
+    )
+
+
+class BandSettings(_Section):
+    """The promises to one priority band."""
+
+    ttft_target: Seconds | None = Field(
+        None, description="The target of priority band N (0 is the most urgent), in place of `admission.ttft_target`."
+    )
+    reserved: float = Field(
+        0.0, ge=0, lt=1, description="Share of service it gets while requests wait in it; under 1 over all bands."
+    )
+
+
+class AdmissionSettings(_Section):
+    """When a request may use an endpoint's KV cache."""
+
+    mode: Literal["enforce", "observe"] = Field(
+        "enforce", description="`observe` lets everything through and counts what would have waited or been refused."
+    )
+    policy: Literal["hysteresis", "forecast", "both"] = Field(
+        "both",
+        description="The bound on the use of the KV cache: `hysteresis`, the gate of `kv_high` and `kv_low`; "
+        "`forecast`, the predicted peak of all requests in flight; `both`, the forecast inside the gate.",
+    )
+    kv_high: Share = Field(0.90, description="The gate closes above this share of the KV cache.")
+    kv_low: Share = Field(0.80, description="It opens again below this share.")
+    ttft_target: OptionalSeconds = Field(
+        5.0,
+        description="Seconds to the first token. A request that surely cannot have it in that time is refused at once "
+        "with 429, any other when its time is up; `none` lets it wait up to `queue.ttl`. A client may ask for another "
+        "one with `x-kvgate-ttft-ms`.",
+    )
+    max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
+    bands: dict[Annotated[int, Field(ge=0, le=LAST_BAND)], BandSettings] = Field(
+        default_factory=dict,
+        description=f"Priority bands, by number; 0 is the most urgent, {LAST_BAND} the least.",
+        examples=[{1: {"ttft_target": 30}}],
+    )
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue.")
+    event_log: Path | None = Field(
+        None, description="File to which the core's events and decisions are appended, for `kvgate replay`."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.kv_low >= self.kv_high:
+            raise ValueError(f"kv_low ({self.kv_low}) must be below kv_high ({self.kv_high})")
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_a_share(self) -> Self:
+        reserved = {number: band.reserved for number, band in self.bands.items() if band.reserved}
+        if (total := sum(reserved.values())) >= 1:
+            shares = ", ".join(f"{share:g} in band {number}" for number, share in reserved.items())
+            raise ValueError(f"the bands' `reserved` come to {total:g}, and must stay under 1: {shares}")
+        return self
+
+    def to_policy(self, *, weights: Mapping[str, float], poll_interval: float) -> Policy:
+        """The same as the core's policy.
+
+        Args:
+            weights: by flow, where set.
+            poll_interval: seconds between two scrapes of an endpoint.
+        """
+        return Policy(
+            mode=Mode(self.mode),
+            rule=Rule(self.policy),
+            kv_high=self.kv_high,
+            kv_low=self.kv_low,
+            ttl=self.queue.ttl,
+            no_endpoint_ttl=self.queue.no_endpoint_ttl,
+            max_requests=self.queue.max_requests,
+            max_bytes=self.queue.max_bytes,
+            ttft_target=self.ttft_target,
+            bands={number: Band(band.ttft_target, band.reserved) for number, band in self.bands.items()},
+            weights=weights,
+            max_passes=self.max_passes,
+            poll_interval=poll_interval,
+        )
+
+
+class CountingSettings(_Section):
+    """The pool that renders and tokenizes."""
+
+    threads: int = Field(2, ge=1, le=64, description="Threads for ordinary bodies.")
+    processes: int = Field(1, ge=0, le=64, description="Processes for large bodies; 0 counts those in threads too.")
+    process_bytes: int = Field(64 * 2**10, gt=0, description="A body from this size on is counted in a process.")
+    max_pending_bytes: int = Field(
+        256 * 2**20,
+        gt=0,
+        description="Most bytes that wait to be counted; one flow may have at most half of what the others leave.",
+    )
+
+
+class HealthSettings(_Section):
+    """The watch on an endpoint's health."""
+
+    interval: Seconds = Field(1.0, description="Time between two scrapes of `/metrics`, and two probes of `/health`.")
+    timeout: Seconds = Field(5.0, description="Longest wait for a probe's answer.")
+    failures: int = Field(
+        3, ge=1, description="Failed probes in a row that take a healthy endpoint out, unless tokens come meanwhile."
+    )
+    hung_after: Seconds = Field(
+        30.0,
+        description="An engine with several requests in flight counts as hung after this time without a token; up to "
+        "four times as long while it is seen to work or only takes connections. A single silent request ends with 504 "
+        "after that, and its engine does not count as hung.",
+    )
+
+
+class UpstreamSettings(_Section):
+    """The connections to endpoints that carry requests."""
+
+    connect_timeout: Seconds = Field(5.0, description="Longest time to open a connection.")
+    first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
+    idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
+    keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
+    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and such), per model.")
+
+
+class ClientKey(_Section):
+    """A key that a client may present, and who it then is."""
+
+    name: str = Field(description="The flow: what logs and fairness call this client.")
+    key: Key | None = Field(None, description="The key itself; better by environment or file.")
+    key_file: Path | None = Field(None, description="File that holds the key.")
+    priority: int = Field(
+        0, ge=0, le=LAST_BAND, description="Most urgent band its requests may take; 0 is the most urgent."
+    )
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Its share of service against the other flows that wait."
+    )
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if (self.key is None) == (self.key_file is None):
+            raise ValueError("give exactly one of `key` and `key_file`")
+        return self
+
+
+class AuthSettings(_Section):
+    """The keys that give access to kvgate. Without client keys everybody has access."""
+
+    keys: tuple[ClientKey, ...] = Field(
+        (), description="Keys for clients.", examples=[[{"name": "alice", "key_file": "/run/secrets/alice"}]]
+    )
+    admin_key: Key | None = Field(None, description="Key for `/metrics` and `/kvgate/*`.")
+    admin_key_file: Path | None = Field(None, description="File that holds the admin key.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("give at most one of `admin_key` and `admin_key_file`")
+        return self
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        for key in self.keys:
+            if (weight := self.weights[key.name]) != key.weight:
+                raise ValueError(
+                    f"keys of one name are one flow, and {key.name!r} has weights {key.weight} and {weight}"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each flow with a key."""
+        return {key.name: key.weight for key in self.keys}
+
+
+class LogSettings(_Section):
+    """The log, written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level shown.")
+    format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal, else JSON.")
+    access: bool = Field(True, description="One line for each request.")
+
+
+class Settings(BaseSettings):
+    """All settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVGATE_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    server: ServerSettings = Field(default_factory=ServerSettings, description="Listening.")
+    models: tuple[ModelSettings, ...] = Field(
+        (), description="Models and where they run.", examples=[[{"endpoints": [{"url": "http://127.0.0.1:8000"}]}]]
+    )
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings, description="Admission.")
+    counting: CountingSettings = Field(default_factory=CountingSettings, description="Counting of prompts.")
+    health: HealthSettings = Field(default_factory=HealthSettings, description="Health of endpoints.")
+    upstream: UpstreamSettings = Field(default_factory=UpstreamSettings, description="Connections to endpoints.")
+    auth: AuthSettings = Field(default_factory=AuthSettings, description="Keys.")
+    log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    @field_validator("models")
+    @classmethod
+    def _distinct(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        addresses = [endpoint.address for model in models for endpoint in model.endpoints]
+        if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
+            raise ValueError(f"two endpoints cannot share a host and port: {', '.join(twice)}")
+        return models
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Use only the given values: `gateway.config.sources` merges the sources, to name the one at fault."""
+        return (init_settings,)

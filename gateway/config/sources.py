@@ -1,0 +1,322 @@
+"""The sources of settings: flag over environment (`KVGATE_*`, `__` nests) over file over default."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_settings import EnvSettingsSource
+from pydantic_settings.exceptions import SettingsError
+
+from gateway.config.settings import Settings, usable_key
+
+_PREFIX = "KVGATE_"
+_NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
+"""Variables read before there are settings, or by the engine's setup."""
+_ENVIRONMENT = "environment"
+_NO_YAML = {
+    RecursionError: "nested too deeply",
+    ValueError: "a value is not what it looks like: put it in quotes",
+}
+"""The default error for a file, if the parser names none."""
+_SHOWN_LENGTH = 60
+_SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env"})
+_USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    "string_type": "expected text, in quotes where it looks like something else",
+    "path_type": "expected a path",
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected keys and values"),
+    **dict.fromkeys(("url_type", "url_parsing", "url_scheme"), "expected a URL"),
+}
+"""The requirements behind pydantic's kinds of errors, in our words. An example follows."""
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be used. The message, for its author, lists every fault, one a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of a kvgate's settings, to read again.
+
+    Attributes:
+        flags: nested settings from the command line.
+        file: the file named there.
+        finished: the last step after reading.
+    """
+
+    flags: Mapping[str, Any]
+    file: Path | None = None
+    finished: Callable[[Settings], Settings] = lambda settings: settings
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a file, wherever it was named."""
+        return self.file is not None or bool(os.environ.get("KVGATE_CONFIG"))
+
+    def read(self, file: Path | None = None, changes: Mapping[str, Any] | None = None) -> Settings:
+        """The current settings, from another file if one is given. `changes` override all of them.
+
+        Raises:
+            ConfigurationError: the settings cannot be used, or there is nothing to serve.
+        """
+        settings = self.finished(load(self.flags, file or self.file, changes=changes))
+        if not settings.models:
+            raise ConfigurationError("there is nothing to serve: no `models`")
+        return settings
+
+
+def load(
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Merge the sources and validate the result.
+
+    Args:
+        flags: nested settings from the command line.
+        file: YAML file; if None, the one that `KVGATE_CONFIG` names.
+        environ: the environment, `os.environ` by default.
+        changes: nested settings that override all of these.
+
+    Raises:
+        ConfigurationError: a key is unknown, a value is bad, or a file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    if file is None and environ.get("KVGATE_CONFIG"):
+        file = Path(environ["KVGATE_CONFIG"])
+    sources = {
+        "--set": dict(changes or {}),
+        "command line": dict(flags),
+        _ENVIRONMENT: _from_environment(environ),
+        **({str(file): _from_file(file)} if file is not None else {}),
+    }
+    merged: dict[str, Any] = {}
+    for values in reversed(sources.values()):
+        merged = _merge(merged, values)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        lines = [_explain(fault, sources) for fault in error.errors()]
+        raise ConfigurationError("\n".join(lines)) from None
+
+
+def read_secret(value: SecretStr | None, file: Path | None) -> str | None:
+    """A secret, given directly or by file; None if neither is.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds no key.
+    """
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        return None
+    try:
+        return usable_key(file.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot read the key: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file}: expected a key, this is not text") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: {error}") from None
+
+
+def redacted(settings: Settings, *, defaults: bool = True) -> dict[str, Any]:
+    """The settings as plain values, secrets as asterisks: all, or only those that differ from the defaults."""
+    return settings.model_dump(mode="json", exclude_defaults=not defaults)
+
+
+def revealed(settings: BaseModel) -> dict[str, Any]:
+    """Settings, or one section, as plain values including secrets: never for a log or a disk."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, SecretStr):
+            return value.get_secret_value()
+        if isinstance(value, BaseModel):
+            return {name: walk(getattr(value, name)) for name in type(value).model_fields}
+        if isinstance(value, dict):
+            return {name: walk(inner) for name, inner in value.items()}
+        if isinstance(value, (tuple, list)):
+            return [walk(inner) for inner in value]
+        return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+    return dict(walk(settings))
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    names = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
+    unknown = []
+    for name in names:
+        top = name.removeprefix(_PREFIX).split("__")[0].lower()
+        if name not in _NOT_SETTINGS and top not in Settings.model_fields:
+            unknown.append(f"{name} (environment): unknown key{_suggest(top, Settings.model_fields)}")
+    if unknown:
+        raise ConfigurationError("\n".join(unknown))
+    source = EnvSettingsSource(Settings)
+    source.env_vars = {name.lower(): value for name, value in names.items()}
+    try:
+        return dict(source())
+    except SettingsError as error:
+        raise ConfigurationError("\n".join(filter(None, map(_not_json, names.items()))) or str(error)) from None
+
+
+def _not_json(variable: tuple[str, str]) -> str | None:
+    """The fault in a variable that must hold JSON and does not."""
+    name, value = variable
+    path = name.removeprefix(_PREFIX).lower().split("__")
+    shown = _example(path, _ENVIRONMENT, whole=True)
+    if not shown.startswith(("[", "{")):
+        return None
+    try:
+        json.loads(value)
+    except ValueError as error:
+        where = f"character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "it"
+        return f"{name} (environment): expected JSON, as {shown}; {where} is not"
+    return None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or _NO_YAML.get(type(error), "not text")
+        raise ConfigurationError(f"{file}: not valid YAML{where}: {problem}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{file}: expected keys and values, got {type(values).__name__}")
+    # Everything in this section is commented out.
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses a duplicate key, since one of the two values would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and (first := seen.setdefault(key.value, line)) != line:
+                problem = f"`{key.value}` is there already, in line {first}: put the two together"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    written = {str(name): name for name in below}  # a band is a number in YAML and text elsewhere
+    for key, value in above.items():
+        name = written.get(str(key), key)
+        beneath = merged.get(name)
+        merged[name] = _merge(beneath, value) if isinstance(beneath, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _explain(fault: ErrorDetails, sources: Mapping[str, Mapping[str, Any]]) -> str:
+    path = fault["loc"]
+    key = _dotted(path)
+    # Blame a missing key on the source of the section that lacks it.
+    written = path[:-1] if fault["type"] == "missing" else path
+    where = next((name for name, values in sources.items() if _contains(values, written)), "defaults")
+    if fault["type"] == "extra_forbidden":
+        return f"{key} ({where}): unknown key{_suggest(str(path[-1]), _fields_at(path[:-1]))}"
+    if fault["type"] == "missing":
+        return f"{key} ({where}): missing, and there is no default"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "expected")
+    if fault["type"] in _EXPECTED:
+        message = _EXPECTED[fault["type"]]
+        if example := _example(path, where):
+            message += f", as {example}"
+    elif fault["type"] == "literal_error" and isinstance(fault["input"], bool):
+        message += "; in YAML, a bare on, off, yes or no means true or false: put it in quotes"
+    return f"{key or 'settings'}{_shown(fault['input'], path)} ({where}): {message}"
+
+
+def _example(path: Sequence[str | int], where: str, *, whole: bool = False) -> str:
+    """An example of the value at this path; "" if there is none. `whole` also builds one for a section."""
+    names = [part for part in path if isinstance(part, str)]
+    field = _model_at(path[: len(path) - 1 - path[::-1].index(names[-1])]).model_fields.get(names[-1])
+    if field is None:
+        return ""
+    value = field.examples[0] if field.examples else field.get_default(call_default_factory=True)
+    if isinstance(value, list) and path[-1] != names[-1]:
+        value = value[0]
+    if isinstance(value, BaseModel):
+        changed = ((name, given) for name, given in value.model_dump(mode="json").items() if given is not None)
+        value = dict([next(changed)]) if whole or where != _ENVIRONMENT else ""
+    if value is None or value == "" or value is PydanticUndefined or isinstance(value, SecretStr):
+        return ""
+    text: str = (
+        json.dumps(value)
+        if where == _ENVIRONMENT
+        else yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
+    )
+    return text.strip().removesuffix("\n...").strip('"')
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    key = ""
+    for part in path:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
+    return key
+
+
+def _contains(values: Any, path: Iterable[str | int]) -> bool:
+    for part in path:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def _fields_at(path: Iterable[str | int]) -> Iterable[str]:
+    return _model_at(path).model_fields
+
+
+def _model_at(path: Iterable[str | int]) -> type[BaseModel]:
+    """The section at a path, or the one around it."""
+    model: type[BaseModel] = Settings
+    for part in path:
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:  # else an index, or the key of an entry
+            model = next(_sections(field.annotation), model)
+    return model
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(known)}"
+
+
+def _shown(value: Any, path: Iterable[str | int]) -> str:
+    if isinstance(value, (Mapping, list, tuple, BaseModel)):
+        return ""  # whole sections may hold secrets
+    if _SECRET_NAMES.intersection(map(str, path)):
+        return " = ***"
+    text = _USER_IN_URL.sub("//***@", repr(value))
+    return f" = {text[:_SHOWN_LENGTH]}{'...' if len(text) > _SHOWN_LENGTH else ''}"

@@ -1,0 +1,1 @@
+"""The endpoints of each model, and asyncio around its admission core."""

@@ -1,0 +1,263 @@
+"""The directory of models and their endpoints: one pool, one admission core, one counter for each model."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import structlog
+
+from gateway.admission.events import (
+    Capacity,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Event,
+    Observed,
+    RequestId,
+    ShutdownStarted,
+)
+from gateway.config.settings import ModelSettings
+from gateway.endpoints.identity import Identity
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.pools.driver import Driver
+from gateway.tokens.counter import ModelCounter
+
+_REMEMBERED_RESPONSES = 10_000
+_LONGEST_ID = 256
+"""Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
+
+_log = structlog.get_logger("kvgate.pools")
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One vLLM server.
+
+    Attributes:
+        id: host and port; the `endpoint` label of metrics.
+        base_url: without a trailing slash.
+        api_key: sent instead of the client's own; None passes on the client's.
+        settings: of the model it is configured under.
+        identity: as it last reported it; None until it was first reached.
+        healthy: whether it takes traffic now.
+    """
+
+    id: EndpointId
+    base_url: str
+    api_key: str | None
+    settings: ModelSettings
+    monitor: EndpointMonitor
+    identity: Identity | None = None
+    healthy: bool = False
+    pool: "Pool | None" = None
+
+
+class Pool:
+    """The endpoints of one model, and the one driver and counter they share."""
+
+    def __init__(
+        self, name: str, root: str | None, driver: Driver, counter: ModelCounter, relay_concurrency: int
+    ) -> None:
+        self.name = name
+        self.root = root
+        """Folder or hub id of its model, as reported by its first endpoint."""
+        self.driver = driver
+        self.counter = counter
+        self.relay_places = asyncio.Semaphore(relay_concurrency)
+        """The concurrency cap on relayed requests, which are not admitted."""
+        self.endpoints: dict[EndpointId, Endpoint] = {}
+        self._turn = 0
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The last identities of its endpoints; never empty, as an endpoint joins by its identity."""
+        return [endpoint.identity for endpoint in self.endpoints.values() if endpoint.identity is not None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a client may use, its own first."""
+        names = dict.fromkeys([self.name])
+        for identity in self.identities:
+            names.update(dict.fromkeys((*identity.names, *identity.loras)))
+        return tuple(names)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest length any of its endpoints takes, in tokens."""
+        return max((identity.max_model_len for identity in self.identities), default=0)
+
+    def takes(self, total: int) -> bool:
+        """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
+        return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
+
+    def healthy(self) -> list[Endpoint]:
+        """The endpoints that take traffic now."""
+        return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+
+    def in_turn(self) -> list[Endpoint]:
+        """The healthy endpoints for a request without admission; each call begins with another one (round robin)."""
+        healthy = self.healthy()
+        self._turn += 1
+        start = self._turn % len(healthy) if healthy else 0
+        return healthy[start:] + healthy[:start]
+
+
+class Directory:
+    """Finds the pool of a model; grows as endpoints report their identities.
+
+    It is the listener of every monitor and passes their reports to the right model's core.
+
+    Args:
+        make_pool: builds a pool of this name for the first endpoint of a model.
+        verify: compares our counting with an endpoint that came up.
+        evacuate: takes unanswered requests off an endpoint that went down or hangs.
+        expire: ends requests silent for too long.
+    """
+
+    def __init__(
+        self,
+        make_pool: Callable[[Endpoint, Identity, str], Pool],
+        verify: Callable[[Endpoint], None],
+        evacuate: Callable[[EndpointId], None],
+        expire: Callable[[Collection[RequestId]], None],
+    ) -> None:
+        self.endpoints: dict[EndpointId, Endpoint] = {}
+        self.pools: dict[str, Pool] = {}
+        self.ever_healthy = False
+        self._make_pool = make_pool
+        self._verify = verify
+        self.evacuate = evacuate
+        self.expire = expire
+        self._by_name: dict[str, Pool] = {}
+        self._changed = asyncio.Event()
+        self._drivers: WeakSet[Driver] = WeakSet()
+        """A driver outlives its pool while requests wait or run in it."""
+        self._draining = False
+        self._responses: OrderedDict[str, EndpointId] = OrderedDict()
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Add a configured endpoint. It has yet to report what it serves."""
+        self.endpoints[endpoint.id] = endpoint
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Forget an endpoint that is no longer configured and has no requests of ours."""
+        del self.endpoints[endpoint.id]
+        if endpoint.pool is not None:
+            self._leave(endpoint, endpoint.pool)
+            self._index()
+        self._announce()
+
+    def tell(self, event: Event) -> None:
+        """Tell every core, including that of a model no endpoint serves any more."""
+        for driver in list(self._drivers):
+            driver.handle(event)
+
+    async def find(self, model: str | None) -> Pool | None:
+        """The pool that serves a name; the only pool if no name is given.
+
+        Waits while endpoints have not said yet what they serve.
+        """
+        while (pool := self.lookup(model)) is None and self.undiscovered():
+            await self._changed.wait()
+        return pool
+
+    def lookup(self, model: str | None) -> Pool | None:
+        """The pool of a name, if it is known now."""
+        if model is None:
+            return next(iter(self.pools.values())) if len(self.pools) == 1 else None
+        return self._by_name.get(model)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Configured names of endpoints that were not reached yet."""
+        names = [endpoint.settings.name for endpoint in self.endpoints.values() if endpoint.identity is None]
+        return tuple(dict.fromkeys(name for name in names if name is not None and name not in self._by_name))
+
+    def undiscovered(self) -> bool:
+        """Whether an endpoint has not yet said what it serves."""
+        return any(endpoint.identity is None for endpoint in self.endpoints.values())
+
+    async def wait_for_endpoint(self, pool: Pool) -> None:
+        """Wait until an endpoint of the pool is healthy."""
+        while not pool.healthy():
+            await self._changed.wait()
+
+    def drain(self) -> None:
+        """Let no core take new work, including that of a model no endpoint serves any more or yet."""
+        self._draining = True
+        self.tell(ShutdownStarted())
+
+    def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
+        """Note which endpoint made a stored response."""
+        if len(response_id) > _LONGEST_ID:
+            return
+        self._responses[response_id] = endpoint
+        if len(self._responses) > _REMEMBERED_RESPONSES:
+            self._responses.popitem(last=False)
+
+    def made_response(self, response_id: str) -> Endpoint | None:
+        """The endpoint that made a response."""
+        endpoint = self._responses.get(response_id)
+        return self.endpoints.get(endpoint) if endpoint is not None else None
+
+    # Reports of the monitors.
+
+    def up(self, endpoint_id: EndpointId, identity: Identity, capacity: Capacity) -> None:
+        """An endpoint takes traffic, or its identity or capacity changed."""
+        endpoint = self.endpoints[endpoint_id]
+        name = endpoint.settings.name or identity.names[0]
+        if endpoint.pool is None or endpoint.pool.name != name:
+            self._move(endpoint, identity, name)
+        assert endpoint.pool is not None  # noqa: S101  # just moved there
+        was_healthy, endpoint.healthy = endpoint.healthy, True
+        endpoint.identity = identity
+        self.ever_healthy = True
+        self._index()
+        endpoint.pool.driver.handle(EndpointUp(endpoint_id, capacity))
+        self._announce()
+        if not was_healthy:
+            self._verify(endpoint)
+
+    def down(self, endpoint_id: EndpointId, reason: str) -> None:
+        """An endpoint takes no traffic."""
+        endpoint = self.endpoints[endpoint_id]
+        endpoint.healthy = False
+        if endpoint.pool is not None:
+            endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
+
+    def observed(self, sample: Observed) -> None:
+        """A scrape of an endpoint's metrics."""
+        pool = self.endpoints[sample.endpoint].pool
+        if pool is not None:
+            pool.driver.handle(sample)
+
+    def _move(self, endpoint: Endpoint, identity: Identity, name: str) -> None:
+        left = endpoint.pool
+        if left is not None:
+            self._leave(endpoint, left)
+            _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = self._make_pool(endpoint, identity, name)
+            self._drivers.add(pool.driver)
+            if self._draining:
+                pool.driver.handle(ShutdownStarted())
+        pool.endpoints[endpoint.id] = endpoint
+        endpoint.pool = pool
+
+    def _leave(self, endpoint: Endpoint, pool: Pool) -> None:
+        del pool.endpoints[endpoint.id]
+        if not pool.endpoints:  # the model is no longer served; its waiting requests still time out
+            del self.pools[pool.name]
+        pool.driver.handle(EndpointGone(endpoint.id))
+
+    def _index(self) -> None:
+        pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it
+        self._by_name = {name: pool for pool in pools for name in pool.names}
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed.clear()

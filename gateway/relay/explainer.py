@@ -1,0 +1,78 @@
+"""The answer to `/kvgate/explain`: reads and counts a request like any other, then only asks the core about it."""
+
+from gateway.admission.events import Tick
+from gateway.admission.outcomes import Outcome
+from gateway.ops.explained import Explained
+from gateway.pools.driver import new_request
+from gateway.relay.asgi import ClientGoneError, Receive, Scope
+from gateway.relay.clients import Client, peer
+from gateway.relay.destination import unknown_model
+from gateway.relay.exchange import RefusedError
+from gateway.relay.fingerprint import fingerprint
+from gateway.relay.intake import read_within_limits
+from gateway.relay.plane import Plane
+from gateway.relay.reading import read
+from gateway.relay.understand import Work, counted, demanded, foreground, parsed, present, ttft_target
+from gateway.wire.errors import ErrorAnswer, error_answer
+from gateway.wire.request import Api, told_by
+
+_FLOW = "explain"
+"""Whose the work of reading and counting is, whoever is asked about: one share of it for all who ask. They may name any
+flow, and without an admin key anybody may ask."""
+
+
+class RelayExplainer:
+    """Asks the cores what they would do. Sends nothing, except to an engine that has to count the prompt."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def explain(
+        self, scope: Scope, receive: Receive, *, api: Api | None, flow: str | None
+    ) -> Explained | ErrorAnswer:
+        """See `gateway.ops.explained.Explainer`."""
+        try:
+            body = await self._read(scope, receive)
+            client = self._plane.clients.named(peer(scope) if flow is None else flow)
+            if api is None:
+                api = await read(self._plane.counting, _FLOW, told_by, body)
+            return await self._explained(scope, body, api, client)
+        except RefusedError as refused:
+            answer = error_answer(
+                refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
+            )
+            reason = (b"x-kvgate-reason", refused.outcome.value.encode())
+            return ErrorAnswer(answer.status, (*answer.headers, reason), answer.body)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        plane = self._plane
+        try:
+            return await read_within_limits(plane.settings.server, plane.arriving, scope, receive)
+        except ClientGoneError:
+            raise RefusedError(Outcome.INVALID_REQUEST, "The client left before its body ended.") from None
+
+    async def _explained(self, scope: Scope, body: bytes, api: Api, client: Client) -> Explained:
+        plane = self._plane
+        request = await parsed(plane.counting, _FLOW, api, body)
+        target = ttft_target(scope)
+        pool = plane.directory.lookup(request.model)
+        if pool is None:
+            raise unknown_model(plane, request.model)
+        foreground(request)
+        count = await counted(pool, request, _FLOW)
+        present(pool)
+        key = await fingerprint(client.flow, body)
+        work = Work(request, pool, count, demanded(pool, request, count), client, target, key)
+        arrival = work.arrival(new_request())
+        pool.driver.handle(Tick())  # an arriving request would find the accounts up to date, too
+        return Explained(
+            model=pool.name,
+            api=api,
+            flow=arrival.flow,
+            band=arrival.band,
+            counted=count.source,
+            prompt_tokens=arrival.demand.prompt_tokens,
+            max_tokens=arrival.demand.max_tokens,
+            sequences=arrival.demand.sequences,
+            decision=pool.driver.controller.explain(arrival, plane.clock()),
+        )

@@ -1,0 +1,217 @@
+"""The server of client connections: uvicorn with our own signals and sockets, without middleware."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from gateway.admission.outcomes import Outcome
+from gateway.config.settings import ServerSettings
+from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
+from gateway.runtime.descriptors import most_connections
+from gateway.wire.errors import openai_error
+
+KEEP_ALIVE = 75
+"""Seconds an idle client connection is kept: longer than nginx keeps its own towards us (60 s), so that we never close
+a connection that nginx is about to use."""
+IDLE_GRACE = 6.0
+"""Seconds an idle connection is kept once another process takes the new ones. httpx (under the OpenAI and Anthropic
+SDKs) and Node's fetch do not reuse a connection idle for 5 s, so a request hardly ever crosses our closing it."""
+_CLOSING_TIMEOUT = 2
+_RETRY_AFTER = 1
+"""Seconds, for clients refused because too many are connected."""
+_REFUSED_LINGER = 1.0
+_MOST_LINGERING = 32
+STALLED = 60.0
+"""Seconds a client may leave its data unread before the kernel ends its connection, in any phase, also after we closed
+our side. Like nginx's `send_timeout`."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a thousand clients may connect at once."""
+
+
+class PortTakenError(Exception):
+    """The port cannot be listened on. The message says where and why.
+
+    Attributes:
+        port: its number.
+    """
+
+    def __init__(self, message: str, port: int) -> None:
+        super().__init__(message)
+        self.port = port
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Keep uvicorn from taking the signals: a gateway drains before it stops."""
+        yield
+
+
+class _Refused(asyncio.Protocol):
+    """A connection above the limit: it is told so and closed."""
+
+    lingering = 0
+    """Refused connections kept open for a moment, so that their clients can read the answer."""
+
+    def __init__(self, transport: Any) -> None:
+        body = openai_error("Too many clients are connected. Please retry.", "server_error", Outcome.GATEWAY_FULL.value)
+        transport.set_protocol(self)
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"retry-after: %d\r\nx-kvgate-reason: %b\r\nconnection: close\r\n\r\n%b"
+            % (len(body), _RETRY_AFTER, Outcome.GATEWAY_FULL.value.encode(), body)
+        )
+        # Closing with unread bytes would reset the connection and lose the answer.
+        linger = _REFUSED_LINGER if _Refused.lingering < _MOST_LINGERING else 0.0
+        _Refused.lingering += 1
+        transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(linger, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+        _Refused.lingering -= 1
+        self._timer.cancel()
+
+
+def _bounded(
+    protocol: type[LimitedProtocol], most: Callable[[], int], on_refused: Callable[[], None]
+) -> type[LimitedProtocol]:
+    """The protocol, limited to this many connections at once."""
+
+    class Bounded(protocol):  # type: ignore[valid-type, misc]  # a class is what uvicorn takes
+        def connection_made(self, transport: Any) -> None:
+            if len(self.connections) >= most():
+                _Refused(transport)
+                on_refused()
+            else:
+                super().connection_made(transport)
+
+    return Bounded
+
+
+class Listener:
+    """One listening port with an ASGI application behind it.
+
+    Args:
+        app: the application.
+        listening: a bound socket; other processes may accept connections from it too.
+        settings: limits of what a client may send.
+        most: connections at once; None takes the settings' limit.
+        on_refused: called for each connection above the limit.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        listening: socket.socket,
+        settings: ServerSettings,
+        *,
+        most: int | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._socket = listening
+        limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
+        self._given_most = most
+        self._most = _most(settings, most)
+        self._protocol = _bounded(limited, lambda: self._most, on_refused)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=self._protocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                proxy_headers=False,
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=_CLOSING_TIMEOUT,
+                backlog=BACKLOG,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
+    def limit(self, settings: ServerSettings) -> None:
+        """Apply these limits on connections and sizes from now on."""
+        self._protocol.max_header_bytes = settings.max_header_bytes
+        self._protocol.head_timeout = settings.body_timeout
+        self._most = _most(settings, self._given_most)
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        self._socket.listen(BACKLOG)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    def retire(self) -> None:
+        """Leave new connections to another process, and let the open ones run to their end.
+
+        A request on an open one is served, and its answer says that it is the last. An idle one is closed after
+        `IDLE_GRACE`.
+        """
+        for server in self._server.servers:
+            server.close()
+        self._protocol.idle_grace = IDLE_GRACE
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, LimitedProtocol)  # noqa: S101  # what was configured
+            connection.retire()
+
+    async def stop(self) -> None:
+        """Close the port and its remaining connections."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+
+def _most(settings: ServerSettings, given: int | None) -> int:
+    return given or settings.max_connections or most_connections()
+
+
+def bind_all(settings: ServerSettings) -> list[socket.socket]:
+    """The sockets of a gateway: for clients and, if they have a port of their own, for the admin routes.
+
+    Raises:
+        PortTakenError: a port is not free.
+    """
+    ports = (settings.port,) if settings.admin_port is None else (settings.port, settings.admin_port)
+    bound: list[socket.socket] = []
+    try:
+        for port in ports:
+            bound.append(bind(settings.host, port))  # noqa: PERF401  # those before one that fails are closed
+    except PortTakenError:
+        for listening in bound:
+            listening.close()
+        raise
+    return bound
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for a `Listener`, on a free port; 0 takes any.
+
+    Raises:
+        PortTakenError: the port is not free.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Each accepted connection inherits this.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED * 1000))
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise PortTakenError(f"cannot listen on {host}:{port}: {error.strerror}", port) from None
+    listening.set_inheritable(False)
+    return listening

@@ -1,0 +1,1 @@
+"""The process's own concerns: signals, file descriptors, background work."""

@@ -1,0 +1,1 @@
+"""`kvgate serve`: the start, reload and end of its engines and its gateway."""

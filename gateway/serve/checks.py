@@ -1,0 +1,75 @@
+"""The checks before anything starts: key files, chat templates, and the models of engines to launch."""
+
+import os
+from collections.abc import Iterator
+
+from engine.arguments import Arguments
+from engine.plan.hub import CheckpointError
+from engine.preflight import check_model
+from gateway.app.chat_templates import chat_template, template_of
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError, read_secret
+from gateway.endpoints.tls import ssl_context
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot work, without any network: no models, missing files.
+
+    Raises:
+        ConfigurationError: lists every fault, one a line.
+    """
+    if faults := list(_faults(settings)):
+        raise ConfigurationError("\n".join(faults))
+
+
+def _faults(settings: Settings) -> Iterator[str]:
+    if not settings.models:
+        yield "models: there is nothing to serve; write one, as [{endpoints: [{url: http://127.0.0.1:8000}]}]"
+    auth = settings.auth
+    known: dict[str, str] = {}
+    for number, key in enumerate(auth.keys):
+        where = f"auth.keys[{number}]"
+        try:
+            secret = read_secret(key.key, key.key_file) or ""
+        except ConfigurationError as error:
+            yield f"{where}: {error}"
+            continue
+        if (first := known.setdefault(secret, where)) != where:
+            yield f"{where}: it is the same key as {first}, so nobody can tell the two apart; give each its own"
+    try:
+        read_secret(auth.admin_key, auth.admin_key_file)
+    except ConfigurationError as error:
+        yield f"auth.admin_key_file: {error}"
+    for model in settings.models:
+        try:
+            chat_template(model)
+        except ConfigurationError as error:
+            yield str(error)
+        for endpoint in model.endpoints:
+            try:
+                read_secret(endpoint.api_key, endpoint.api_key_file)
+                ssl_context(endpoint.tls)
+            except (ConfigurationError, ValueError) as error:
+                yield f"endpoint {endpoint.address}: {error}"
+
+
+def preflight(settings: Settings) -> None:
+    """Refuse in a second a model or template that would fail only after an engine's start.
+
+    Raises:
+        ConfigurationError: a model or a template is gated, missing, misspelt, offline or broken. The message gives the
+            way out.
+    """
+    for model in settings.models:
+        if model.engine is None:
+            chat_template(model)
+            continue
+        arguments = Arguments.parse(model.engine.args)
+        chat_template(model.model_copy(update={"chat_template": template_of(model, arguments)}))
+        environ = {**os.environ, **{name: value.get_secret_value() for name, value in model.engine.env.items()}}
+        try:
+            check_model(model.engine.model, arguments, environ)
+        except CheckpointError as error:
+            raise ConfigurationError(
+                f"model {model.name or model.engine.model}: {error.cause}\n{error.remedy}"
+            ) from None

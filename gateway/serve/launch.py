@@ -1,0 +1,203 @@
+"""The step from settings to the supervisor's programs: the engines, and the gateway in front of them."""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
+
+from engine.arguments import Arguments
+from engine.assembly import assembled
+from engine.command import EngineSpec
+from engine.environment import engine_python
+from engine.lifecycle import Policy
+from engine.nvml import gpus
+from engine.process import free_port
+from engine.program import Engine, Program, Role
+from gateway.app.chat_templates import FLAG, template_of
+from gateway.config.settings import EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.config.sources import ConfigurationError, revealed
+from gateway.serve.engine_setup import fitted, seats
+
+USAGE_ERROR = 2
+"""Exit code when kvgate cannot run as configured and another try would not help."""
+_GATEWAY_EXTRA_STOP = 10.0
+"""Seconds the gateway gets beyond its own time limit for running streams."""
+_OF_SUPERVISION = frozenset(
+    {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
+    | {"hung_timeout", "reload"}
+)
+"""Settings of an engine that do not reach its process. `gpus` counts by its result for each replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway(Program):
+    """A gateway, with the settings it gets at its start."""
+
+    settings: Settings = field(kw_only=True, repr=False)
+
+
+def programs(
+    settings: Settings,
+    python: Path | None = None,
+    listening: Sequence[socket.socket] = (),
+    running: Sequence[Program] = (),
+) -> tuple[list[Engine], Gateway]:
+    """The programs that have to run.
+
+    Args:
+        settings: of kvgate.
+        python: interpreter with vllm for engines that name none; None to set one up now.
+        listening: sockets the gateway accepts connections from, as `gateway.relay.server.bind_all` makes them.
+        running: the programs that already run. An engine with the description of one of these is that one; others get
+            other names.
+
+    Raises:
+        ConfigurationError: an engine cannot be placed or described.
+        SetupError: the engine's environment could not be made.
+    """
+    launched = [model.engine for model in settings.models if model.engine is not None]
+    left = [program for program in running if isinstance(program, Engine)]
+    placed = iter(seats(launched, gpus(), os.environ, left))
+    taken = {program.name for program in running}
+    engines: list[Engine] = []
+    fronting: list[ModelSettings] = []
+    for model in settings.models:
+        if model.engine is None:
+            fronting.append(model)
+            continue
+        interpreter = model.engine.python or python or engine_python()
+        of_model: list[Engine] = []
+        for number in range(model.engine.replicas):
+            seat = next(placed)
+            described = _description(model, model.engine, interpreter, seat.gpus)
+            program = next((program for program in left if program.described == described), None)
+            if program is not None:
+                left.remove(program)
+            else:
+                name = _unused(_name(model, model.engine, number), taken)
+                spec = _spec(model, model.engine, interpreter, seat.gpus, name)
+                spec, choices, bounds = fitted(spec, model.engine, seat)
+                policy = _policy(model.engine)
+                program = assembled(spec, policy, fit=bounds, choices=choices, described=described)
+            of_model.append(program)
+        engines += of_model
+        fronting.append(_fronting(model, model.engine, of_model))
+    resolved = settings.model_copy(update={"models": tuple(fronting)})
+    return engines, _gateway(resolved, listening, _unused("gateway", taken), engines)
+
+
+def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
+    try:
+        return EngineSpec(
+            name=name,
+            model=engine.model,
+            served_name=served_name(model),
+            port=free_port(),
+            python=python,
+            gpus=gpus,
+            args=_args(model, engine),
+            env={key: value.get_secret_value() for key, value in engine.env.items()},
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"model {served_name(model)}: {error}") from None
+
+
+def _args(model: ModelSettings, engine: EngineSettings) -> tuple[str, ...]:
+    if model.chat_template is None or Arguments.parse(engine.args).has(FLAG):
+        return engine.args
+    return (*engine.args, FLAG, model.chat_template)
+
+
+def _name(model: ModelSettings, engine: EngineSettings, number: int) -> str:
+    name = served_name(model)
+    return f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}"
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """The name, with a number added if a running program has it, as during a replacement."""
+    return next(name for name in chain([name], (f"{name} #{n}" for n in count(2))) if name not in taken)
+
+
+def _description(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...]) -> str:
+    """A digest of everything whose change needs a restart of the engine. A digest, since it may include secrets."""
+    described = {name: value for name, value in revealed(engine).items() if name not in _OF_SUPERVISION}
+    whole = json.dumps([served_name(model), model.chat_template, str(python), gpus, described], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def served_name(model: ModelSettings) -> str:
+    """The name clients use for a launched model: the configured one, else the folder's name or the hub id."""
+    assert model.engine is not None  # noqa: S101  # only asked for models with an engine
+    folder = Path(model.engine.model)
+    return model.name or (folder.resolve().name if folder.is_dir() else model.engine.model)
+
+
+def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Engine]) -> ModelSettings:
+    """The model as the gateway sees it: every engine is an endpoint."""
+    arguments = Arguments.parse(engine.args)
+    limit = arguments.integer("--max-num-seqs")
+    if limit is not None and limit < 1:  # vLLM refuses it
+        limit = None
+    launched = [
+        EndpointSettings.model_validate({"url": program.spec.url, "max_num_seqs": limit}) for program in engines
+    ]
+    return model.model_copy(
+        update={
+            "name": served_name(model),
+            "chat_template": template_of(model, arguments),
+            "tokenizer": model.tokenizer or arguments.text("--tokenizer") or engine.model,
+            "endpoints": (*model.endpoints, *launched),
+            "engine": None,
+        }
+    )
+
+
+def _policy(engine: EngineSettings) -> Policy:
+    return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts, hung_timeout=engine.hung_timeout)
+
+
+def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str, engines: Sequence[Engine]) -> Gateway:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    fds = tuple(opened.fileno() for opened in listening)
+    return Gateway(
+        name=name,
+        role=Role.GATEWAY,
+        argv=(
+            *(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
+            *(f"--listen={number}" for number in fds),
+            *(f"--launched={engine.spec.address}" for engine in engines),
+        ),
+        env=environment,
+        stdin=_serialised(settings),
+        fds=fds,
+        tells=True,
+        final_codes=frozenset({USAGE_ERROR}),
+        policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
+        described=_code(),
+        settings=settings,
+    )
+
+
+def telling(gateway: Gateway, settings: Settings) -> Gateway:
+    """The same gateway, with other settings."""
+    return replace(gateway, settings=settings, stdin=_serialised(settings))
+
+
+def _serialised(settings: Settings) -> bytes:
+    return json.dumps(revealed(settings)).encode()
+
+
+def _code() -> str:
+    """A digest of the code on disk now. After an upgrade it differs from the running code's."""
+    found = []
+    for package in ("gateway", "engine"):
+        for file in sorted(Path(__file__).parents[2].joinpath(package).rglob("*")):
+            if file.suffix in {".py", ".so"}:
+                stat = file.stat()
+                found.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

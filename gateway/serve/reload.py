@@ -1,0 +1,380 @@
+"""The deployment of some settings, and its change to other settings while it serves."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.assembly import moved
+from engine.cache import SetupError
+from engine.control import Reload, Say, control
+from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
+from engine.host_memory import free_bytes
+from engine.nvml import gpus
+from engine.plan.checkpoint import read_checkpoint
+from engine.plan.hub import CheckpointError
+from engine.program import Engine, Program
+from engine.room import shortage
+from engine.supervisor import Supervisor
+from gateway.config.live import ANSWER, FIXED
+from gateway.config.live import Change as SettingsChange
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError
+from gateway.relay.server import BACKLOG, bind_all
+from gateway.runtime.interrupts import early, has_terminal
+from gateway.serve.checks import preflight
+from gateway.serve.hang_restarts import Hangs
+from gateway.serve.launch import USAGE_ERROR, Gateway, programs, served_name, telling
+from gateway.serve.rollout import Change, fronting, knows, notice, serves
+
+Load = Callable[[Path | None, Mapping[str, Any]], Settings]
+"""Rereads the settings, from another file if one is given, with changes that override them."""
+
+_FAILED = 1
+"""Exit code of a reload that did not finish."""
+_PATIENCE = 30.0
+"""Seconds a gateway gets to apply other settings. One that does not answer is replaced."""
+_LOOK = 1.0
+"""Seconds between two checks for hung engines."""
+_STILL = "What ran before serves on."
+
+
+class _FailedError(Exception):
+    """A program of the new settings does not run. The text gives the reason."""
+
+
+class Deployment:
+    """The engines and the gateway of some settings, under one supervisor.
+
+    This process binds the clients' sockets once and owns them. So connections wait while a crashed gateway restarts,
+    and two gateways can accept from them during a handover.
+
+    Args:
+        settings: with at least one engine to launch.
+        load: rereads them.
+        tell: gets every event of the programs.
+        say: gets lines for a human about changes to the programs.
+        python: interpreter with vllm for engines that name none; None to set one up now.
+
+    Attributes:
+        engines: the engines that run now.
+
+    Raises:
+        ConfigurationError: the settings cannot be used.
+        SetupError: the engine's environment could not be made.
+        PortTakenError: a port is taken.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Load,
+        tell: Callable[[SupervisorEvent], None],
+        say: Say,
+        python: Path | None = None,
+    ) -> None:
+        self._load = load
+        self._tell = tell
+        self._notes = say
+        self._python = python
+        self._settings = settings
+        self._sockets = bind_all(self._settings.server)
+        try:
+            self.engines, self._gateway = programs(self._settings, python, self._sockets)
+        except BaseException:
+            self._close()
+            raise
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
+        self._hangs = Hangs(self._at)
+        self._supervisor = Supervisor([*self.engines, self._gateway], self._on_event, self._on_news)
+        self._took: dict[str, float] = {}
+        """Seconds of an engine's last start, by its program's name."""
+        self._reloading: asyncio.Task[int] | None = None
+        self._once_more = False
+        """Whether SIGHUP came during a reload, which may have read the settings before it."""
+        self._answer: asyncio.Future[str | None] | None = None
+        """The gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
+        self._hears: Say | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run until `stop` is set, or nothing useful can run any more; return the exit code.
+
+        SIGHUP reloads. If it means that the terminal was closed, kvgate stops.
+        """
+        loop = asyncio.get_running_loop()
+        had_terminal = has_terminal()
+
+        def hang_up() -> None:
+            if had_terminal and not has_terminal():
+                stop.set()
+            elif self._reloading is None:
+                self._begin(Reload(), None)
+            else:
+                self._once_more = True
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        if early.take():
+            hang_up()
+        try:
+            async with self._asked():
+                return await self._supervise(stop)
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            self._close()
+
+    async def reload(self, request: Reload, say: Say) -> int:
+        """Change to the current settings, or to those of another file. Returns an exit code.
+
+        `say` gets lines for the person who waits. Unusable settings change nothing.
+        """
+        if self._reloading is not None:
+            say("Another reload is under way: ask again when it has ended.")
+            return _FAILED
+        task = self._begin(request, say)
+        await asyncio.wait([task])
+        if task.cancelled():
+            say("kvgate is stopping: the reload was given up.")
+            return _FAILED
+        return task.result()
+
+    def _begin(self, request: Reload, say: Say | None) -> asyncio.Task[int]:
+        self._hears = say
+        self._reloading = task = asyncio.get_running_loop().create_task(self._reload(request))
+
+        def ended(task: asyncio.Task[int]) -> None:
+            self._reloading = self._hears = None
+            again, self._once_more = self._once_more, False
+            if again and not task.cancelled():
+                self._begin(Reload(), None)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _reload(self, request: Reload) -> int:
+        try:
+            settings, engines, gateway, told = await asyncio.to_thread(self._read, request)
+        except (ConfigurationError, SetupError, OSError) as error:
+            self._say(f"{error}\nNothing was changed.")
+            return USAGE_ERROR
+        try:
+            with self._supervisor.changing():
+                await self._change(settings, engines, gateway)
+        except ConfigurationError as error:
+            self._say(f"{error}\nNothing was changed.")
+            return USAGE_ERROR
+        except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
+            self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
+            for engine in [engine for engine in self.engines if not knows(self._gateway.settings, engine)]:
+                await self._stop(engine)
+            return _FAILED
+        self._settings = settings
+        for line in told:
+            self._say(line)
+        self._say("The new settings are in force.")
+        return 0
+
+    def _read(self, request: Reload) -> tuple[Settings, list[Engine], Gateway, list[str]]:
+        settings = self._load(Path(request.config) if request.config is not None else None, request.changes)
+        fixed = {name: getattr(self._settings.server, name) for name in FIXED}
+        told = SettingsChange.between(self._settings, settings).told(launches=True)
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update=fixed)})
+        engines, gateway = programs(settings, self._python, self._sockets, [*self.engines, self._gateway])
+        if any(engine not in self.engines for engine in engines):
+            preflight(settings)
+        return settings, engines, gateway, told
+
+    async def _go_by(self, engines: list[Engine], gateway: Gateway) -> bool:
+        """Have the running gateway apply other settings; False if that needs a new gateway or other engines.
+
+        Raises:
+            ConfigurationError: the settings cannot be used.
+        """
+        before = self._gateway
+        change = SettingsChange.between(before.settings, gateway.settings)
+        same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
+        if not same_engines or change.later or before.described != gateway.described:
+            return False
+        if any(self._supervisor.gave_up(engine.name) for engine in engines):
+            return False
+        self._answer = asyncio.get_running_loop().create_future()
+        program = replace(gateway, name=before.name)
+        try:
+            if not self._supervisor.become(before.name, program, gateway.stdin or b""):
+                return False
+            async with asyncio.timeout(_PATIENCE):
+                wrong = await self._answer
+        except TimeoutError:
+            return False
+        finally:
+            self._answer = None
+        if wrong:
+            self._supervisor.become(before.name, before, before.stdin or b"")
+            raise ConfigurationError(wrong)
+        self._gateway = program
+        self._say(f"{before.name}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
+        return True
+
+    async def _change(self, settings: Settings, engines: list[Engine], gateway: Gateway) -> None:
+        if await self._go_by(engines, gateway):
+            return
+        for engine in [kept for kept in engines if kept in self.engines]:
+            if self._supervisor.gave_up(engine.name):
+                await self._stop(engine)
+        change = Change.between(self.engines, engines)
+        for engine in change.added:
+            await self._start(engine)
+        pending = list(change.replaced)
+        while pending:
+            old, new = pending.pop(0)
+            await self._replace(old, new, telling(gateway, fronting(gateway.settings, pending)), settings)
+        if not change.replaced:
+            await self._hand_over(gateway)
+        for engine in change.removed:
+            await self._stop(engine)
+
+    async def _replace(self, old: Engine, new: Engine, gateway: Gateway, settings: Settings) -> None:
+        why = await self._no_surge(new, settings)
+        if why is None:
+            self._say(f"{old.name}: surge: a new engine starts beside it and takes over when it is ready")
+            await self._start(new)
+            await self._hand_over(gateway)
+            await self._stop(old)
+            return
+        others = sum(serves(engine) == serves(old) for engine in self.engines) - 1
+        patience = settings.admission.queue.no_endpoint_ttl
+        said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
+        self._say(f"{old.name}: in_place, as {why}: {said}")
+        before, was = self._gateway, self._supervisor.program(old.name)
+        await self._hand_over(gateway)
+        await self._stop(old)
+        try:
+            await self._start(new)
+        except _FailedError as error:
+            self._say(f"{error}\n{old.name}: started again as it was")
+            assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
+            back = moved(was, new.spec.port)
+            await self._start(back)
+            await self._hand_over(telling(before, fronting(before.settings, [(back, old)])))
+            raise _FailedError(_STILL) from None
+
+    async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
+        """Why an engine has to wait for the end of the one it replaces; None if it need not."""
+        chosen = {served_name(model): model.engine.reload for model in settings.models if model.engine is not None}[
+            serves(new)
+        ]
+        if chosen == "auto":
+            return await asyncio.to_thread(_shortage, new)
+        return None if chosen == "surge" else "the settings say"
+
+    async def _start(self, engine: Engine) -> None:
+        self.engines.append(engine)
+        failure = await self._supervisor.add(engine)
+        if failure is not None:
+            self.engines.remove(engine)
+            raise _FailedError(f"{engine.name} does not start. {failure}\n{_STILL}")
+
+    async def _stop(self, engine: Engine) -> None:
+        self.engines.remove(engine)
+        await self._supervisor.remove(engine.name)
+
+    async def _hand_over(self, gateway: Gateway) -> None:
+        """Start a gateway on the same sockets. When it is ready, the old one ends with its last connection."""
+        before = self._gateway
+        gateway = replace(gateway, name="gateway" if before.name != "gateway" else "gateway #2")
+        failure = await self._supervisor.add(gateway)
+        if failure is not None:
+            raise _FailedError(f"The new gateway does not start. {failure}\n{_STILL}")
+        self._gateway = gateway
+        self._say(f"{gateway.name}: takes over from {before.name}, which ends with its last connection")
+        await self._supervisor.remove(before.name, by=signal.SIGUSR1)
+
+    async def _supervise(self, stop: asyncio.Event) -> int:
+        """Run the supervisor. At its end, a reload under way is given up first."""
+        ending = asyncio.Event()
+        supervising = asyncio.create_task(self._supervisor.run(ending))
+        stopping = asyncio.create_task(stop.wait())
+        looking = asyncio.create_task(self._look_for_hangs())
+        try:
+            await asyncio.wait({supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._reloading is not None:
+                self._reloading.cancel()
+                await asyncio.wait([self._reloading])
+            ending.set()
+            return await supervising
+        finally:
+            stopping.cancel()
+            looking.cancel()
+            if not supervising.done():
+                supervising.cancel()
+                await asyncio.wait([supervising])
+
+    @contextlib.asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """Handle requests of `kvgate reload`. If their socket cannot be made, SIGHUP still works."""
+        port = int(self._sockets[0].getsockname()[1])
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(control(port, self.reload))
+            except OSError as error:
+                self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
+            yield
+
+    def _at(self, where: str) -> Program | None:
+        return next((engine for engine in self.engines if engine.spec.address == where), None)
+
+    def _on_news(self, gateway: Program, news: str) -> None:
+        kind, _, rest = news.partition(" ")
+        if kind == ANSWER:
+            self._answered(rest.strip())
+            return
+        self._hangs.on_news(gateway, news, _now())
+
+    async def _look_for_hangs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            for name, reason in self._hangs.overdue(_now()).items():
+                self._supervisor.hung(name, reason)
+
+    def _on_event(self, event: SupervisorEvent) -> None:
+        self._hangs.on_event(event, _now())
+        if isinstance(event, Crashed | Stopped) and event.program == self._gateway.name:
+            self._answered(None)  # the next one starts with the settings it was given
+        if isinstance(event, BecameReady):
+            self._took[event.program] = event.seconds
+        self._tell(event)
+        if self._hears is not None and not isinstance(event, LinePrinted):
+            self._hears(str(event))
+
+    def _answered(self, wrong: str | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(wrong)
+
+    def _say(self, text: str) -> None:
+        self._notes(text)
+        if self._hears is not None:
+            self._hears(text)
+
+    def _close(self) -> None:
+        for listening in self._sockets:
+            listening.close()
+
+
+def _shortage(engine: Engine) -> str | None:
+    """Why an engine has no room beside the running ones; None if it has."""
+    spec = engine.spec
+    try:
+        environ = {**os.environ, **spec.env}
+        found = read_checkpoint(spec.model, environ, revision=spec.arguments.text("--revision"))
+        weights = found.weight_bytes or None
+    except CheckpointError:
+        weights = None
+    return shortage(spec, os.environ, gpus=gpus(), host_free=free_bytes(), weights=weights)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

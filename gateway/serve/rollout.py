@@ -1,0 +1,85 @@
+"""PURE. The rollout of new settings: the engines to replace, add and remove, and the notice of a visible change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import HttpUrl
+
+from engine.program import Engine
+from gateway.config.settings import EndpointSettings, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the set of engines.
+
+    Attributes:
+        replaced: Pairs of an old engine and its replacement.
+        added: New engines that replace none.
+        removed: Old engines without a replacement.
+    """
+
+    replaced: tuple[tuple[Engine, Engine], ...] = ()
+    added: tuple[Engine, ...] = ()
+    removed: tuple[Engine, ...] = ()
+
+    @classmethod
+    def between(cls, old: Sequence[Engine], new: Sequence[Engine]) -> "Change":
+        """Pair old engines with new ones: first those of one served name, then in order."""
+        going = [program for program in old if program not in new]
+        coming = [program for program in new if program not in old]
+        pairs: list[tuple[Engine, Engine]] = []
+        for alike in (True, False):
+            for program in list(coming):
+                match = next((one for one in going if not alike or serves(one) == serves(program)), None)
+                if match is not None:
+                    going.remove(match)
+                    coming.remove(program)
+                    pairs.append((match, program))
+        return cls(tuple(pairs), tuple(coming), tuple(going))
+
+
+def serves(engine: Engine) -> str:
+    """The name clients use for an engine's model."""
+    return engine.spec.served_name
+
+
+def fronting(settings: Settings, pending: Sequence[tuple[Engine, Engine]]) -> Settings:
+    """A gateway's settings while the old engine of each pair still serves in place of the new one.
+
+    An old engine with another served name does not: its model is another.
+    """
+    stand_ins = {new.spec.address: old.spec for old, new in pending if serves(old) == serves(new)}
+
+    def now(endpoint: EndpointSettings) -> EndpointSettings:
+        spec = stand_ins.get(endpoint.address)
+        return endpoint if spec is None else endpoint.model_copy(update={"url": HttpUrl(spec.url)})
+
+    models = (model.model_copy(update={"endpoints": tuple(map(now, model.endpoints))}) for model in settings.models)
+    return settings.model_copy(update={"models": tuple(models)})
+
+
+def notice(old: Engine, *, others: int, took: float | None, patience: float) -> str:
+    """The effect on clients of replacing an engine in its place.
+
+    Args:
+        old: The engine that goes first.
+        others: How many more serve its model meanwhile.
+        took: Seconds of its last start; None if unknown.
+        patience: Seconds that a request waits for an engine.
+    """
+    if others:
+        return f"{serves(old)} is served by {others} of {others + 1} engines meanwhile"
+    if took is None:
+        return f"requests for {serves(old)} wait until the new engine is ready; after {patience:g} s they are refused"
+    if took <= patience:
+        return f"requests for {serves(old)} wait about {took:.0f} s: so long its last start took"
+    return (
+        f"requests for {serves(old)} wait until the new engine is ready, about {took:.0f} s as its last start took; "
+        f"those that have waited {patience:g} s are refused with 503"
+    )
+
+
+def knows(settings: Settings, engine: Engine) -> bool:
+    """Whether an engine is one of a gateway's endpoints."""
+    return any(endpoint.address == engine.spec.address for model in settings.models for endpoint in model.endpoints)

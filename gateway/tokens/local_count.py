@@ -1,0 +1,320 @@
+"""The counting functions: they take a body's bytes, and the pool runs them in a thread or in another process."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.admission.events import Prefix
+from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.features import Feature, Kind, features
+from gateway.tokens.fields import set_aside
+from gateway.tokens.messages import Json, NeedsEngineError
+from gateway.tokens.messages_api import from_messages
+from gateway.tokens.normalise import (
+    ChatPrompt,
+    Encoding,
+    TextPrompt,
+    batched,
+    chat_encoding,
+    chat_prompt,
+    text_prompt,
+)
+from gateway.tokens.prefix import prefix_of
+from gateway.tokens.render import MeasuredPrompt, TokenizerSource, renderer
+from gateway.tokens.responses_api import from_responses
+from gateway.wire.request import Api, InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Token counts of a request's prompts, in order."""
+
+    prompts: tuple[int, ...]
+    kind: Kind
+    prefix: Prefix = ()
+    """Leading parts of its prompt, if it has exactly one and the engine may find it in its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """A request to one of the engine's counting routes."""
+
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """The questions to the engine that count a request."""
+
+    prompts: tuple[EngineCall | int, ...]
+    """One for each prompt: a call, or the count if it came as token ids or is surely cut to the model's length."""
+    encoding: Encoding
+    kind: Kind
+    exact: bool = True
+    """Whether the count is exact: for some APIs the counting route orders the keys of tool calls differently."""
+
+
+# No prompt's average comes near it: except for runs of blanks, vocabularies have no token that long.
+_MOST_CHARS_PER_TOKEN = 256
+
+# Commas and brackets, weighted by memory: 6 million small values take some 400 MB, and no prompt that fits a model
+# has as many. (Those inside texts count too, although they cost nothing.)
+_MOST_VALUES = 6_000_000
+
+_PROMPT_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
+
+
+def load(source: TokenizerSource) -> None:
+    """Load a tokenizer, so that the first count does not wait for it.
+
+    Raises:
+        TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
+    """
+    renderer(source)
+
+
+def count_body(
+    source: TokenizerSource,
+    api: Api,
+    body: bytes,
+    max_model_len: int,
+    distrusted: frozenset[Feature] = frozenset(),
+    *,
+    excludes_unused: bool = False,
+    key: bytes | None = None,
+) -> Counted:
+    """Count with the tokenizer of the model.
+
+    Args:
+        source: the tokenizer.
+        api: of the request.
+        body: its bytes.
+        max_model_len: in tokens; what cannot fit is not encoded.
+        distrusted: features that this model's engine is known to treat differently.
+        excludes_unused: whether the engine leaves out tools that the model may not use.
+        key: for the hashes of the prompt's leading parts; None if they are not needed.
+
+    Raises:
+        NeedsEngineError, NotCountableError: it cannot be counted here.
+        InvalidRequestError: the engine would refuse it while building the prompt.
+        PromptTooLongError: it cannot fit.
+        TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
+    """
+    fields = _fields(body)
+    set_aside(api, fields)
+    prompts, brought = _brought(api, fields, excludes_unused=excludes_unused)
+    if brought & distrusted:
+        raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
+    measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len)]
+    prefix: Prefix = ()
+    if key is not None and len(measured) == 1 and measured[0].encoded is not None and not _skips_cache(fields):
+        # A LoRA is chosen by its name. Two names of the base model count as two models that share nothing.
+        seed = repr((fields.get("model"), fields.get("cache_salt")))
+        prefix = prefix_of(measured[0].encoded.ids, key, seed)
+    return Counted(tuple(one.tokens for one in measured), Kind(api, brought), prefix)
+
+
+def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool = False) -> EngineWork:
+    """The engine's own counting requests for a body.
+
+    Args:
+        api: of the request.
+        body: its bytes.
+        max_model_len: in tokens. Counting routes have no limit of their own, so what cannot fit is not sent to them.
+        excludes_unused: as for `count_body`. The route for conversations does not know which tools may be used.
+
+    Raises:
+        NeedsEngineError, NotCountableError: no counting route takes such a request.
+        InvalidRequestError: it has no prompt.
+        PromptTooLongError: it cannot fit.
+    """
+    longest = max_model_len * _MOST_CHARS_PER_TOKEN
+    long = len(body) > longest and _check_length(api, _fields(body), max_model_len)
+    if api is Api.MESSAGES:
+        return EngineWork(
+            (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
+        )
+    fields = _fields(body)
+    if api in {Api.CHAT, Api.BATCH}:
+        if excludes_unused and _forbids_tools(api, fields):
+            fields.pop("tools", None)
+        conversations = [fields] if api is Api.CHAT else batched(fields)
+        chats = tuple(max_model_len if long else _tokenize(_chat_fields(each)) for each in conversations)
+        return EngineWork(chats, chat_encoding(fields), Kind(api))
+    set_aside(api, fields)
+    model = {"model": fields["model"]} if "model" in fields else {}
+    if api is Api.RESPONSES:
+        (prompt,), brought = _brought(api, fields, excludes_unused=excludes_unused)
+        assert isinstance(prompt, ChatPrompt)  # noqa: S101  # as this API has it
+        call = _tokenize(model | _rendered_fields(prompt))
+        return EngineWork((call,), prompt.encoding, Kind(api, brought), exact=Feature.TOOL_CALLS not in brought)
+    texts = text_prompt(fields)
+    special = {"add_special_tokens": texts.encoding.add_special_tokens}
+    calls: list[EngineCall | int] = []
+    for item in texts.prompts:
+        if isinstance(item, list):
+            calls.append(len(item))
+        else:
+            calls.append(max_model_len if len(item) > longest else _tokenize(model | {"prompt": item} | special))
+    return EngineWork(tuple(calls), texts.encoding, Kind(api, features(texts)))
+
+
+def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
+    """Estimate a request's tokens: those of all its texts, without what a template adds.
+
+    Args:
+        source: the model's tokenizer; without it, a token counts as four characters.
+        api: of the request.
+        body: its bytes.
+    """
+    text = "\n".join(_texts(_fields(body)))
+    tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
+    return Counted((tokens,), Kind(api))
+
+
+def _fields(body: bytes) -> Json:
+    """Decode a body with the engine's parser: others read large numbers or odd strings differently."""
+    if body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{") > _MOST_VALUES:
+        raise InvalidRequestError("The request holds too many values: lists and objects of millions are not read.")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("The request body is not valid JSON.") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequestError("The request body must be a JSON object.")
+    return fields
+
+
+def _skips_cache(fields: Mapping[str, Any]) -> bool:
+    """Whether the engine computes the whole prompt and skips its cache: it asks for the prompt's own logprobs."""
+    return bool(
+        fields.get("echo")
+        or fields.get("prompt_logprobs") is not None
+        or fields.get("prompt_logprob_token_ids") is not None
+    )
+
+
+def _prompts(api: Api, fields: Mapping[str, Any]) -> Sequence[ChatPrompt | TextPrompt]:
+    match api:
+        case Api.CHAT:
+            return [chat_prompt(fields)]
+        case Api.BATCH:
+            return [chat_prompt(conversation) for conversation in batched(fields)]
+        case Api.COMPLETIONS:
+            return [text_prompt(fields)]
+        case Api.MESSAGES:
+            return [from_messages(fields)]
+        case Api.RESPONSES:
+            return [from_responses(fields)]
+
+
+def _measured(source: TokenizerSource, prompt: ChatPrompt | TextPrompt, max_model_len: int) -> Sequence[MeasuredPrompt]:
+    if isinstance(prompt, TextPrompt):
+        return renderer(source).measure_texts(prompt, max_model_len)
+    return [renderer(source).measure_chat(prompt, max_model_len)]
+
+
+def _brought(
+    api: Api, fields: Mapping[str, Any], *, excludes_unused: bool
+) -> tuple[Sequence[ChatPrompt | TextPrompt], frozenset[Feature]]:
+    """A request's prompts, and the features they bring."""
+    prompts = _prompts(api, fields)
+    brought = frozenset[Feature]().union(*map(features, prompts))
+    if Feature.TOOLS not in brought or not _forbids_tools(api, fields):
+        return prompts, brought
+    if excludes_unused:
+        prompts = [replace(prompt, tools=None) if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
+        brought -= {Feature.TOOLS}
+    return prompts, brought | {Feature.UNUSED_TOOLS}
+
+
+def _forbids_tools(api: Api, fields: Mapping[str, Any]) -> bool:
+    choice = fields.get("tool_choice")
+    return choice == "none" if api is not Api.MESSAGES else isinstance(choice, dict) and choice.get("type") == "none"
+
+
+def _tokenize(fields: Json) -> EngineCall:
+    return EngineCall("/tokenize", json.dumps(fields).encode())
+
+
+# Fields that `/tokenize` reads from a chat request under the same name.
+_TOKENIZE_FIELDS = (
+    "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "chat_template", "media_io_kwargs", "mm_processor_kwargs",
+)  # fmt: skip
+
+
+def _chat_fields(fields: Mapping[str, Any]) -> Json:
+    """A chat request for `/tokenize`: fields that route does not know go into the template's variables."""
+    asked = {name: fields[name] for name in _TOKENIZE_FIELDS if name in fields}
+    if isinstance(asked.get("messages"), list):
+        asked["messages"] = [_renamed(message) for message in asked["messages"]]
+    given = fields.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, dict):
+        raise NeedsEngineError("chat_template_kwargs is not an object")
+    own = {name: fields[name] for name in ("documents", "reasoning_effort") if fields.get(name) is not None}
+    if "reasoning_effort" in own:
+        own = {"enable_thinking": own["reasoning_effort"] != "none"} | (given or {}) | own
+    if given or own:
+        asked["chat_template_kwargs"] = (given or {}) | own
+    return asked
+
+
+def _renamed(message: Any) -> Any:
+    if not isinstance(message, dict) or "reasoning_content" not in message:
+        return message
+    renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if renamed.get("reasoning") is None:
+        renamed["reasoning"] = message["reasoning_content"]
+    return renamed
+
+
+def _rendered_fields(prompt: ChatPrompt) -> Json:
+    kwargs = dict(prompt.template_kwargs)
+    flags = {name: kwargs.pop(name) for name in ("add_generation_prompt", "continue_final_message")}
+    tools = {} if prompt.tools is None else {"tools": prompt.tools}
+    special = {"add_special_tokens": prompt.encoding.add_special_tokens}
+    return {"messages": prompt.messages, "chat_template_kwargs": kwargs} | flags | tools | special
+
+
+# Keys under which media come as base64, besides those of URLs.
+_MEDIA_KEYS = frozenset({"data", "file_data", "image_embeds", "audio_embeds", "video_embeds"})
+
+
+def _check_length(api: Api, fields: Mapping[str, Any], max_model_len: int) -> bool:
+    """Whether a request is too long but asks for truncation.
+
+    Raises:
+        PromptTooLongError: it is too long and does not.
+    """
+    characters = sum(map(len, _texts(fields)))
+    if characters <= max_model_len * _MOST_CHARS_PER_TOKEN:
+        return False
+    if api is Api.MESSAGES or fields.get("truncate_prompt_tokens") is None:
+        raise PromptTooLongError(characters // _MOST_CHARS_PER_TOKEN)
+    return True
+
+
+def _texts(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Every string of a request that may be part of its prompt, except media given as data."""
+    for name in _PROMPT_FIELDS:
+        yield from _strings(fields.get(name), brings_media=name != "tools")
+
+
+def _strings(item: Any, *, brings_media: bool) -> Iterator[str]:
+    pending = [item]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            pending += [part for key, part in item.items() if not (brings_media and _is_media(key, part))]
+        elif isinstance(item, list):
+            pending += item
+
+
+def _is_media(key: str, value: Any) -> bool:
+    """Whether it is media, judged by its key too: a text may begin like any URL."""
+    return isinstance(value, str) and (key in _MEDIA_KEYS or (key.endswith("url") and value.startswith("data:")))

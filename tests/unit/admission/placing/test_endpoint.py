@@ -1,0 +1,153 @@
+"""How one endpoint's ledger, scrapes and limits come together."""
+
+import pytest
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.events import EndpointDown, Tick
+from tests.unit.admission.playbook import arrived, at, done, nothing, progress, scrape, up
+
+
+def with_one_running(play, blocks=20, **settings):
+    """An endpoint of 100 blocks with one confirmed request, scraped at 0."""
+    p = play(**settings) >> up("a", blocks=100) >> arrived(1, blocks=blocks) << Dispatch(1, "a")
+    return p >> progress(r1=1) >> scrape("a", 0.0, kv=blocks / 100, running=1, waiting=0, tokens=0)
+
+
+class TestCorrection:
+    def test_traffic_that_goes_around_us_takes_room(self, play):
+        p = with_one_running(play)
+        for second in range(1, 12):
+            p >> at(second) >> scrape("a", second, kv=0.70, running=5, waiting=0, tokens=second)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.70, abs=0.01)
+        assert p.endpoint("a").ledger_usage == 0.20
+        p >> arrived(2, blocks=19) << Dispatch(2, "a") >> arrived(3, blocks=2) << nothing
+
+    def test_sharing_that_we_cannot_see_makes_room(self, play):
+        p = with_one_running(play, blocks=80)
+        for second in range(1, 12):
+            p >> at(second) >> scrape("a", second, kv=0.30, running=1, waiting=0, tokens=second)
+        p >> arrived(2, blocks=50) << Dispatch(2, "a")
+
+    def test_what_was_sent_after_the_sample_is_not_taken_for_a_difference(self, play):
+        p = with_one_running(play) >> at(5) >> arrived(2, blocks=50) << Dispatch(2, "a")
+        p >> at(5.1) >> progress(r2=1) >> at(5.12) >> scrape("a", 5.12, kv=0.2, running=1, waiting=0, tokens=9)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.70)
+
+    def test_a_gauge_that_does_not_move_fades_out(self, play):
+        p = with_one_running(play, blocks=20)
+        for second in range(1, 4):
+            p >> at(second) >> scrape("a", second, kv=0.95, running=5, waiting=0, tokens=second)
+        assert p.endpoint("a").closed_by == () or p.endpoint("a").effective_usage > 0.5
+        for second in range(4, 12):
+            p >> at(second) >> progress(r1=second) >> scrape("a", second, kv=0.95, running=5, waiting=0, tokens=3)
+        assert p.endpoint("a").effective_usage == pytest.approx(p.endpoint("a").ledger_usage)
+
+    def test_without_scrapes_the_ledger_carries_on_and_the_gate_opens(self, play):
+        p = with_one_running(play)
+        for second in range(1, 20):
+            p >> at(second) >> scrape("a", second, kv=1.0, running=5, waiting=0, tokens=second)
+        p >> arrived(2, blocks=20) << nothing
+        assert p.endpoint("a").closed_by == ("gate",)
+        p >> at(22.5) >> Tick() << nothing
+        p >> at(25) >> Tick() << Dispatch(2, "a")
+
+    def test_with_nothing_of_ours_in_flight_a_stuck_gauge_says_nothing(self, play):
+        p = with_one_running(play) >> at(1) >> done(1)
+        p >> at(2) >> scrape("a", 2, kv=0.95, running=1, waiting=0, tokens=0) >> at(2.5)
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> progress(r2=1) >> arrived(3, blocks=10) << Dispatch(3, "a")
+
+    def test_with_nothing_of_ours_in_flight_an_engine_that_works_for_others_is_believed(self, play):
+        p = play() >> up("a", blocks=100) >> scrape("a", 0.0, kv=0.5, running=9, waiting=0, tokens=0)
+        p >> at(1) >> scrape("a", 1.0, kv=0.85, running=9, waiting=0, tokens=500)
+        p >> arrived(1, blocks=10) << Dispatch(1, "a")  # idle, as far as we are concerned
+        p >> arrived(2, blocks=1) << nothing
+
+    def test_a_late_scrape_that_overtook_another_is_ignored(self, play):
+        p = with_one_running(play)
+        p >> at(2) >> scrape("a", 2.0, kv=0.2, running=1, waiting=0, tokens=5)
+        p >> scrape("a", 1.0, kv=0.99, running=1, waiting=0, tokens=3)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.2)
+
+
+class TestUnknownSize:
+    def test_the_gauge_alone_gates_where_the_engine_does_not_tell_its_size(self, play):
+        p = play() >> up("a", blocks=None) >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")
+        p >> at(1) >> scrape("a", 1, kv=0.92, running=2, waiting=0, tokens=5) >> arrived(3) << nothing
+        p >> at(2) >> scrape("a", 2, kv=0.85, running=2, waiting=0, tokens=9) << nothing
+        p >> at(3) >> scrape("a", 3, kv=0.75, running=2, waiting=0, tokens=15) << Dispatch(3, "a")
+        assert p.endpoint("a").ledger_usage is None
+
+    def test_a_stale_gauge_gates_nothing(self, play):
+        p = play() >> up("a", blocks=None) >> arrived(1) << Dispatch(1, "a")
+        p >> at(1) >> scrape("a", 1, kv=0.95, running=2, waiting=0, tokens=5) >> arrived(2) << nothing
+        p >> at(4) >> Tick() << nothing >> at(5) >> Tick() << Dispatch(2, "a")
+
+
+class TestEngineWaiting:
+    def test_requests_of_others_that_wait_close_the_gate(self, play):
+        p = with_one_running(play)
+        p >> at(1) >> scrape("a", 1, kv=0.2, running=1, waiting=3, tokens=5) >> arrived(2) << Dispatch(2, "a")
+        p >> progress(r2=1)
+        p >> at(2) >> scrape("a", 2, kv=0.2, running=2, waiting=3, tokens=9) >> arrived(3) << nothing
+        assert p.endpoint("a").closed_by == ("engine_waiting",)
+        p >> at(3) >> scrape("a", 3, kv=0.2, running=2, waiting=0, tokens=15) << Dispatch(3, "a")
+
+    def test_our_own_burst_does_not_close_the_gate(self, play):
+        p = play() >> up("a")
+        for request in range(1, 6):
+            p >> arrived(request) << Dispatch(request, "a")
+        for second in range(1, 5):
+            p >> at(second) >> scrape("a", second, kv=0.1, running=0, waiting=5, tokens=second)
+            assert p.endpoint("a").gate_open
+
+    def test_silent_requests_count_as_ours_on_their_way_only_until_their_first_token_is_due(self, play):
+        p = with_one_running(play) >> at(1) >> scrape("a", 1, kv=0.2, running=1, waiting=0, tokens=50)
+        for request in range(2, 5):
+            p >> arrived(request, streamed=False) << Dispatch(request, "a")
+        for second in (2, 3, 4):
+            p >> at(second) >> scrape("a", second, kv=0.3, running=second, waiting=3, tokens=50 * second)
+        assert p.endpoint("a").closed_by == ("engine_waiting",)
+
+    def test_growth_that_nobody_reported_is_not_taken_for_traffic_around_us(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, streamed=False) << Dispatch(1, "a")
+        p >> scrape("a", 0, kv=0.2, running=1, waiting=0, tokens=0)
+        for second, kv in [(1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5)]:  # ten blocks a second
+            p >> at(second) >> scrape("a", second, kv=kv, running=1, waiting=0, tokens=160 * second)
+        assert p.endpoint("a").ledger_usage == pytest.approx(0.5, abs=0.02)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.5, abs=0.02)
+
+
+class TestSequenceLimit:
+    def test_a_learned_limit_holds_requests_back_and_is_shown(self, play):
+        p = play() >> up("a")
+        for request in range(1, 4):
+            p >> arrived(request) << Dispatch(request, "a") >> Tick()
+        p >> progress(r1=1, r2=1)
+        for second in (1, 2):
+            p >> at(second) >> scrape("a", second, kv=0.1, running=2, waiting=1, tokens=second)
+        state = p.endpoint("a")
+        assert (state.sequence_limit, state.sequence_limit_learned) == (2, True)
+        assert state.closed_by == ("sequences",)
+        p >> arrived(4) << nothing >> done(1) << nothing >> done(2) << Dispatch(4, "a")
+
+    def test_an_engine_that_came_back_may_have_another(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
+        for second in (1, 2):
+            p >> at(second) >> scrape("a", second, kv=0.1, running=1, waiting=1, tokens=second)
+        assert p.endpoint("a").sequence_limit == 1
+        p >> EndpointDown("a", "killed") >> done(1) >> up("a") << nothing
+        assert p.endpoint("a").sequence_limit is None
+
+
+class TestShown:
+    def test_a_down_endpoint_says_why(self, play):
+        p = play() >> up("a") >> EndpointDown("a", "no answer")
+        assert (p.endpoint("a").up, p.endpoint("a").reason) == (False, "no answer")
+        p >> up("a")
+        assert (p.endpoint("a").up, p.endpoint("a").reason) == (True, None)
+
+    def test_the_age_of_the_last_scrape_is_told(self, play):
+        p = play() >> up("a")
+        assert p.endpoint("a").scrape_age is None
+        p >> at(5) >> scrape("a", 4.5, kv=0.5) >> at(7)
+        assert (p.endpoint("a").scrape_age, p.endpoint("a").observed_usage) == (2.5, 0.5)

@@ -1,0 +1,131 @@
+"""The table of rules, and what is read from it."""
+
+import pytest
+
+from gateway.admission.events import Arrived, Capacity, Demand, Observed
+from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.request import RequestRecord
+from gateway.admission.placing.rules import RULES, Next, closed_by, deficit, next_in_line, refusal
+from gateway.admission.policy import Policy
+from gateway.admission.prediction.predictor import Predictor
+
+NOW = 1.0
+BLOCK = 16
+PREDICTOR = Predictor()
+
+
+def endpoint(policy=None, **capacity):
+    settings = {"max_model_len": 4096, "kv_blocks": 100, "block_size": BLOCK, **capacity}
+    return EndpointRecord("a", Capacity(**settings), policy or Policy(), PREDICTOR)
+
+
+def request(blocks=1, *, max_tokens=1, number=1):
+    arrival = Arrived(number, Demand((blocks * BLOCK - 1,), max_tokens))
+    return RequestRecord(arrival, NOW, PREDICTOR.kind(arrival))
+
+
+def holding(blocks, *, seen=True, max_tokens=1, **settings):
+    """An endpoint with one request on it."""
+    made = endpoint(**settings)
+    reservation = made.reserve(request(blocks, max_tokens=max_tokens), NOW)
+    if seen:
+        made.ledger.progress(reservation, 1, NOW)
+    made.settle(NOW)
+    return made
+
+
+def asked(e, *args, **settings):
+    rule = refusal(e, request(*args, **settings), NOW)
+    return None if rule is None else rule.name
+
+
+def test_each_rule_has_a_name_and_a_meaning_of_its_own():
+    assert len({rule.name for rule in RULES}) == len({rule.says_no for rule in RULES}) == len(RULES)
+
+
+def test_those_that_measure_are_asked_last():
+    measures = [rule.measures for rule in RULES]
+    assert measures == sorted(measures)
+
+
+def test_what_fits_is_not_refused():
+    assert asked(holding(10), 10) is None
+
+
+def test_an_idle_endpoint_takes_what_exceeds_every_limit_but_not_while_it_is_busy():
+    e = endpoint(max_num_seqs=0)
+    assert asked(e, 99) is None
+    e.hold(NOW)
+    assert asked(e, 1) == "busy"
+
+
+def gate_closed():
+    e = holding(95)
+    e.settle(NOW)
+    return e
+
+
+def engine_waits():
+    e = holding(10)
+    for second in (0.2, 0.4):
+        e.observe(Observed("a", NOW + second, None, 1, 9, int(second * 10), 0), NOW + second)
+    return e
+
+
+SAY_NO = {
+    "busy": (lambda: (e := holding(10), e.hold(NOW))[0], 1),
+    "sequences": (lambda: holding(10, max_num_seqs=1), 1),
+    "gate": (gate_closed, 1),
+    "engine_waiting": (engine_waits, 1),
+    "prefill": (lambda: holding(30, seen=False), 10),
+    "kv": (lambda: holding(50), 45),
+    "forecast": (lambda: holding(50, max_tokens=BLOCK * 45), 5),
+}
+
+
+@pytest.mark.parametrize("name", SAY_NO)
+def test_the_first_that_says_no_is_told(name):
+    make, blocks = SAY_NO[name]
+    assert asked(make(), blocks, max_tokens=BLOCK * 45 if name == "forecast" else 1) == name
+
+
+def test_every_rule_is_tried():
+    assert {rule.name for rule in RULES} == {*SAY_NO, "share"}
+
+
+def test_a_flow_that_has_its_share_leaves_room_for_others():
+    e, asking = holding(50), request(30)
+    asking.spare = 20 * BLOCK
+    assert refusal(e, asking, NOW).name == "share"
+    asking.spare = 10 * BLOCK
+    assert refusal(e, asking, NOW) is None
+
+
+def test_where_the_size_of_the_cache_is_unknown_no_rule_of_it_is_asked():
+    assert asked(holding(50, kv_blocks=None), 99) is None
+    assert deficit(holding(50, kv_blocks=None), request(99), NOW) == 0.0
+
+
+def test_what_must_become_free_is_the_most_that_a_rule_that_frees_lacks():
+    e = holding(50)
+    assert deficit(e, request(40), NOW) == 0.0
+    assert deficit(e, request(45), NOW) == pytest.approx(5 * BLOCK)
+
+
+def test_an_endpoint_is_closed_by_what_holds_for_every_request():
+    assert closed_by(holding(50), NOW) == ()
+    assert [rule.name for rule in closed_by(gate_closed(), NOW)] == ["gate"]
+    assert [rule.name for rule in closed_by(holding(10, max_num_seqs=1), NOW)] == ["sequences"]
+    assert [rule.name for rule in closed_by(holding(33, seen=False), NOW)] == ["prefill"]
+
+
+def test_whoever_might_fit_is_asked_next():
+    by_name = {rule.name: rule for rule in RULES}
+    assert next_in_line([]) is Next.NOBODY
+    e = endpoint()
+    for names, after in (
+        (("busy", "sequences"), Next.NOBODY),
+        (("busy", "kv"), Next.SMALLER),
+        (("kv", "share"), Next.OTHER_FLOWS),
+    ):
+        assert next_in_line([(e, by_name[name]) for name in names]) is after

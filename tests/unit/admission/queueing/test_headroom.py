@@ -1,0 +1,123 @@
+import pytest
+
+from gateway.admission.queueing.headroom import ACTIVE, HOLDINGS_WINDOW, KEPT_FLOWS, Headroom, Holdings
+
+
+def flying(*sent, weights=None, now=0.0):
+    headroom = Headroom(weights or {})
+    for flow, tokens in sent:
+        headroom.sent(flow, tokens, now)
+    return headroom
+
+
+def spare(headroom, flow, now, **waiting):
+    return headroom.spare(flow, lambda name: waiting.get(name, 0), now)
+
+
+def test_a_single_flow_leaves_nothing_free():
+    assert spare(flying(("a", 500), ("a", 500)), "a", 1.0) == 0
+
+
+def test_who_is_beyond_its_share_leaves_room_for_one_request_of_each_other():
+    headroom = flying(("noisy", 500), ("noisy", 500), ("noisy", 500), ("quiet", 80), ("calm", 40))
+    assert spare(headroom, "noisy", 1.0) == 120
+
+
+def test_who_is_within_it_may_use_that_room():
+    headroom = flying(("noisy", 500), ("noisy", 500), ("quiet", 80))
+    assert spare(headroom, "quiet", 1.0) == 0
+    assert spare(headroom, "new", 1.0) == 0
+
+
+def test_flows_that_hold_about_the_same_leave_each_other_nothing():
+    headroom = flying(("a", 520), ("b", 480))
+    assert spare(headroom, "a", 1.0) == spare(headroom, "b", 1.0) == 0
+
+
+def test_shares_go_by_weight():
+    sent = (("large", 300), ("small", 100))
+    assert spare(flying(*sent), "large", 1.0) == 100
+    assert spare(flying(*sent, weights={"large": 4.0}), "large", 1.0) == 0
+
+
+def test_room_is_kept_for_what_a_flow_had_at_its_fullest_of_late():
+    headroom = flying(("noisy", 2000), ("quiet", 80), ("quiet", 80), ("quiet", 80))
+    headroom.left("quiet", 80, 1.0)
+    headroom.left("quiet", 80, 1.0)
+    assert spare(headroom, "noisy", 2.0) == 160 + 80
+    headroom.sent("quiet", 80, ACTIVE)
+    assert spare(headroom, "noisy", ACTIVE) == 80 + 80  # it is known for one span more
+    headroom.left("quiet", 80, ACTIVE)
+    headroom.sent("quiet", 80, 2 * ACTIVE)
+    assert spare(headroom, "noisy", 2 * ACTIVE) == 80
+
+
+def test_a_burst_does_not_take_a_flow_beyond_its_share_before_it_has_lasted():
+    headroom = flying(("noisy", 500), ("quiet", 80))
+    headroom.sent("noisy", 1, 60.0)
+    headroom.sent("quiet", 800, 60.0)
+    assert spare(headroom, "quiet", 61.0) == 0
+    assert spare(headroom, "quiet", 60.0 + 2 * HOLDINGS_WINDOW) > 0
+
+
+def test_who_holds_less_than_its_share_now_leaves_nothing_whatever_it_held_before():
+    headroom = flying(("noisy", 500), ("noisy", 100), ("quiet", 300))
+    assert spare(headroom, "noisy", 20.0) > 0
+    headroom.left("noisy", 500, 20.0)
+    assert spare(headroom, "noisy", 20.1) == 0
+
+
+def test_nothing_is_kept_for_who_has_more_than_that_waiting():
+    headroom = flying(("noisy", 500), ("other", 80), ("other", 80))
+    assert spare(headroom, "noisy", 1.0, other=0) == 80
+    headroom.left("other", 80, 1.0)
+    assert spare(headroom, "noisy", 2.0, other=2) == 160
+    assert spare(headroom, "noisy", 2.0, other=3) == 0
+
+
+def test_room_is_kept_only_for_flows_heard_of_lately():
+    headroom = flying(("noisy", 500), ("quiet", 80))
+    assert spare(headroom, "noisy", ACTIVE) == 80
+    assert spare(headroom, "noisy", ACTIVE + 1) == 0
+
+
+def test_what_left_counts_no_more_and_what_one_needs_is_a_mean():
+    headroom = flying(("noisy", 500), ("quiet", 80), ("quiet", 180))
+    assert spare(headroom, "noisy", 1.0) == 90
+    headroom.left("noisy", 500, 1.0)
+    assert spare(headroom, "noisy", 1.0) == 0
+
+
+def test_idle_flows_are_forgotten_and_few_are_looked_at():
+    headroom = Headroom({})
+    for number in range(5 * KEPT_FLOWS):
+        headroom.sent(f"f{number}", 10, 0.0)
+        headroom.left(f"f{number}", 10, 0.0)
+    headroom.sent("noisy", 1000, 1.0)
+    assert spare(headroom, "noisy", 2.0) == (KEPT_FLOWS - 1) * 20
+    for number in range(5 * KEPT_FLOWS):
+        headroom.sent("noisy", 1000, ACTIVE + 5.0 + number)
+    assert len(headroom._active) == 1
+
+
+class TestHeld:
+    def test_the_average_follows_within_a_few_of_its_time_constants(self):
+        held = Holdings()
+        held.add(100, 0.0)
+        assert held.average(0.0) == 0
+        assert held.average(10 * HOLDINGS_WINDOW) > 99
+        held.add(-100, 10 * HOLDINGS_WINDOW)
+        assert 30 < held.average(11 * HOLDINGS_WINDOW) < 45
+
+    def test_averages_of_parts_add_up_to_that_of_the_whole(self):
+        one, other, both = Holdings(), Holdings(), Holdings()
+        for part, tokens, at in ((one, 500, 3.0), (other, 80, 31.0), (one, -200, 33.0), (other, 40, 34.5)):
+            part.add(tokens, at)
+            both.add(tokens, at)
+        assert one.average(40.0) + other.average(40.0) == pytest.approx(both.average(40.0))
+
+    def test_a_short_burst_hardly_shows(self):
+        held = Holdings()
+        held.add(1000, 60.0)
+        held.add(-1000, 60.1)
+        assert held.average(60.1) < 1000 * 0.1 / HOLDINGS_WINDOW * 1.1

@@ -1,0 +1,90 @@
+from math import inf
+
+import pytest
+
+from gateway.admission.queueing.fairness import Flow
+from gateway.admission.queueing.lane import Lane
+from tests.fakes.waiting import Waiting
+
+
+class Row:
+    """A lane, and the flows in it."""
+
+    def __init__(self):
+        self.lane = Lane()
+        self.flows = {}
+        self.turns = 0
+
+    def join(self, flow, cost=10.0, turn=None):
+        self.turns += 1
+        request = Waiting(self.turns, flow=flow, cost=cost)
+        request.order = request.ticket = turn or self.turns
+        self.lane.push(request, self.flows.setdefault(flow, Flow(flow, 1.0, 0.0)))
+        return request
+
+    def behind(self, count):
+        return [request.name for request in self.lane.behind(count)]
+
+
+@pytest.fixture
+def row():
+    return Row()
+
+
+def test_the_least_counter_goes_first_then_who_came_first(row):
+    first = row.join("a")
+    second = row.join("b")
+    assert row.lane.head() is first
+    row.flows["a"].counter = 5.0
+    assert row.lane.head() is second
+    row.flows["b"].counter = 5.0
+    assert row.lane.head() is first
+    assert row.lane.place() == (5.0, 1)
+
+
+def test_a_flow_moves_forward_when_it_is_refunded(row):
+    row.join("a")
+    second = row.join("b")
+    row.flows["b"].counter = 5.0
+    row.flows["a"].counter = 5.0
+    row.lane.head()
+    row.flows["b"].counter = 4.0
+    row.lane.refunded(row.flows["b"])
+    row.lane.refunded(Flow("unknown", 1.0, 0.0))
+    assert row.lane.head() is second
+
+
+def test_who_has_an_earlier_turn_becomes_the_head(row):
+    row.join("a", turn=5)
+    early = row.join("a", turn=2)
+    assert row.lane.head() is early
+    assert [request.order for request in row.lane.line("a")] == [2, 5]
+
+
+def test_a_lane_is_over_when_nobody_waits(row):
+    request = row.join("a")
+    assert row.lane
+    row.lane.remove(request)
+    assert not row.lane
+    assert not list(row.lane)
+    assert not list(row.lane.line("a"))
+
+
+def test_behind_the_head_they_stand_as_if_each_was_taken(row):
+    for flow, cost in [("a", 10.0), ("a", 10.0), ("a", 10.0), ("b", 4.0), ("b", 4.0), ("b", 4.0), ("c", 25.0)]:
+        row.join(flow, cost)
+    assert row.behind(4) == [4, 7, 5, 6]
+    assert row.lane.reach == 8.0
+    assert row.behind(99) == [4, 7, 5, 6, 2, 3]
+    assert row.lane.reach == inf
+    assert row.lane.head().name == 1, "looking changes nothing"
+
+
+def test_behind_the_head_of_one_flow(row):
+    for _ in range(5):
+        row.join("a")
+    assert row.behind(2) == [2, 3]
+    assert row.lane.reach == 20.0
+    assert row.behind(4) == [2, 3, 4, 5]
+    assert row.behind(9) == [2, 3, 4, 5]
+    assert row.lane.reach == inf

@@ -1,0 +1,34 @@
+from itertools import pairwise
+
+from gateway.admission.queueing.retry_after import CAP, FLOOR, UNKNOWN, RetryAfter, queue_budget
+
+
+def test_a_wait_and_a_prefill_together_take_the_target():
+    assert queue_budget(5.0, 1.5, 60.0) == 3.5
+
+
+def test_a_long_prompt_may_still_wait_for_half_of_it():
+    assert queue_budget(5.0, 30.0, 60.0) == 2.5
+
+
+def test_nobody_waits_longer_than_the_time_to_live():
+    assert queue_budget(None, 1.0, 60.0) == 60.0
+    assert queue_budget(500.0, 1.0, 60.0) == 60.0
+
+
+def test_it_keeps_to_its_bounds():
+    retry = RetryAfter()
+    assert all(FLOOR <= retry.after(-3.0) <= FLOOR * 1.25 for _ in range(100))
+    assert all(CAP / 1.25 <= retry.after(1e6) <= CAP for _ in range(100))
+
+
+def test_unknown_is_a_few_seconds():
+    assert UNKNOWN <= RetryAfter().after(None) <= UNKNOWN * 1.25
+
+
+def test_those_refused_together_are_spread_evenly():
+    retry = RetryAfter()
+    times = sorted(retry.after(10.0) for _ in range(100))
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert times[0] >= 10.0
+    assert max(gaps) < 3 * (times[-1] - times[0]) / len(gaps)

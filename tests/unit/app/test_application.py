@@ -1,0 +1,80 @@
+import asyncio
+import json
+import ssl
+from pathlib import Path
+
+import httpx
+
+from gateway.app.application import Application
+from gateway.config.settings import Settings
+
+CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+ANSWERS = {
+    "/health": "",
+    "/metrics": 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\n',
+    "/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 1000}]}),
+    "/version": '{"version": "0"}',
+    "/tokenize": '{"count": 3}',
+    "/v1/chat/completions": json.dumps(
+        {
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "ho"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+        }
+    ),
+}
+
+
+class PrivateEngine:
+    """A server whose certificate is of a CA that the system does not know, and that wants a key."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def serve(self) -> asyncio.Server:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(CERTIFICATES / "localhost.pem", CERTIFICATES / "localhost.key")
+        return await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = next((int(line[15:]) for line in head.splitlines() if line.startswith("content-length:")), 0)
+        await reader.readexactly(length)
+        path = head.split(" ")[1]
+        body = ANSWERS.get(path)
+        status = "404 Not Found" if body is None else "200 OK"
+        if "authorization: bearer k\r\n" not in head:
+            status = "401 Unauthorized"
+        elif body is not None:
+            self.asked.append(path)
+        kind = "content-type: application/json\r\nconnection: close\r\n"
+        writer.write(f"HTTP/1.1 {status}\r\n{kind}content-length: {len(body or '')}\r\n\r\n{body or ''}".encode())
+        await writer.drain()
+        writer.close()
+
+
+async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> None:
+    engine = PrivateEngine()
+    async with await engine.serve() as listening:
+        port = listening.sockets[0].getsockname()[1]
+        endpoint = {"url": f"https://localhost:{port}", "api_key": "k", "tls": {"ca_file": CERTIFICATES / "ca.pem"}}
+        application = Application(
+            Settings.model_validate(
+                {
+                    "server": {"host": "127.0.0.1", "port": 0},
+                    "models": [{"endpoints": [endpoint]}],
+                    "counting": {"processes": 0},
+                    "admission": {"queue": {"no_endpoint_ttl": 10}},
+                }
+            )
+        )
+        await application.start()
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{application.port}", timeout=20) as client:
+                while (await client.get("/readyz")).status_code != httpx.codes.OK:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                answer = await client.post("/v1/chat/completions", json=CHAT)
+        finally:
+            await application.stop()
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert "/tokenize" in engine.asked

@@ -1,0 +1,80 @@
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from gateway.admission.policy import Band, Mode, Policy, Rule
+from gateway.config.settings import AdmissionSettings, Settings
+
+
+def sections(model, path=()):
+    """Every section of the settings, with the path to it."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from sections(kind, (*path, name))
+
+
+def test_every_setting_says_what_it_is_for():
+    for path, model in sections(Settings):
+        for name, field in model.model_fields.items():
+            assert field.description, (*path, name)
+            assert field.description.rstrip(")`").endswith((".", "one")) or field.description.endswith("."), (
+                path,
+                name,
+            )
+
+
+def test_no_section_takes_an_unknown_key_or_changes_after_it_was_read():
+    for path, model in sections(Settings):
+        assert model.model_config["extra"] == "forbid", path
+        assert model.model_config["frozen"], path
+
+
+def test_nothing_is_read_behind_the_back_of_the_sources(monkeypatch):
+    monkeypatch.setenv("KVGATE_SERVER__PORT", "1")
+    assert Settings().server.port == 8080
+
+
+def test_a_key_has_exactly_one_source():
+    for key in ({}, {"key": "a", "key_file": "/b"}):
+        with pytest.raises(ValidationError, match="exactly one"):
+            Settings.model_validate({"auth": {"keys": [{"name": "a", **key}]}})
+
+
+def test_the_defaults_of_the_settings_are_those_of_the_core():
+    assert AdmissionSettings().to_policy(weights={}, poll_interval=1.0) == Policy()
+
+
+def test_every_setting_of_admission_reaches_the_core():
+    queue = {"ttl": 1, "no_endpoint_ttl": 2, "max_requests": 3, "max_bytes": 4}
+    bands = {0: {"ttft_target": 1.5}, 2: {"reserved": 0.25}}
+    given = {"mode": "observe", "policy": "forecast", "kv_high": 0.7, "kv_low": 0.6, "ttft_target": 9, "max_passes": 5}
+    settings = AdmissionSettings.model_validate({**given, "bands": bands, "queue": queue})
+    assert settings.to_policy(weights={"a": 2.0}, poll_interval=0.5) == Policy(
+        mode=Mode.OBSERVE,
+        rule=Rule.FORECAST,
+        kv_high=0.7,
+        kv_low=0.6,
+        ttl=1,
+        no_endpoint_ttl=2,
+        max_requests=3,
+        max_bytes=4,
+        ttft_target=9,
+        bands={0: Band(1.5, 0.0), 2: Band(None, 0.25)},
+        weights={"a": 2.0},
+        max_passes=5,
+        poll_interval=0.5,
+    )
+
+
+@pytest.mark.parametrize("off", [None, "none"])
+def test_a_ttft_target_can_be_turned_off(off):
+    assert AdmissionSettings.model_validate({"ttft_target": off}).ttft_target is None
+
+
+def test_a_flow_has_one_weight():
+    keys = [{"name": "a", "key": "1", "weight": 2}, {"name": "a", "key": "2", "weight": 2}, {"name": "b", "key": "3"}]
+    assert Settings.model_validate({"auth": {"keys": keys}}).auth.weights == {"a": 2.0, "b": 1.0}
+    keys[1]["weight"] = 3
+    with pytest.raises(ValidationError, match=r"'a' has weights 2\.0 and 3\.0"):
+        Settings.model_validate({"auth": {"keys": keys}})

@@ -1,0 +1,22 @@
+"""Time that passes by itself, for what waits and asks no network."""
+
+import asyncio
+
+import pytest
+
+
+@pytest.fixture
+async def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all wait, the loop's time goes on to what is due next: a wait is as long as it says, and takes no time."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    select = loop._selector.select  # type: ignore[attr-defined]
+
+    def hurry(timeout: float | None) -> list[object]:
+        nonlocal now
+        if not (found := select(timeout and 0)):
+            now += timeout or 0
+        return found
+
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr(loop._selector, "select", hurry)  # type: ignore[attr-defined]

@@ -1,0 +1,234 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.events import (
+    Capacity,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Observed,
+    ShutdownStarted,
+)
+from gateway.config.settings import ModelSettings
+from gateway.endpoints.health import State
+from gateway.endpoints.identity import Identity
+from gateway.pools.directory import Directory, Endpoint, Pool
+
+CAPACITY = Capacity(max_model_len=100, kv_blocks=10)
+
+
+class Driver:
+    """Keeps the events of a pool."""
+
+    def __init__(self):
+        self.events = []
+
+    def handle(self, event):
+        self.events.append(event)
+
+
+def identity(*names, loras=(), length=100, version="0.32.0"):
+    return Identity(names=names, loras=loras, root=None, max_model_len=length, version=version)
+
+
+class World:
+    """A directory of endpoints, and what it asked for."""
+
+    def __init__(self):
+        self.verified = []
+        self.evacuated = []
+        self.directory = Directory(
+            lambda endpoint, identity, name: Pool(name, None, Driver(), counter=None, relay_concurrency=1),
+            lambda endpoint: self.verified.append(endpoint.id),
+            self.evacuated.append,
+            expire=None,
+        )
+
+    def add(self, name, *, model=None):
+        settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
+        monitor = SimpleNamespace(status=SimpleNamespace(state=State.UP))
+        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, monitor)
+        self.directory.add(endpoint)
+        return endpoint
+
+    def up(self, endpoint, who):
+        self.directory.up(endpoint.id, who, CAPACITY)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_an_endpoint_joins_the_pool_of_its_model(world):
+    first, second, other = world.add("a"), world.add("b"), world.add("c")
+    assert world.directory.undiscovered()
+    world.up(first, identity("m", "alias"))
+    world.up(second, identity("m"))
+    world.up(other, identity("n"))
+    directory = world.directory
+    assert not directory.undiscovered()
+    assert set(directory.pools) == {"m", "n"}
+    assert directory.lookup("alias") is directory.lookup("m") is first.pool is second.pool
+    assert directory.lookup("n") is other.pool
+    assert directory.lookup("other") is None
+    assert directory.lookup(None) is None, "with several models, one has to be named"
+    assert first.pool.driver.events == [EndpointUp(first.id, CAPACITY), EndpointUp(second.id, CAPACITY)]
+    assert world.verified == ["a", "b", "c"]
+
+
+async def test_the_only_model_needs_no_name(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    assert world.directory.lookup(None) is endpoint.pool
+
+
+async def test_a_configured_name_goes_before_the_endpoints_own(world):
+    endpoint = world.add("a", model="mine")
+    world.up(endpoint, identity("m"))
+    assert endpoint.pool.name == "mine"
+    assert world.directory.lookup("mine") is world.directory.lookup("m") is endpoint.pool
+
+
+async def test_adapters_come_and_go(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", loras=("adapter",)))
+    assert world.directory.lookup("adapter") is endpoint.pool
+    world.up(endpoint, identity("m"))
+    assert world.directory.lookup("adapter") is None
+    assert world.verified == ["a"], "it was up all the time"
+
+
+async def test_an_endpoint_that_serves_another_model_changes_its_pool(world):
+    endpoint, stays = world.add("a"), world.add("b")
+    world.up(endpoint, identity("m"))
+    world.up(stays, identity("m"))
+    before = endpoint.pool
+    world.up(endpoint, identity("n"))
+    assert endpoint.pool.name == "n"
+    assert list(before.endpoints) == ["b"]
+    assert EndpointGone(endpoint.id) in before.driver.events
+    assert world.directory.lookup("m") is before
+
+
+async def test_a_model_that_nobody_serves_any_more_is_gone(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", "alias"))
+    before = endpoint.pool
+    world.up(endpoint, identity("n"))
+    directory = world.directory
+    assert list(directory.pools) == ["n"]
+    assert directory.lookup("m") is directory.lookup("alias") is None
+    assert directory.lookup(None) is endpoint.pool, "again it is the only one"
+    assert before.driver.events[-1] == EndpointGone(endpoint.id)
+    world.up(endpoint, identity("m"))
+    assert directory.lookup("m") is endpoint.pool is not before
+
+
+async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
+    first, second = world.add("a"), world.add("b")
+    world.up(first, identity("m", "default"))
+    world.up(second, identity("n", "default"))
+    assert world.directory.lookup("default") is first.pool
+    world.up(first, identity("other"))
+    assert world.directory.lookup("default") is second.pool
+
+
+async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is_taken_off(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    world.directory.down(endpoint.id, "down: refused")
+    assert not endpoint.healthy
+    assert endpoint.pool.driver.events[-1] == EndpointDown(endpoint.id, "down: refused")
+    assert world.evacuated == []
+    world.directory.evacuate(endpoint.id)
+    assert world.evacuated == ["a"]
+    world.up(endpoint, identity("m"))
+    assert world.verified == ["a", "a"], "it may be another engine now"
+
+
+async def test_a_sample_goes_to_the_core_of_its_model(world):
+    known, unknown = world.add("a"), world.add("b")
+    world.up(known, identity("m"))
+    sample = Observed(known.id, 1.0, 0.5, 1, 0, 10.0)
+    world.directory.observed(sample)
+    world.directory.observed(Observed(unknown.id, 1.0, 0.5, 1, 0, 10.0))
+    assert known.pool.driver.events[-1] == sample
+
+
+async def test_a_model_is_waited_for_while_an_endpoint_has_not_said_what_it_serves(world):
+    first, second = world.add("a"), world.add("b")
+    waiting = asyncio.create_task(world.directory.find("m"))
+    await asyncio.sleep(0)
+    world.up(first, identity("other"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.up(second, identity("m"))
+    assert await waiting is second.pool
+    assert await world.directory.find("unknown") is None, "all are known: there is nothing to wait for"
+
+
+async def test_an_endpoint_is_waited_for(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    await world.directory.wait_for_endpoint(endpoint.pool)
+    world.directory.down(endpoint.id, "down")
+    waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.up(endpoint, identity("m"))
+    await waiting
+
+
+async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
+    old, new = world.add("a"), world.add("b")
+    world.up(old, identity("m", length=100, version="0.11.0"))
+    assert old.pool.takes(100)
+    assert not old.pool.takes(101)
+    world.up(new, identity("m", length=50))
+    assert old.pool.takes(101), "the new one clamps"
+    assert old.pool.max_model_len == 100
+
+
+async def test_relayed_requests_take_turns(world):
+    endpoints = [world.add(name) for name in "abc"]
+    for endpoint in endpoints:
+        world.up(endpoint, identity("m"))
+    pool = endpoints[0].pool
+    firsts = []
+    for _ in range(6):
+        await world.directory.wait_for_endpoint(pool)  # to look is not to take a turn
+        firsts.append(pool.in_turn()[0].id)
+    assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
+    world.directory.down(endpoints[1].id, "down")
+    assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
+
+
+async def test_a_shutdown_reaches_every_core_whenever_it_was_made(world):
+    moved, late = world.add("a"), world.add("b")
+    world.up(moved, identity("m"))
+    left = moved.pool
+    world.up(moved, identity("n"))
+    world.directory.drain()
+    world.up(late, identity("o"))
+    for pool in (left, moved.pool, late.pool):
+        assert ShutdownStarted() in pool.driver.events
+
+
+async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):
+    monkeypatch.setattr("gateway.pools.directory._REMEMBERED_RESPONSES", 3)
+    endpoint = world.add("a")
+    for number in range(5):
+        world.directory.remember_response(f"resp_{number}", endpoint.id)
+    assert world.directory.made_response("resp_0") is None
+    assert world.directory.made_response("resp_4") is endpoint
+
+
+def test_an_id_of_any_length_is_not_remembered(world):
+    endpoint = world.add("a")
+    long = "x" * 100_000  # vLLM takes whatever its client names as `request_id`
+    world.directory.remember_response(long, endpoint.id)
+    assert world.directory.made_response(long) is None

@@ -1,0 +1,65 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.outcomes import Outcome
+from gateway.config.settings import ServerSettings
+from gateway.relay.asgi import Room
+from gateway.relay.exchange import RefusedError
+from gateway.relay.explainer import RelayExplainer
+from gateway.relay.intake import read_request
+
+LIMITS = ServerSettings(max_body_bytes=100_000, body_timeout=0.02, body_min_rate=7)
+LARGE = 2**16 + 1
+
+
+def receiving(*messages):
+    """What a client sends, one message at a time; after the last it is silent."""
+    waiting = list(messages)
+
+    async def receive():
+        if not waiting:
+            await asyncio.Event().wait()
+        return waiting.pop(0)
+
+    return receive
+
+
+def piece(size, *, more=True):
+    return {"type": "http.request", "body": bytes(size), "more_body": more}
+
+
+class Answered:
+    """An exchange that keeps what it was refused with."""
+
+    async def refuse(self, outcome, message, **how):
+        self.message, self.how = message, how
+        return outcome
+
+
+@pytest.mark.parametrize(
+    ("sent", "outcome", "says", "closes"),
+    [
+        ([piece(100_001, more=False)], Outcome.BODY_TOO_LARGE, "100001 bytes or more; at most 100000", False),
+        ([piece(LARGE, more=False)], Outcome.GATEWAY_FULL, "Too many large bodies", False),
+        ([piece(1)], Outcome.INVALID_REQUEST, r"nothing came for 0.02 s, or less than 7 bytes a second", True),
+    ],
+)
+async def test_a_body_over_a_limit_is_refused_alike_whoever_reads_it(sent, outcome, says, closes):
+    room = Room(lambda: 0)
+    plane = SimpleNamespace(settings=SimpleNamespace(server=LIMITS), arriving=room)
+    with room.part() as held_by_another:
+        held_by_another(LARGE)
+        answered, receive = Answered(), receiving(*sent)
+        assert await read_request(LIMITS, room, {"headers": []}, receive, answered) is outcome
+        with pytest.raises(RefusedError, match=says) as refused:
+            await RelayExplainer(plane)._read({"headers": []}, receiving(*sent))
+    assert (answered.message, answered.how["retry_after"]) == (refused.value.message, refused.value.retry_after)
+    assert refused.value.outcome is outcome
+    assert (answered.how["close"], answered.how["unread"]) == (closes, None if closes else receive)
+
+
+async def test_a_whole_body_within_the_limits_is_read():
+    body = await read_request(LIMITS, Room(lambda: 0), {"headers": []}, receiving(piece(9, more=False)), Answered())
+    assert body == bytes(9)

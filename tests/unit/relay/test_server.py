@@ -1,0 +1,206 @@
+import asyncio
+import functools
+import socket
+
+import httpx
+import pytest
+
+from gateway.config.settings import ServerSettings
+from gateway.relay.server import Listener, PortTakenError, bind
+from tests.integration.relaying import until
+
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def listener(port=0, host="127.0.0.1", **settings):
+    return Listener(app, bind(host, port), ServerSettings(**settings))
+
+
+async def test_a_started_listener_answers_at_once_and_a_stopped_one_refuses():
+    listening = listener()
+    listening.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", trust_env=False) as client:
+        answer = await client.get("/")
+        assert answer.text == "ok"
+        assert "server" not in answer.headers
+        await listening.stop()
+        with pytest.raises(httpx.TransportError):
+            await client.get("/")
+
+
+async def test_a_taken_port_is_known_before_anything_starts():
+    first = listener()
+    first.start()
+    with pytest.raises(PortTakenError, match=f"127.0.0.1:{first.port}: Address already in use"):
+        listener(first.port)
+    await first.stop()
+
+
+async def test_a_host_that_is_not_ours_is_said_to_be():
+    with pytest.raises(PortTakenError, match=r"cannot listen on 203\.0\.113\.1:"):
+        listener(host="203.0.113.1")
+
+
+async def test_stopping_does_not_wait_for_ever():
+    begun = asyncio.Event()
+
+    async def endless(scope, receive, send):
+        begun.set()
+        await asyncio.Event().wait()
+
+    listening = Listener(endless, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    with socket.create_connection(("127.0.0.1", listening.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(listening.stop(), 5)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_ipv6_is_an_address_like_any_other():
+    try:
+        listening = listener(host="::1")
+    except PortTakenError:
+        pytest.skip("no IPv6 here")
+    listening.start()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://[::1]:{listening.port}/")).text == "ok"
+    await listening.stop()
+
+
+async def asked(reader, writer, path="/"):
+    """One request on an open connection; the head and the body of its answer."""
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head.lower(), await reader.readexactly(2)
+
+
+async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_one_retires(monkeypatch):
+    monkeypatch.setattr("gateway.relay.server.IDLE_GRACE", 0.1)
+    shared = bind("127.0.0.1", 0)
+    old, new = (Listener(app, shared.dup(), ServerSettings()) for _ in range(2))
+    old.start()
+    port = old.port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    idle, idles = await asyncio.open_connection("127.0.0.1", port)
+    assert b"connection: close" not in (await asked(reader, writer))[0]
+    assert old.connections == 2
+    old.retire()
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+        waiting = asyncio.create_task(client.get(f"http://127.0.0.1:{port}/"))  # nobody accepts it yet
+        assert b"connection: close" in (await asked(reader, writer))[0]
+        assert await reader.read() == b"", "it was the last one"
+        assert not waiting.done()
+        new.start()
+        assert (await waiting).text == "ok"
+        assert (new.connections, old.connections) == (1, 1)
+    assert await asyncio.wait_for(idle.read(), 5) == b"", "an idle connection comes to its end too"
+    idles.close()
+    writer.close()
+    while old.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await old.stop()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok", "the port is open as long as one listens"
+    await new.stop()
+    shared.close()
+
+
+async def test_an_answer_that_has_begun_does_not_end_its_connection_but_the_next_one_does():
+    go = asyncio.Event()
+
+    async def streaming(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if not go.is_set():
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"k"})
+        else:
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    begun = await reader.readuntil(b"\r\n\r\no")
+    listening.retire()
+    go.set()
+    assert await reader.readexactly(1) == b"k"
+    assert b"connection: close" not in begun
+    head, body = await asked(reader, writer)
+    assert b"connection: close" in head
+    assert body == b"ok"
+    writer.close()
+    await listening.stop()
+
+
+async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(monkeypatch):
+    monkeypatch.setattr("gateway.relay.server.IDLE_GRACE", 0.05)
+    listening = listener()
+    listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(b"GET / HTTP/1.1\r\nho")
+    while not listening.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # its first half is read, or will be: both must do
+    listening.retire()
+    await asyncio.sleep(0.15)
+    writer.write(b"st: x\r\n\r\n")
+    assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
+    writer.close()
+    await listening.stop()
+
+
+async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
+    refused = []
+    listening = Listener(
+        app, bind("127.0.0.1", 0), ServerSettings(), most=2, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    try:
+        held = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        for reader, _ in held:
+            assert b"200 OK" in await reader.readuntil(b"ok")
+        for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in answer
+            assert b'"code":"gateway_full"' in answer
+            writer.close()
+        assert len(refused) == 2
+        held[0][1].close()
+        await until(lambda: listening.connections < 2)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", trust_env=False) as client:
+            assert (await client.get("/")).status_code == 200
+    finally:
+        for _, writer in held:
+            writer.close()
+        await listening.stop()
+
+
+@pytest.mark.parametrize("size", [1000, 2**20])
+async def test_who_does_not_read_its_answers_loses_its_connection(monkeypatch, size):
+    monkeypatch.setattr("gateway.relay.server.STALLED", 0.5)
+
+    async def answers(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    listening = Listener(answers, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", listening.port))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+            await until(lambda: listening.connections == 1)
+            await until(lambda: listening.connections == 0, 20)
+    finally:
+        await listening.stop()

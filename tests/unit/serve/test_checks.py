@@ -1,0 +1,46 @@
+import pytest
+
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError
+from gateway.serve.checks import preflight
+from tests.unit.engine.hub import hub
+
+
+def settings(*models):
+    return Settings.model_validate({"models": [*models]})
+
+
+def test_a_model_that_cannot_be_had_is_a_matter_of_configuration_with_the_way_out(tmp_path, monkeypatch):
+    with hub(tmp_path) as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        refused = settings({"name": "chat", "engine": {"model": "org/gated"}})
+        with pytest.raises(ConfigurationError, match=r"(?s)model chat: org/gated is gated.*HF_TOKEN"):
+            preflight(refused)
+
+
+def test_an_engines_own_environment_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    offline = settings({"engine": {"model": "org/m", "env": {"HF_HUB_OFFLINE": "1"}}})
+    with pytest.raises(ConfigurationError, match="is not in the hub cache"):
+        preflight(offline)
+
+
+def test_models_that_run_elsewhere_are_not_looked_at(tmp_path, monkeypatch):
+    with hub(tmp_path) as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigurationError, match="has no model org/gone"):
+            preflight(settings({"name": "org/gone", "engine": {"model": "org/gone"}}))
+        preflight(settings({"name": "org/gone", "endpoints": [{"url": "http://a:1"}]}))
+
+
+def test_a_chat_template_that_cannot_be_read_is_found_before_anything_starts(tmp_path):
+    gone = str(tmp_path / "gone.jinja")
+    for model in (
+        {"endpoints": [{"url": "http://a:1"}], "chat_template": gone},
+        {"engine": {"model": str(tmp_path)}, "chat_template": gone},
+        {"engine": {"model": str(tmp_path), "args": ["--chat-template", gone]}},
+    ):
+        with pytest.raises(ConfigurationError, match=r"gone.jinja': cannot be read"):
+            preflight(settings(model))

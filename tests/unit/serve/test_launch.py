@@ -1,0 +1,171 @@
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.gpu import Gpu
+from engine.program import Role
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError
+from gateway.serve import launch
+from gateway.serve.launch import programs, served_name
+
+PYTHON = Path("/engine/bin/python")
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    monkeypatch.setattr("gateway.serve.launch.gpus", tuple)
+
+
+def launched(engine, *, python=PYTHON, running=(), **more):
+    model = {"engine": {"model": "org/chat", **engine}, **more.pop("model", {})}
+    settings = Settings.model_validate({"models": [model], **more})
+    engines, gateway = programs(settings, python, running=running)
+    return [*engines, gateway]
+
+
+def handed_over(program):
+    """The settings that a gateway reads from its standard input."""
+    return Settings.model_validate(json.loads(program.stdin))
+
+
+def test_the_gateway_fronts_the_engine_that_is_launched():
+    engine, gateway = launched({})
+    assert (engine.role, gateway.role) == (Role.ENGINE, Role.GATEWAY)
+    assert engine.argv[0] == str(PYTHON)
+    (model,) = handed_over(gateway).models
+    assert f"{model.endpoints[0].url}".rstrip("/") == engine.ready_url.removesuffix("/health")
+    assert (model.name, model.tokenizer, model.engine) == ("org/chat", "org/chat", None)
+    assert gateway.argv[0] == sys.executable
+
+
+def test_an_engine_described_as_one_that_runs_is_that_one_and_another_has_another_name():
+    first = launched({"replicas": 2, "args": ["--enable-lora"], "env": {"A": "hidden"}})
+    same = launched(
+        {"replicas": 2, "args": ["--enable-lora"], "env": {"A": "hidden"}, "stop_timeout": 3}, running=first
+    )
+    assert same[:2] == first[:2]
+    assert handed_over(same[2]).models == handed_over(first[2]).models
+    assert same[2].name == "gateway #2"
+    other, *_ = launched({"replicas": 1, "args": ["--no-enable-lora"], "env": {"A": "hidden"}}, running=same)
+    assert other.name == "engine org/chat"
+    again = launched({"replicas": 2, "args": ["--enable-lora"], "env": {"A": "other"}}, running=same)
+    assert [program.name for program in again] == ["engine org/chat 0 #2", "engine org/chat 1 #2", "gateway"]
+    assert not {program.ready_url for program in again[:2]} & {program.ready_url for program in first}
+    assert "hidden" not in first[0].described
+
+
+def test_replicas_have_names_and_ports_of_their_own():
+    *engines, gateway = launched({"replicas": 3})
+    assert len({engine.name for engine in engines}) == len({engine.ready_url for engine in engines}) == 3
+    assert len(handed_over(gateway).models[0].endpoints) == 3
+
+
+@pytest.mark.parametrize(
+    "args", [["--max-num-seqs", "7"], ["--max-num-seqs=7"], ["--max_num_seqs=3", "--max-num-seqs=7"]]
+)
+def test_a_sequence_limit_given_to_the_engine_is_known_to_the_gateway(args):
+    _, gateway = launched({"args": args})
+    assert handed_over(gateway).models[0].endpoints[0].max_num_seqs == 7
+
+
+@pytest.mark.parametrize(("given", "known"), [("8", 8), ("1k", None), ("lots", None), ("0", None)])
+def test_a_sequence_limit_is_read_as_vllm_reads_it_and_left_to_it_where_it_is_none(given, known):
+    _, gateway = launched({"args": ["--max-num-seqs", given]})
+    assert handed_over(gateway).models[0].endpoints[0].max_num_seqs == known
+
+
+def test_the_engines_own_tokenizer_is_the_gateways():
+    assert handed_over(launched({"args": ["--tokenizer", "org/other"]})[-1]).models[0].tokenizer == "org/other"
+    assert handed_over(launched({}, model={"tokenizer": "mine"})[-1]).models[0].tokenizer == "mine"
+
+
+def test_the_engines_chat_template_is_the_gateways_and_the_other_way_round(tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    _, gateway = launched({"args": ["--chat-template", str(file)]})
+    assert handed_over(gateway).models[0].chat_template == str(file)
+    engine, gateway = launched({}, model={"chat_template": str(file)})
+    assert handed_over(gateway).models[0].chat_template == str(file)
+    assert engine.argv[-2:] == ("--chat-template", str(file))
+    assert engine.described != launched({})[0].described
+
+
+def test_engines_and_running_endpoints_may_be_of_one_model():
+    _, gateway = launched({}, model={"endpoints": [{"url": "http://elsewhere:1", "api_key": "k"}]})
+    urls = [endpoint.url.host for endpoint in handed_over(gateway).models[0].endpoints]
+    assert urls == ["elsewhere", "127.0.0.1"]
+    assert handed_over(gateway).models[0].endpoints[0].api_key.get_secret_value() == "k"
+
+
+def test_secrets_go_through_the_pipe_and_nowhere_else(monkeypatch):
+    monkeypatch.setenv("KVGATE_AUTH__ADMIN_KEY", "hidden")
+    engine, gateway = launched({"env": {"HF_TOKEN": "hidden"}}, auth={"admin_key": "hidden"})
+    assert handed_over(gateway).auth.admin_key.get_secret_value() == "hidden"
+    assert "hidden" not in "".join(gateway.argv) + "".join(gateway.env.values())
+    assert engine.env["HF_TOKEN"] == "hidden"
+    assert "hidden" not in repr(engine) + repr(gateway)
+
+
+def test_a_gateway_is_handed_the_sockets_it_listens_on():
+    with socket.socket() as clients, socket.socket() as admin:
+        settings = Settings.model_validate({"models": [{"engine": {"model": "m"}}]})
+        gateway = programs(settings, PYTHON, [clients, admin])[-1]
+        assert gateway.fds == (clients.fileno(), admin.fileno())
+        assert gateway.argv[-3:-1] == (f"--listen={clients.fileno()}", f"--listen={admin.fileno()}")
+    assert gateway.tells
+
+
+def test_a_gateway_knows_which_engines_are_started_for_it():
+    *engines, gateway = launched({"replicas": 2})
+    told = [word.partition("=")[2] for word in gateway.argv if word.startswith("--launched=")]
+    assert [f"http://{address}/health" for address in told] == [engine.ready_url for engine in engines]
+
+
+def test_an_upgrade_of_the_code_is_noticed(monkeypatch, tmp_path):
+    package = tmp_path / "gateway" / "serve"
+    package.mkdir(parents=True)
+    (package / "launch.py").write_text("1")
+    (tmp_path / "engine").mkdir()
+    monkeypatch.setattr(launch, "__file__", str(package / "launch.py"))
+    before = launched({})[-1].described
+    assert launched({})[-1].described == before
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "launch.pyc").write_text("1")
+    assert launched({})[-1].described == before
+    (package / "launch.py").write_text("22")
+    assert launched({})[-1].described != before
+
+
+def test_the_gateway_has_longer_to_stop_than_its_streams():
+    _, gateway = launched({}, server={"shutdown_timeout": 33})
+    assert gateway.policy.stop_timeout > 33
+
+
+def test_each_replica_has_its_own_gpu(monkeypatch):
+    cards = tuple(Gpu(index, "card", total_bytes=1 << 34, free_bytes=1 << 34) for index in range(2))
+    monkeypatch.setattr("gateway.serve.launch.gpus", lambda: cards)
+    first, second, _ = launched({"replicas": 2})
+    assert first.env["CUDA_VISIBLE_DEVICES"] != second.env["CUDA_VISIBLE_DEVICES"]
+    with pytest.raises(ConfigurationError, match="engines: they need 3 GPUs"):
+        launched({"replicas": 3})
+
+
+def test_engines_of_different_models_share_no_gpu(monkeypatch):
+    cards = tuple(Gpu(index, "card", total_bytes=1 << 34, free_bytes=1 << 34) for index in range(3))
+    monkeypatch.setattr("gateway.serve.launch.gpus", lambda: cards)
+    models = [{"engine": {"model": "a"}}, {"engine": {"model": "b", "gpus": [[0]]}}, {"engine": {"model": "c"}}]
+    engines, _ = programs(Settings.model_validate({"models": models}), PYTHON)
+    assert [engine.env["CUDA_VISIBLE_DEVICES"] for engine in engines] == ["1", "0", "2"]
+
+
+def test_a_folder_is_served_by_its_name(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (model,) = Settings.model_validate({"models": [{"engine": {"model": f"{folder}/"}}]}).models
+    assert served_name(model) == "my-model"
+    (named,) = Settings.model_validate({"models": [{"name": "n", "engine": {"model": str(folder)}}]}).models
+    assert served_name(named) == "n"

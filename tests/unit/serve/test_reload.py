@@ -1,0 +1,54 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from engine.assembly import moved
+from engine.control import Reload
+from gateway.config.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.serve.reload import Deployment
+
+
+def deployed(tmp_path, load, said):
+    settings = Settings(
+        server=ServerSettings(host="127.0.0.1", port=0),
+        models=(ModelSettings(engine=EngineSettings(model=str(tmp_path), python=Path(sys.executable))),),
+    )
+    return Deployment(settings, load(settings), lambda _: None, said.append)
+
+
+async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(tmp_path, monkeypatch):
+    async def breaks(self, _settings, engines, _gateway):
+        self.engines.append(replace(moved(engines[0], 1), name="new"))
+        raise RuntimeError("a defect")
+
+    stopped = []
+
+    async def stop(_self, engine):
+        stopped.append(engine.name)
+
+    monkeypatch.setattr(Deployment, "_change", breaks)
+    monkeypatch.setattr(Deployment, "_stop", stop)
+    said, heard = [], []
+    deployment = deployed(tmp_path, lambda settings: lambda *_: settings, said)
+    try:
+        assert await deployment.reload(Reload(), heard.append) == 1
+        assert heard == said == ["The reload broke off: RuntimeError('a defect')\nWhat ran before serves on."]
+        assert stopped == ["new"]
+    finally:
+        deployment._close()
+
+
+async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
+    def load(settings):
+        def read(*_):
+            raise OSError("no such disk")
+
+        return read
+
+    said = []
+    deployment = deployed(tmp_path, load, said)
+    try:
+        assert await deployment.reload(Reload(), lambda _: None) == 2
+        assert said == ["no such disk\nNothing was changed."]
+    finally:
+        deployment._close()

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from engine.assembly import assembled
+from engine.command import EngineSpec
+from engine.lifecycle import Policy
+from gateway.config.settings import Settings
+from gateway.serve.rollout import Change, fronting, knows, notice
+
+
+def engine(name, port, served="m"):
+    return assembled(EngineSpec(name, "org/m", served, port, Path("/python")), Policy())
+
+
+def settings(*ports):
+    endpoints = [{"url": f"http://127.0.0.1:{port}/"} for port in ports]
+    return Settings.model_validate({"models": [{"endpoints": endpoints}]})
+
+
+def urls(settings):
+    return [str(endpoint.url) for endpoint in settings.models[0].endpoints]
+
+
+A, B, C, D = (engine(name, port) for name, port in zip("abcd", (1, 2, 3, 4), strict=True))
+OTHER = engine("other", 9, served="n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ([A], [A], Change()),
+        ([A], [B], Change(replaced=((A, B),))),
+        ([A, B], [C, D], Change(replaced=((A, C), (B, D)))),
+        ([A, B], [A], Change(removed=(B,))),
+        ([A], [A, B], Change(added=(B,))),
+        ([OTHER, A], [B], Change(replaced=((A, B),), removed=(OTHER,))),
+        ([A], [OTHER], Change(replaced=((A, OTHER),))),
+        ([A, OTHER], [B, C, OTHER], Change(replaced=((A, B),), added=(C,))),
+    ],
+)
+def test_those_that_come_take_the_places_of_those_that_go(old, new, change):
+    assert Change.between(old, new) == change
+
+
+def test_until_a_new_one_is_there_the_old_one_stands_in_for_it_if_it_is_the_same_model():
+    planned = settings(3, 4, 9)
+    assert urls(fronting(planned, [(A, C)])) == [f"http://127.0.0.1:{port}/" for port in (1, 4, 9)]
+    assert urls(fronting(planned, [(A, OTHER)])) == urls(planned)
+    assert urls(fronting(planned, [])) == urls(planned)
+    assert knows(planned, C)
+    assert not knows(planned, A)
+
+
+@pytest.mark.parametrize(
+    ("others", "took", "said"),
+    [
+        (2, 30, "m is served by 2 of 3 engines meanwhile"),
+        (0, None, "requests for m wait until the new engine is ready; after 60 s they are refused"),
+        (0, 20.4, "requests for m wait about 20 s: so long its last start took"),
+        (
+            0,
+            95,
+            (
+                "requests for m wait until the new engine is ready, about 95 s as its last start took; "
+                "those that have waited 60 s are refused with 503"
+            ),
+        ),
+    ],
+)
+def test_what_a_change_costs_is_said_beforehand(others, took, said):
+    assert notice(A, others=others, took=took, patience=60) == said

@@ -1,0 +1,340 @@
+import contextlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.events import Prefix
+from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.features import Feature, Kind
+from gateway.tokens.local_count import Counted, EngineCall, count_body, engine_work, estimate_body
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
+from gateway.tokens.normalise import TextPrompt
+from gateway.tokens.render import TokenizerSource, renderer
+from gateway.wire.request import MAX_SEQUENCES, Api, InvalidRequestError
+
+USER = {"role": "user", "content": "the fox"}
+TOOL = {"function": {"name": "f"}}
+FAR = 10**6
+
+
+@pytest.fixture
+def source(tokenizer_folder: Path) -> TokenizerSource:
+    return TokenizerSource(str(tokenizer_folder))
+
+
+def asked(api: Api, fields: dict[str, Any]) -> list[Any]:
+    return [
+        (prompt.path, json.loads(prompt.body)) if isinstance(prompt, EngineCall) else prompt
+        for prompt in engine_work(api, json.dumps(fields).encode(), FAR).prompts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "kind"),
+    [
+        (Api.CHAT, {"messages": [USER]}, "chat"),
+        (
+            Api.CHAT,
+            {"messages": [USER], "tools": [{"function": {"name": "f"}}], "documents": []},
+            "chat+documents+tools",
+        ),
+        (Api.COMPLETIONS, {"prompt": ["the", "fox"]}, "completions"),
+        (Api.MESSAGES, {"messages": [USER], "system": "be kind"}, "messages"),
+        (Api.RESPONSES, {"input": "the fox"}, "responses+add_special_tokens"),
+    ],
+)
+def test_each_api_is_counted_and_named(source: TokenizerSource, api: Api, fields: dict[str, Any], kind: str) -> None:
+    counted = count_body(source, api, json.dumps(fields).encode(), FAR)
+    assert str(counted.kind) == kind
+    assert all(count > 0 for count in counted.prompts)
+
+
+KEY = bytes(32)
+LONG = "the quick brown fox " * 100
+
+
+def prefix(source: TokenizerSource, api: Api = Api.COMPLETIONS, **fields: Any) -> Prefix:
+    return count_body(source, api, json.dumps(fields).encode(), FAR, key=KEY).prefix
+
+
+def test_prompts_that_begin_alike_have_parts_in_common(source: TokenizerSource) -> None:
+    one, other = prefix(source, prompt=LONG + "A" * 200), prefix(source, prompt=LONG + "B" * 200)
+    common = set(one) & set(other)
+    tokens = count_body(source, Api.COMPLETIONS, json.dumps({"prompt": LONG}).encode(), FAR).prompts[0]
+    assert tokens - 64 <= max(end for end, _ in common) <= tokens
+    assert len(one) == len(other) > len(common)
+
+
+def test_the_same_tokens_have_the_same_parts_whatever_the_api(source: TokenizerSource) -> None:
+    said = {"role": "user", "content": LONG}
+    rendered = f"<user>{LONG}</user><assistant>"  # the tokenizer adds what comes before it
+    assert prefix(source, Api.CHAT, messages=[said]) == prefix(source, prompt=rendered)
+    encoded = renderer(source).measure_texts(TextPrompt((LONG,)), FAR)[0].encoded
+    assert encoded is not None
+    assert prefix(source, prompt=encoded.ids) == prefix(source, prompt=LONG) != ()
+
+
+def test_what_else_decides_the_content_of_the_cache_parts_them(source: TokenizerSource) -> None:
+    ways = [{}, {"model": "lora"}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora", "cache_salt": "a"}]
+    ends = [{hashed for _, hashed in prefix(source, prompt=LONG, **way)} for way in ways]
+    assert len(set().union(*ends)) == sum(map(len, ends)) == len(ends) * len(ends[0]) > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [LONG, LONG]},
+        {"prompt": "the fox"},
+        {"prompt": LONG, "truncate_prompt_tokens": 200},
+        {"prompt": LONG, "echo": True, "logprobs": 1},
+        {"prompt": LONG, "prompt_logprobs": 0},
+        {"prompt": [0.5] * 200},
+        {"prompt": [-1] * 200},
+    ],
+)
+def test_what_no_engine_finds_in_its_cache_has_no_parts(source: TokenizerSource, fields: dict[str, Any]) -> None:
+    assert prefix(source, **fields) == ()
+
+
+def test_nothing_is_hashed_for_nobody(source: TokenizerSource) -> None:
+    assert count_body(source, Api.COMPLETIONS, json.dumps({"prompt": LONG}).encode(), FAR).prefix == ()
+
+
+def test_a_distrusted_feature_is_left_to_the_engine(source: TokenizerSource) -> None:
+    body = json.dumps({"messages": [USER], "documents": [{"text": "A."}]}).encode()
+    count_body(source, Api.CHAT, body, FAR, frozenset({Feature.TOOLS}))
+    with pytest.raises(NeedsEngineError):
+        count_body(source, Api.CHAT, body, FAR, frozenset({Feature.DOCUMENTS}))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'"x"', b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_body_that_is_no_object_is_refused(source: TokenizerSource, body: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        count_body(source, Api.CHAT, body, FAR)
+
+
+_FIELDS = (
+    "messages", "prompt", "input", "tools", "system", "chat_template_kwargs", "documents", "reasoning", "thinking",
+    "reasoning_effort", "add_generation_prompt", "truncate_prompt_tokens", "instructions", "output_config",
+)  # fmt: skip
+_KEYS = ("role", "content", "type", "text", "tool_calls", "function", "name", "arguments", "id", "input", "tools")
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(_KEYS),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(api=st.sampled_from(list(Api)), fields=st.dictionaries(st.sampled_from(_FIELDS), _VALUES))
+def test_whatever_the_body_says_there_is_a_count_or_a_reason(
+    source: TokenizerSource, api: Api, fields: dict[str, Any]
+) -> None:
+    body = json.dumps(fields).encode()
+    for work in (lambda: count_body(source, api, body, 100), lambda: engine_work(api, body, 100)):
+        with contextlib.suppress(NeedsEngineError, NotCountableError, InvalidRequestError, PromptTooLongError):
+            work()
+    estimate_body(None, api, body)
+
+
+@pytest.mark.parametrize("error", [PromptTooLongError(5), InvalidRequestError("m", "p"), NeedsEngineError("r")])
+def test_errors_come_back_whole_from_another_process(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+
+
+def test_a_chat_is_asked_of_the_engine_with_what_its_route_does_not_know_as_variables() -> None:
+    fields = {
+        "model": "m",
+        "messages": [USER, {"role": "assistant", "reasoning_content": "Hm."}],
+        "tools": [{"function": {"name": "f"}}],
+        "documents": [{"text": "A."}],
+        "reasoning_effort": "none",
+        "chat_template_kwargs": {"flavour": "sweet"},
+        "temperature": 1,
+        "stream": True,
+    }
+    [(path, body)] = asked(Api.CHAT, fields)
+    assert path == "/tokenize"
+    assert body == {
+        "model": "m",
+        "messages": [USER, {"role": "assistant", "reasoning": "Hm."}],
+        "tools": [{"function": {"name": "f"}}],
+        "chat_template_kwargs": {
+            "flavour": "sweet",
+            "documents": [{"text": "A."}],
+            "reasoning_effort": "none",
+            "enable_thinking": False,
+        },
+    }
+
+
+def test_messages_go_to_the_engine_as_they_came() -> None:
+    body = b'{ "messages" : [ ] }'
+    assert engine_work(Api.MESSAGES, body, FAR).prompts == (EngineCall("/v1/messages/count_tokens", body),)
+
+
+def test_each_text_is_a_question_and_ids_are_none() -> None:
+    assert asked(Api.COMPLETIONS, {"prompt": ["a", "b"], "model": "m"}) == [
+        ("/tokenize", {"model": "m", "prompt": "a", "add_special_tokens": True}),
+        ("/tokenize", {"model": "m", "prompt": "b", "add_special_tokens": True}),
+    ]
+    assert asked(Api.COMPLETIONS, {"prompt": [1, 2]}) == [2]
+
+
+def test_a_response_is_asked_for_as_the_chat_it_becomes() -> None:
+    assert asked(Api.RESPONSES, {"input": "Hi.", "model": "m"}) == [
+        (
+            "/tokenize",
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "Hi."}],
+                "chat_template_kwargs": {},
+                "add_generation_prompt": True,
+                "continue_final_message": False,
+                "add_special_tokens": True,
+            },
+        )
+    ]
+
+
+def test_an_estimate_is_about_all_texts_but_media(source: TokenizerSource) -> None:
+    fields = {"input": [{"role": "user", "content": [{"text": "the fox"}, {"image_url": "data:" + "A" * 9999}]}]}
+    body = json.dumps(fields).encode()
+    assert 2 <= estimate_body(source, Api.RESPONSES, body).prompts[0] < 20
+    assert 2 <= estimate_body(None, Api.RESPONSES, body).prompts[0] < 20
+    assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), Kind(Api.RESPONSES))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "data:" + "the fox " * 500},
+        {"input": [{"role": "user", "content": [{"type": "output_text", "text": "data:" + "the fox " * 500}]}]},
+        {"input": [{"role": "user", "content": [{"text": "a", "data": {"text": "the fox " * 500}}]}]},
+        {"input": "a", "tools": [{"name": "f", "parameters": {"data": "the fox " * 500}}]},
+    ],
+)
+def test_a_text_that_looks_like_media_is_estimated_all_the_same(
+    source: TokenizerSource, fields: dict[str, Any]
+) -> None:
+    assert estimate_body(source, Api.RESPONSES, json.dumps(fields).encode()).prompts[0] > 500
+
+
+def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:
+    assert estimate_body(source, Api.RESPONSES, b'{"input": "\\ud83d"}').prompts[0] > 0
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.COMPLETIONS, Api.RESPONSES])
+def test_an_engine_is_not_asked_about_what_cannot_fit(api: Api) -> None:
+    long = "x" * 100_000
+    fields = {
+        Api.CHAT: {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]},
+        Api.MESSAGES: {"messages": [], "system": long},
+        Api.COMPLETIONS: {"prompt": ["a", long]},
+        Api.RESPONSES: {"input": long},
+    }[api]
+    body = json.dumps(fields).encode()
+    assert engine_work(api, body, 1000).prompts
+    with pytest.raises(PromptTooLongError) as caught:
+        engine_work(api, body, 100)
+    assert 100 < caught.value.at_least < 100_000
+
+
+@pytest.mark.parametrize(
+    ("api", "part"),
+    [
+        (Api.CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}),
+        (Api.CHAT, {"type": "input_audio", "input_audio": {"format": "wav", "data": "A" * 100_000}}),
+        (Api.MESSAGES, {"type": "image", "source": {"type": "base64", "data": "A" * 100_000}}),
+    ],
+)
+def test_media_may_be_large(api: Api, part: dict[str, Any]) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+    assert engine_work(api, body, 100).prompts
+
+
+def test_what_is_truncated_may_be_large() -> None:
+    text = {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}
+    assert engine_work(Api.COMPLETIONS, json.dumps(text).encode(), 100).prompts == (100,)
+    several = {"prompt": ["x" * 100_000, "the fox"], "truncate_prompt_tokens": -1}
+    long, short = engine_work(Api.COMPLETIONS, json.dumps(several).encode(), 100).prompts
+    assert (long, isinstance(short, EngineCall)) == (100, True)
+    chat = {"messages": [{"role": "user", "content": "x" * 100_000}], "truncate_prompt_tokens": 5}
+    assert engine_work(Api.CHAT, json.dumps(chat).encode(), 100).prompts == (100,)
+    with pytest.raises(PromptTooLongError):  # it has no such field
+        engine_work(Api.MESSAGES, json.dumps(chat).encode(), 100)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "choice"),
+    [
+        (Api.CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]}, "none"),
+        (Api.RESPONSES, {"input": "the fox", "tools": [{"type": "function", "name": "f"}]}, "none"),
+    ],
+)
+def test_the_engine_is_asked_without_tools_that_it_leaves_out(api: Api, fields: dict[str, Any], choice: str) -> None:
+    def asked(excludes: bool, **more: Any) -> dict[str, Any]:  # noqa: FBT001
+        (call,) = engine_work(api, json.dumps(fields | more).encode(), 1000, excludes_unused=excludes).prompts
+        assert isinstance(call, EngineCall)
+        return dict(json.loads(call.body))
+
+    assert "tools" in asked(False, tool_choice=choice)
+    assert "tools" in asked(True)
+    assert "tools" not in asked(True, tool_choice=choice)
+
+
+@pytest.mark.parametrize("filling", [b"1,", b"[],", b'{"a":1},', b'"",'])
+def test_millions_of_values_are_not_read(source: TokenizerSource, filling: bytes) -> None:
+    body = b'{"messages":[%b1]}' % (filling * (7_000_000 // filling.count(b",")))
+    for work in (
+        lambda: count_body(source, Api.CHAT, body, 1000),
+        lambda: engine_work(Api.CHAT, body, 1000),
+        lambda: estimate_body(source, Api.CHAT, body),
+    ):
+        with pytest.raises(InvalidRequestError):
+            work()
+
+
+@pytest.mark.parametrize(
+    ("api", "name", "prompt"),
+    [
+        (Api.COMPLETIONS, "prompt", "a"),
+        (Api.COMPLETIONS, "prompt", [1]),
+        (Api.BATCH, "messages", [{"role": "user", "content": "a"}]),
+    ],
+)
+def test_more_prompts_than_an_engine_samples_from_one_are_refused(
+    source: TokenizerSource, api: Api, name: str, prompt: Any
+) -> None:
+    def body(prompts: int) -> bytes:
+        return json.dumps({name: [prompt] * prompts}).encode()
+
+    assert len(engine_work(api, body(MAX_SEQUENCES), 1000).prompts) == MAX_SEQUENCES
+    for work in (
+        lambda: count_body(source, api, body(MAX_SEQUENCES + 1), 1000),
+        lambda: engine_work(api, body(MAX_SEQUENCES + 1), 1000),
+    ):
+        with pytest.raises(InvalidRequestError, match="16384"):
+            work()
+
+
+def test_of_a_very_long_text_only_the_beginning_is_encoded_for_an_estimate(source: TokenizerSource) -> None:
+    few, many = (
+        estimate_body(source, Api.RESPONSES, json.dumps({"input": "the fox " * times}).encode()).prompts[0]
+        for times in (1_000, 400_000)
+    )
+    assert many == pytest.approx(400 * few, rel=0.01)
