@@ -87,7 +87,7 @@ CLIENTS = [
     field("model", b"\\u00e9", b'"', b'"'),
     Attack("top-level fields without end", lambda t: t.post(CHAT, many_fields()), (400, 404), 256 * MB),
     Attack("one field again and again", body(CHAT, b"{", b'"n":1,', b'"n":1}'), (400, 404), 256 * MB),
-    Attack("arrays in arrays", body(CHAT, b'{"messages":', b"[", b"}"), (400,), 128 * MB),
+    Attack("arrays in arrays", body(CHAT, b'{"messages":', b"[", b"}"), (400,), 192 * MB),
     Attack("a prompt of digits", body(COMPLETIONS, b'{"model":"fake","prompt":[', b"1,", b"1]}"), (400,), 1024 * MB),
     Attack("a prompt of text", body(COMPLETIONS, b'{"model":"fake","prompt":"', b"ab ", b'"}'), (400,), 512 * MB),
     Attack(
