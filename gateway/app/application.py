@@ -32,6 +32,7 @@ from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
+from gateway.pools.places import Places
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
@@ -293,7 +294,7 @@ class Application:
         self._counting.max_pending_bytes = settings.counting.max_pending_bytes
         if settings.upstream.relay_concurrency != before.upstream.relay_concurrency:
             for pool in self._directory.pools.values():
-                pool.relay_places = asyncio.Semaphore(settings.upstream.relay_concurrency)
+                pool.relay_places = Places(settings.upstream.relay_concurrency)
         for listener in self._listeners:
             listener.limit(settings.server)
         if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):

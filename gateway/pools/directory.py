@@ -23,6 +23,7 @@ from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.pools.driver import Driver
+from gateway.pools.places import Places
 from gateway.tokens.counter import ModelCounter
 
 _REMEMBERED_RESPONSES = 10_000
@@ -66,7 +67,7 @@ class Pool:
         """Folder or hub id of its model, as reported by its first endpoint."""
         self.driver = driver
         self.counter = counter
-        self.relay_places = asyncio.Semaphore(relay_concurrency)
+        self.relay_places = Places(relay_concurrency)
         """The concurrency cap on relayed requests, which are not admitted."""
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self._turn = 0

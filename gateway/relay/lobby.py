@@ -1,6 +1,7 @@
 """The waiting room of requests without a queue: their model's pool is not known yet, or they need no admission."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,15 +17,20 @@ _RETRY_AFTER = 5.0
 class Lobby:
     """Holds, for all models together, at most as many requests and bytes as one model's queue.
 
+    One flow gets at most half of what the others leave, so that none can keep the others out.
+
     Args:
         queue: the settings in force.
     """
 
     def __init__(self, queue: Callable[[], QueueSettings]) -> None:
         self._queue = queue
-        self._bytes = 0
         self._limits: set[asyncio.Timeout] = set()
         """One timeout for each waiting request."""
+        self._bytes = 0
+        self._requests_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
+        """By flow; those with nothing here are left out."""
         self._draining = False
 
     async def wait(
@@ -44,13 +50,15 @@ class Lobby:
         """
         if self._draining:
             raise _draining()
-        queue = self._queue()
-        if len(self._limits) >= queue.max_requests or self._bytes + size > queue.max_bytes:
+        flow = exchange.flow
+        if not self._takes(flow, size):
             raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
         began = exchange.clock()
         limit = asyncio.timeout(timeout)
         self._limits.add(limit)
         self._bytes += size
+        self._requests_of[flow] += 1
+        self._bytes_of[flow] += size
         try:
             async with limit:
                 return await ready()
@@ -61,7 +69,19 @@ class Lobby:
         finally:
             self._limits.discard(limit)
             self._bytes -= size
+            self._bytes_of[flow] -= size
+            self._requests_of[flow] -= 1
+            if not self._requests_of[flow]:
+                del self._requests_of[flow], self._bytes_of[flow]
             exchange.waited += exchange.clock() - began
+
+    def _takes(self, flow: str, size: int) -> bool:
+        queue = self._queue()
+        if not self._limits:
+            return size <= queue.max_bytes
+        requests = self._requests_of[flow] + 1
+        held = self._bytes_of[flow] + size
+        return requests < queue.max_requests - len(self._limits) and held + size <= queue.max_bytes - self._bytes
 
     def drain(self) -> None:
         """Refuse all waiting and all further requests."""

@@ -61,18 +61,19 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
 @contextlib.asynccontextmanager
 async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> AsyncIterator[None]:
     places = pool.relay_places
-    if places.locked():
+    flow = exchange.flow
+    if places.full():
         try:
-            await plane.lobby.wait(exchange, size, places.acquire, plane.settings.admission.queue.ttl)
+            await plane.lobby.wait(exchange, size, lambda: places.acquire(flow), plane.settings.admission.queue.ttl)
         except TimeoutError:
             message = "Too many such requests run on this model already."
             raise RefusedError(Outcome.QUEUE_TIMEOUT, message, retry_after=5.0) from None
     else:
-        await places.acquire()
+        await places.acquire(flow)
     try:
         yield
     finally:
-        places.release()
+        places.release(flow)
 
 
 async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:

@@ -292,6 +292,46 @@ async def test_relayed_requests_that_hang_hold_up_their_own_model_only_and_not_f
             await until(free)
 
 
+class Slow(FakeVllm):
+    """Answers embeddings when it is told to, one at a time, in their order of arrival."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def _on_request(self, connection, seen):
+        if seen.path == "/v1/embeddings":
+            self.asked.append((connection, seen.header("x-flow")))
+        else:
+            super()._on_request(connection, seen)
+
+    def answer(self):
+        connection, _ = self.asked.pop(0)
+        connection.respond(200, b"{}")
+
+
+async def test_a_flow_with_many_relayed_requests_leaves_the_next_place_to_another():
+    settings = {"upstream": {"relay_concurrency": 2}, "server": {"trusted_flow_header": "x-flow"}}
+    async with Slow() as slow, gateway(slow, **settings) as kvgate:
+
+        def ask(flow):
+            body = {"model": "fake", "input": "x"}
+            return asyncio.create_task(kvgate.client.post("/v1/embeddings", json=body, headers={"x-flow": flow}))
+
+        asked = [ask("many") for _ in range(6)]
+        await until(lambda: len(slow.asked) == 2 and kvgate.application._gateway.active == 6)
+        asked.append(ask("one"))
+        await until(lambda: kvgate.application._gateway.active == 7)
+        slow.answer()
+        await until(lambda: len(slow.asked) == 2)
+        assert slow.asked[-1][1] == "one"
+        while not all(task.done() for task in asked):
+            await until(lambda: slow.asked or all(task.done() for task in asked))
+            if slow.asked:
+                slow.answer()
+        assert {task.result().status_code for task in asked} == {200}
+
+
 UNREACHABLE = [{"endpoints": [{"url": "http://127.0.0.1:9"}], "tokenizer": "/nonexistent"}]
 
 
