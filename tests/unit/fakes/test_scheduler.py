@@ -13,7 +13,7 @@ def run(engine: Scheduler, limit: int = 1000) -> int:
         engine.step()
         steps += 1
         assert steps < limit
-        assert 0 <= engine.free_blocks <= engine.num_blocks - 1
+        assert 0 <= engine.used_blocks <= engine.num_blocks - 1
     return steps
 
 
@@ -22,7 +22,7 @@ def test_prefill_yields_the_first_token_and_every_step_one_more():
     sequence = Sequence(prompt_tokens=5, output_tokens=3)
     engine.add(sequence)
     step = engine.step()
-    assert (step.emitted, step.prefilled, sequence.generated) == ([sequence], 4, 1)
+    assert (step.emitted, step.prefilled, sequence.generated) == ([sequence], 5, 1)
     assert run(engine) == 2
     assert sequence.generated == 3
 

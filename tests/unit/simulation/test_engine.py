@@ -1,6 +1,5 @@
 """The engine against the same scheduler written out: one object for each block, one visit for each request and step."""
 
-from dataclasses import dataclass, field
 from math import inf
 
 import pytest
@@ -10,171 +9,9 @@ from hypothesis import strategies as st
 from gateway.simulation.engine import Engine
 from gateway.simulation.machine import Machine, StepTime
 from gateway.simulation.workload import Request
+from tests.fakes.vllm.scheduler import Scheduler, Sequence
 
 STEP = StepTime(0.01, 0.001, 0.0005, 0.00001)
-
-
-@dataclass(eq=False)
-class Block:
-    content: object = None
-    """What it caches: all the tokens up to its end."""
-    references: int = 0
-
-
-@dataclass(eq=False)
-class Twin:
-    """A request of the plain engine."""
-
-    number: int
-    request: Request
-    generated: int = 0
-    computed: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    token_times: list[float] = field(default_factory=list)
-    preemptions: int = 0
-    prefilling: bool = False
-    ended_at: float | None = None
-
-    @property
-    def tokens(self):
-        return self.request.prompt + self.generated
-
-    def content(self, end):
-        """The tokens up to `end`, or what stands for them."""
-        if end < self.request.prompt:  # the last token is computed for each request anew
-            for group, last in self.request.shared:
-                if end <= last:
-                    return "group", group, end
-        return "own", self.number, end
-
-
-class PlainEngine:
-    """vLLM's scheduler, block pool and prefix cache, as they are written."""
-
-    def __init__(self, machine):
-        self.machine = machine
-        self.queue = [Block() for _ in range(machine.blocks)]
-        self.cache = {}
-        self.running, self.waiting = [], []
-        self.preemptions = 0
-
-    @property
-    def used(self):
-        return self.machine.blocks - len(self.queue)
-
-    def lookup(self, twin):
-        hits, block = [], self.machine.block_size
-        if self.machine.prefix_caching:
-            while (len(hits) + 1) * block <= twin.tokens - 1:
-                found = self.cache.get(twin.content((len(hits) + 1) * block))
-                if found is None:
-                    break
-                hits.append(found)
-        return hits
-
-    def allocate(self, twin, tokens, hits=(), full=0, spare=0):
-        """Blocks for the next `tokens` of a request; False, and nothing changes, where they are not there."""
-        block = self.machine.block_size
-        computed = twin.computed + len(hits) * block
-        free_hits = sum(1 for hit in hits if not hit.references)
-        for end in (full, computed + tokens):
-            if -(-end // block) - len(twin.blocks) - len(hits) + free_hits + spare > len(self.queue):
-                return False
-        for hit in hits:
-            if not hit.references:
-                self.queue.remove(hit)
-            hit.references += 1
-            twin.blocks.append(hit)
-        while len(twin.blocks) * block < computed + tokens:
-            new = self.queue.pop(0)
-            if new.content is not None:
-                del self.cache[new.content]
-                new.content = None
-            new.references = 1
-            twin.blocks.append(new)
-        twin.computed = computed + tokens
-        if self.machine.prefix_caching:
-            for index in range(twin.computed // block):
-                content = twin.content((index + 1) * block)
-                if twin.blocks[index].content is None and content not in self.cache:
-                    self.cache[content] = twin.blocks[index]
-                    twin.blocks[index].content = content
-        return True
-
-    def free(self, twin):
-        first, last = [], []
-        for block in reversed(twin.blocks):
-            block.references -= 1
-            if not block.references:
-                (first if block.content is None else last).append(block)
-        self.queue[:] = [*first, *self.queue, *last]
-        twin.blocks, twin.computed = [], 0
-
-    def preempt_for(self, twin):
-        """Send the youngest back; False where that is the one that needs the room."""
-        victim = self.running.pop()
-        self.free(victim)
-        victim.preemptions += 1
-        self.preemptions += 1
-        self.waiting.insert(0, victim)
-        return victim is not twin
-
-    def schedule_running(self, budget):
-        scheduled = []
-        for twin in self.running:
-            tokens = min(twin.tokens - twin.computed, budget)
-            while tokens and not self.allocate(twin, tokens):
-                if not self.preempt_for(twin):
-                    return scheduled
-            if tokens:
-                scheduled.append((twin, tokens))
-                budget -= tokens
-        return scheduled
-
-    def schedule_waiting(self, budget):
-        machine, scheduled = self.machine, []
-        while budget > 0 and self.waiting and len(self.running) < machine.max_num_seqs:
-            twin = self.waiting[0]
-            hits = self.lookup(twin)
-            tokens = min(twin.tokens - len(hits) * machine.block_size, budget)
-            spare = int(machine.watermark * machine.blocks) if self.running else 0
-            if not self.allocate(twin, tokens, hits, twin.tokens, spare):
-                break
-            self.running.append(self.waiting.pop(0))
-            twin.prefilling = True
-            scheduled.append((twin, tokens))
-            budget -= tokens
-        return scheduled
-
-    def step(self, now):
-        """The time at which the step ends, with everything done that is done by then, and who ended."""
-        budget, before = self.machine.max_num_batched_tokens, self.preemptions
-        scheduled = self.schedule_running(budget)
-        if self.preemptions == before:
-            scheduled += self.schedule_waiting(budget - sum(tokens for _, tokens in scheduled))
-        decoding = sum(1 for twin, _ in scheduled if not twin.prefilling)
-        prefill = sum(tokens for twin, tokens in scheduled if twin.prefilling)
-        context = sum(twin.computed for twin in self.running)
-        cost = self.machine.step
-        now += (
-            cost.base
-            + cost.per_sequence * decoding
-            + cost.per_prefill_token * prefill
-            + cost.per_context_token * context
-        )
-        done = []
-        for twin, _ in scheduled:
-            if twin.computed < twin.tokens:
-                continue
-            twin.prefilling = False
-            twin.generated += 1
-            twin.token_times.append(now)
-            if twin.generated == twin.request.output:
-                twin.ended_at = now
-                self.running.remove(twin)
-                self.free(twin)
-                done.append(twin)
-        return now, done
 
 
 machines = st.builds(
@@ -220,16 +57,42 @@ def cases(draw):
     return machine, draw(workloads(machine))
 
 
+class Twin:
+    """A request as the written-out scheduler has it, and when its tokens came."""
+
+    def __init__(self, number, request):
+        self.number, self.arrival = number, request.arrival
+        self.sequence = Sequence(request.prompt, request.output, owner=self, shared=request.shared)
+        self.token_times = []
+
+
 def play_plainly(machine, requests):
-    engine, trace, now, left = PlainEngine(machine), [], 0.0, [Twin(n, r) for n, r in enumerate(requests)]
-    twins = list(left)
-    while left or engine.running or engine.waiting:
-        if not engine.running and not engine.waiting:
-            now = max(now, left[0].request.arrival)
-        while left and left[0].request.arrival <= now:
-            engine.waiting.append(left.pop(0))
-        now, done = engine.step(now)
-        trace.append((now, engine.used, [t.number for t in engine.running], [t.number for t in done]))
+    engine = Scheduler(
+        machine.blocks + 1,
+        machine.block_size,
+        machine.max_num_seqs,
+        machine.max_num_batched_tokens,
+        watermark=machine.watermark,
+        prefix_caching=machine.prefix_caching,
+    )
+    twins, trace, now = [Twin(n, r) for n, r in enumerate(requests)], [], 0.0
+    left = list(twins)
+    while left or engine.unfinished:
+        if not engine.unfinished:
+            now = max(now, left[0].arrival)
+        while left and left[0].arrival <= now:
+            engine.add(left.pop(0).sequence)
+        step = engine.step()
+        now += (
+            STEP.base
+            + STEP.per_sequence * step.decoding
+            + STEP.per_prefill_token * step.prefilled
+            + STEP.per_context_token * step.context
+        )
+        for sequence in step.emitted:
+            sequence.owner.token_times.append(now)
+        running = [sequence.owner.number for sequence in engine.running]
+        trace.append((now, engine.used_blocks, running, [s.owner.number for s in step.emitted if s.gone]))
     return twins, trace, engine.preemptions
 
 
@@ -264,8 +127,8 @@ def test_it_is_the_scheduler_written_out(case):
     assert engine.preemptions == preemptions
     assert engine.tokens == sum(request.output for request in requests)
     for job, twin in zip(jobs, twins, strict=True):
-        assert (job.first_token_at, job.ended_at) == (twin.token_times[0], twin.ended_at)
-        assert job.preemptions == twin.preemptions
+        assert (job.first_token_at, job.ended_at) == (twin.token_times[0], twin.token_times[-1])
+        assert job.preemptions == twin.sequence.preemptions
         gaps = [b - a for a, b in zip(twin.token_times, twin.token_times[1:], strict=False)]
         assert job.worst_gap == pytest.approx(max(gaps, default=0.0))
 
