@@ -44,7 +44,6 @@ def run(*, gated: bool, streamed_share: float, seconds: float = 60.0) -> Outcome
     controller = AdmissionController(Policy(max_requests=10**6, ttl=1e6))
     controller.handle(EndpointUp("a", Capacity(4096, BLOCKS, BLOCK)), 0.0)
     sequences: dict[int, Sequence] = {}
-    streams: set[int] = set()
     outcome = Outcome(engine)
     arrived, now, wait = 0, 0.0, 0.0
 
@@ -59,18 +58,18 @@ def run(*, gated: bool, streamed_share: float, seconds: float = 60.0) -> Outcome
         while wait <= 0:
             wait += random.expovariate(25.0)
             arrived += 1
-            if streamed := random.random() < streamed_share:
-                streams.add(arrived)
-            sequence = sequences[arrived] = Sequence(random.randint(100, 400), random.randint(20, 150), owner=arrived)
+            streamed, prompt = random.random() < streamed_share, random.randint(100, 400)
+            event = Arrived(arrived, Demand((prompt,), 400), streamed=streamed)
+            sequence = sequences[arrived] = Sequence(prompt, random.randint(20, 150), owner=event)
             if gated:
-                tell(Arrived(arrived, Demand((sequence.prompt_tokens,), 400), streamed=streamed))
+                tell(event)
             else:
                 engine.add(sequence)
         done = [sequence for sequence in engine.step().emitted if sequence.gone]
         if gated:
-            tell(Progress(tuple((job.owner, job.generated) for job in engine.running if job.owner in streams)))
+            tell(Progress(tuple((job.owner.request, job.generated) for job in engine.running if job.owner.streamed)))
             for sequence in done:
-                tell(Finished(sequence.owner, Verdict.DONE, sequence.generated))
+                tell(Finished(sequence.owner.request, Verdict.DONE, sequence.generated))
             tell(Tick())
             if round(now / STEP) % 50 == 0:
                 outcome.errors.append(ledger_error(controller, engine, now))
