@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -122,15 +124,19 @@ def install(*packages: str) -> None:
     Raises:
         AssertionError: it cannot be done; the message says what to do.
     """
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    command = [*apt, "install", "--yes", "--no-install-recommends", *packages]
     by_hand = f"install it first: {' '.join(command)}"
     assert os.geteuid() == 0, by_hand
     assert shutil.which("apt-get") is not None, by_hand
     # Services are not wanted: only the programs are.
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    subprocess.run(["apt-get", "update"], check=True, capture_output=True, env=environ)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, f"{by_hand}\n{done.stderr}"
+    # Tests run side by side, and apt-get does not wait for another that fetches its lists.
+    with Path(tempfile.gettempdir(), "kvgate-tests-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for step in ([*apt, "update"], command):
+            done = subprocess.run(step, check=False, capture_output=True, text=True, env=environ)
+            assert done.returncode == 0, f"{by_hand}\n{done.stderr}"
 
 
 @contextlib.asynccontextmanager

@@ -179,7 +179,7 @@ async def test_a_silent_one_takes_no_second_endpoint_out(setup):
 
 async def test_a_blocked_loop_keeps_what_it_has_and_nothing_is_sent_twice(setup):
     """Row 5: it takes connections, answers nothing, not even a probe, and then goes on."""
-    two = await setup(2, hung_after=3.0)
+    two = await setup(2, hung_after=6.0)
     slow = {"kind": "slow_prefill", "path": CHAT, "times": 9, "seconds": 0.5, "contains": "large"}
     for url in two.urls:
         await two.tell(url, "/fake/faults", [slow])
@@ -193,7 +193,7 @@ async def test_a_blocked_loop_keeps_what_it_has_and_nothing_is_sent_twice(setup)
 
     await until(all_there)
     before = await there()
-    await two.tell(two.urls[0], "/fake/block", {"seconds": 4.5})
+    await two.tell(two.urls[0], "/fake/block", {"seconds": 8.0})
     await two.until_state(0, "blocked")
     for number in range(5):
         assert (await two.ask(f"meanwhile {number}")).status_code == 200
