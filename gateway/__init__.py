@@ -1,3 +1,3 @@
 """kvgate: an admission-control reverse proxy in front of vLLM."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -315,7 +315,7 @@ class AdmissionSettings(_Section):
         "with 429, any other when its time is up; `none` lets it wait up to `queue.ttl`. A client may ask for another "
         "one with `x-kvgate-ttft-ms`.",
     )
-    max_passes: int = Field(8, ge=0, description="How many smaller requests may pass one that does not fit.")
+    max_passes: int = Field(8, ge=0, description="Most smaller requests backfilled before one that does not fit.")
     bands: dict[Annotated[int, Field(ge=0, le=LAST_BAND)], BandSettings] = Field(
         default_factory=dict,
         description=f"Priority bands, by number; 0 is the most urgent, {LAST_BAND} the least.",
