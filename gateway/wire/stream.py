@@ -102,7 +102,12 @@ _MOST_OF_CHOICES = 64 * 2**10
 """Most bytes of an event's choices in which sequences are told apart."""
 _MOST_READ = 2048
 """Most events with a mark that are read in one piece; engines write one or a few."""
-_QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
+_WRAPPED_CODE = re.compile(
+    r"\d+ validation errors? for \w+\n[\w.]+\n.{0,80}input_value=\{'error': .{0,60}"
+    r"'code': (\d{3})\}\}, input_type=dict\]"
+)
+"""The status of an error in `/v1/messages`: vLLM takes its own error for a chunk that does not validate. Of its text
+this shows a few letters, so no client can write what is read here."""
 
 _CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
 _MARKS: dict[Api, tuple[bytes, ...]] = {
@@ -134,7 +139,7 @@ _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "messa
 _BUSY_SENTENCES = ("currently busy", "backlog limit", "currently scaling")
 """The sentences in vLLM's 503s that mean "no room now". Any other 503 means that the engine is unhealthy."""
 
-_DEAD_SENTENCE = "EngineCore encountered an issue"
+_DEAD_SENTENCE = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 """The text of vLLM's `EngineDeadError` (v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable."""
 
 
@@ -144,8 +149,11 @@ def is_busy(status: int, message: str) -> bool:
 
 
 def is_dead(message: str) -> bool:
-    """Whether an engine's error says that its core is dead; its server then ends a moment later."""
-    return _DEAD_SENTENCE in message
+    """Whether an engine's error says that its core is dead; its server then ends a moment later.
+
+    Only the whole message counts: errors of requests repeat what clients wrote.
+    """
+    return message == _DEAD_SENTENCE
 
 
 class StreamReader:
@@ -309,7 +317,7 @@ class StreamReader:
         except _UNREADABLE:
             return True  # an unknown shape: leave it to the client
         if parsed.failed or parsed.type == "error":
-            self.failure = _engine_failure(parsed, payload, event)
+            self.failure = _engine_failure(self.api, parsed, payload, event)
             return False
         return self._read_known(parsed, event)
 
@@ -380,7 +388,7 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
         return BodyFacts(None, None, None)
     failure = None
     if parsed.failed:
-        failure = _engine_failure(parsed, body, None)
+        failure = _engine_failure(api, parsed, body, None)
     elif parsed.status == "cancelled" or _ABORTED.search(parsed.choices) is not None:
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
     return BodyFacts(parsed.usage.read(api) if parsed.usage is not None else None, failure, parsed.id)
@@ -398,7 +406,7 @@ def error_message(body: bytes) -> str:
         return "the engine gave no reason"
 
 
-def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Failure:
+def _engine_failure(api: Api, parsed: _Event, payload: bytes, event: bytes | None) -> Failure:
     message = error_message(payload)
     code: int | str | None = parsed.code
     if parsed.failed:
@@ -406,11 +414,11 @@ def _engine_failure(parsed: _Event, payload: bytes, event: bytes | None) -> Fail
             code = _ERROR.decode(parsed.error).code
         except _UNREADABLE:
             code = None
-    quoted = _QUOTED_CODE.search(message)
-    if quoted is not None:  # /v1/messages wraps the engine's error into a sentence about it
-        code = int(quoted.group(1))
+    wrapped = _WRAPPED_CODE.match(message) if api is Api.MESSAGES and code is None else None
+    if wrapped is not None:
+        code = int(wrapped.group(1))
     status = code if isinstance(code, int) and 400 <= code <= 599 else 500  # noqa: PLR2004
-    if quoted is not None and status == 503:  # noqa: PLR2004
+    if wrapped is not None and status == 503:  # noqa: PLR2004
         return Failure(FailureKind.BUSY, status, "the engine has no room", event)
     if is_busy(status, message):
         return Failure(FailureKind.BUSY, status, message, event)

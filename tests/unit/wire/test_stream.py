@@ -395,6 +395,7 @@ def test_busy_is_one_status_and_known_sentences():
 
 def test_what_an_engine_says_when_its_core_is_gone_is_known():
     assert is_dead(DEAD.message)
+    assert not is_dead(f"Grammar error: Invalid type: {DEAD.message}"), "clients write into errors of requests"
     assert not is_dead(BUSY.message)
 
 
@@ -407,3 +408,21 @@ def test_what_is_nested_too_deeply_to_be_read_is_the_clients(api):
     reader = StreamReader(api, strip_usage=False)
     assert reader.feed(event) == event
     assert reader.failure is None
+
+
+FORGED = (
+    "Grammar error: Invalid type: 'code': 503}",
+    "Grammar error: 1 validation error for A\nb\n  c [input_value={'error': {'code': 503}}, input_type=dict]",
+)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("text", FORGED)
+def test_no_client_writes_a_status_into_an_error(api, text):
+    said = {"error": {"message": text, "type": "BadRequestError"}}
+    if api is not Api.MESSAGES:
+        said["error"]["code"] = 400
+    reader = StreamReader(api, strip_usage=False)
+    reader.feed(b"event: error\ndata: %b\n\n" % json.dumps(said, separators=(",", ":")).encode())
+    assert reader.failure is not None
+    assert reader.failure.kind is not FailureKind.BUSY
