@@ -77,7 +77,7 @@ class ServerSettings(_Section):
     body_min_rate: int = Field(
         16 * 2**10,
         gt=0,
-        description="Least average rate of a body in bytes per second, once `body_timeout` has passed: 10 MB may take "
+        description="Least average rate of a body in bytes per second, over any `body_timeout`: 10 MB may take "
         "11 minutes. A client must also read the answer to a relayed request (embeddings and such) at this rate.",
     )
     shutdown_timeout: Seconds = Field(120.0, description="How long running streams may go on after SIGTERM.")
@@ -274,7 +274,8 @@ class QueueSettings(_Section):
     max_bytes: int = Field(
         512 * 2**20,
         gt=0,
-        description="Most bytes of waiting bodies, per model; also of bodies over 64 KB still arriving, over all.",
+        description="Most bytes of waiting bodies, per model; also of bodies over 64 KB still arriving, over all: of "
+        "these, one flow gets at most half of what the others leave.",
     )
     ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
+from gateway.runtime.shares import Shares
 from gateway.wire.errors import ErrorAnswer
 
 Scope = MutableMapping[str, Any]
@@ -70,17 +71,16 @@ class Room:
 
     Args:
         most: the limit in force, in bytes. A body that is alone always has room. So do small ones: connections limit
-            their number.
+            their number. One flow gets at most half of what the others leave.
     """
 
     SMALL = 64 * 2**10
 
     def __init__(self, most: Callable[[], int]) -> None:
-        self._most = most
-        self._bytes = 0
+        self._shares = Shares(most)
 
     @contextlib.contextmanager
-    def part(self) -> Iterator[Callable[[int], None]]:
+    def part(self, flow: str) -> Iterator[Callable[[int], None]]:
         """One body's part: call the function with the body's size as it grows. It raises `NoRoomError`."""
         held = 0
 
@@ -88,15 +88,33 @@ class Room:
             nonlocal held
             if size <= self.SMALL:
                 return
-            if held < self._bytes and self._bytes + size - held > self._most():
+            if held < self._shares.held and not self._shares.takes(flow, size - held):
                 raise NoRoomError
-            self._bytes += size - held
+            self._shares.add(flow, size - held)
             held = size
 
         try:
             yield grown
         finally:
-            self._bytes -= held
+            self._shares.add(flow, -held)
+
+
+class Allowance:
+    """The time that a peer may still take: it has `timeout` seconds at most, and earns more with each byte.
+
+    Args:
+        timeout: longest silence, in seconds.
+        rate: lowest average over any such time, in bytes per second.
+    """
+
+    def __init__(self, timeout: float, rate: float) -> None:
+        self._timeout = timeout
+        self._rate = rate
+        self.left = timeout
+
+    def went(self, seconds: float, size: int) -> None:
+        """Note that the next `size` bytes took so long."""
+        self.left = min(self._timeout, self.left - seconds + size / self._rate)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -114,16 +132,17 @@ def path(scope: Scope) -> str:
     return (raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float, rate: float, room: Room) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, allowance: Allowance, grown: Callable[[int], None]
+) -> bytes:
     """Read the whole body.
 
     Args:
         scope: of the request.
         receive: of the request.
         limit: most bytes.
-        timeout: longest silence, in seconds.
-        rate: lowest average, in bytes per second, checked once `timeout` has passed.
-        room: memory for incomplete bodies, shared with all other requests.
+        allowance: the time that the client may take.
+        grown: of its part of the memory for incomplete bodies.
 
     Raises:
         BodyTooLargeError, BodyTimeoutError, NoRoomError, ClientGoneError: as they say.
@@ -132,22 +151,21 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
     if announced is not None and int(announced) > limit:
         raise BodyTooLargeError(int(announced))
     clock = asyncio.get_running_loop().time
-    started = clock()
     # Not a list of pieces: a client may send as many of them as bytes, and each would take fifty times its own.
     body = bytearray()
     size, more = 0, True
     try:
-        with room.part() as grown:
-            while more:
-                allowed = timeout + size / rate - (clock() - started)
-                message = await _next(receive, min(timeout, allowed))
-                piece: bytes = message.get("body", b"")
-                more = message.get("more_body", False)
-                size += len(piece)
-                if size > limit:
-                    raise BodyTooLargeError(size)
-                grown(size)
-                body += piece
+        while more:
+            began = clock()
+            message = await _next(receive, allowance.left)
+            piece: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            allowance.went(clock() - began, len(piece))
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLargeError(size)
+            grown(size)
+            body += piece
         return bytes(body)
     finally:
         body.clear()  # the exception keeps this frame alive until the client has its answer

@@ -47,7 +47,7 @@ class RelayExplainer:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         plane = self._plane
         try:
-            return await read_within_limits(plane.settings.server, plane.arriving, scope, receive)
+            return await read_within_limits(plane.settings.server, plane.arriving, _FLOW, scope, receive)
         except ClientGoneError:
             raise RefusedError(Outcome.INVALID_REQUEST, "The client left before its body ended.") from None
 

@@ -2,11 +2,20 @@
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
-from gateway.relay.asgi import BodyTimeoutError, BodyTooLargeError, NoRoomError, Receive, Room, Scope, read_body
+from gateway.relay.asgi import (
+    Allowance,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    NoRoomError,
+    Receive,
+    Room,
+    Scope,
+    read_body,
+)
 from gateway.relay.exchange import Exchange, RefusedError
 
 
-async def read_within_limits(settings: ServerSettings, room: Room, scope: Scope, receive: Receive) -> bytes:
+async def read_within_limits(settings: ServerSettings, room: Room, flow: str, scope: Scope, receive: Receive) -> bytes:
     """Read the body.
 
     Raises:
@@ -14,14 +23,9 @@ async def read_within_limits(settings: ServerSettings, room: Room, scope: Scope,
         ClientGoneError: the client left before its body ended.
     """
     try:
-        return await read_body(
-            scope,
-            receive,
-            limit=settings.max_body_bytes,
-            timeout=settings.body_timeout,
-            rate=settings.body_min_rate,
-            room=room,
-        )
+        with room.part(flow) as grown:
+            allowance = Allowance(settings.body_timeout, settings.body_min_rate)
+            return await read_body(scope, receive, limit=settings.max_body_bytes, allowance=allowance, grown=grown)
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
         raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None
@@ -45,7 +49,7 @@ async def read_request(
         ClientGoneError: the client left before its body ended.
     """
     try:
-        return await read_within_limits(settings, room, scope, receive)
+        return await read_within_limits(settings, room, exchange.flow, scope, receive)
     except RefusedError as refused:
         late = refused.outcome is Outcome.INVALID_REQUEST  # then no more of the body is awaited
         return await exchange.refuse(

@@ -1,13 +1,13 @@
 """The waiting room of requests without a queue: their model's pool is not known yet, or they need no admission."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import QueueSettings
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.runtime.shares import Shares
 
 _Ready = TypeVar("_Ready")
 _RETRY_AFTER = 5.0
@@ -24,13 +24,10 @@ class Lobby:
     """
 
     def __init__(self, queue: Callable[[], QueueSettings]) -> None:
-        self._queue = queue
         self._limits: set[asyncio.Timeout] = set()
         """One timeout for each waiting request."""
-        self._bytes = 0
-        self._requests_of: Counter[str] = Counter()
-        self._bytes_of: Counter[str] = Counter()
-        """By flow; those with nothing here are left out."""
+        self._requests = Shares(lambda: queue().max_requests)
+        self._bytes = Shares(lambda: queue().max_bytes)
         self._draining = False
 
     async def wait(
@@ -51,14 +48,13 @@ class Lobby:
         if self._draining:
             raise _draining()
         flow = exchange.flow
-        if not self._takes(flow, size):
+        if not (self._requests.takes(flow, 1) and self._bytes.takes(flow, size)):
             raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
         began = exchange.clock()
         limit = asyncio.timeout(timeout)
         self._limits.add(limit)
-        self._bytes += size
-        self._requests_of[flow] += 1
-        self._bytes_of[flow] += size
+        self._requests.add(flow, 1)
+        self._bytes.add(flow, size)
         try:
             async with limit:
                 return await ready()
@@ -68,20 +64,9 @@ class Lobby:
             raise
         finally:
             self._limits.discard(limit)
-            self._bytes -= size
-            self._bytes_of[flow] -= size
-            self._requests_of[flow] -= 1
-            if not self._requests_of[flow]:
-                del self._requests_of[flow], self._bytes_of[flow]
+            self._requests.add(flow, -1)
+            self._bytes.add(flow, -size)
             exchange.waited += exchange.clock() - began
-
-    def _takes(self, flow: str, size: int) -> bool:
-        queue = self._queue()
-        if not self._limits:
-            return size <= queue.max_bytes
-        requests = self._requests_of[flow] + 1
-        held = self._bytes_of[flow] + size
-        return requests < queue.max_requests - len(self._limits) and held + size <= queue.max_bytes - self._bytes
 
     def drain(self) -> None:
         """Refuse all waiting and all further requests."""

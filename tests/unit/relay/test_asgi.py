@@ -4,6 +4,7 @@ import tracemalloc
 import pytest
 
 from gateway.relay.asgi import (
+    Allowance,
     BodyTimeoutError,
     BodyTooLargeError,
     ClientGoneError,
@@ -38,25 +39,39 @@ def receiving(*messages):
     return receive
 
 
-async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None):
-    room = room or Room(lambda: 0)
-    return await read_body({"headers": list(headers)}, receive, limit=limit, timeout=timeout, rate=rate, room=room)
+async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None, flow="a"):
+    with (room or Room(lambda: 0)).part(flow) as grown:
+        allowance = Allowance(timeout, rate)
+        return await read_body({"headers": list(headers)}, receive, limit=limit, allowance=allowance, grown=grown)
 
 
 async def test_bodies_that_arrive_hold_no_more_than_they_may_together():
-    room = Room(lambda: 2 * LARGE)
-    held = [asyncio.create_task(read(receiving(piece(bytes(LARGE), True)), limit=10**9, room=room)) for _ in range(2)]
+    room = Room(lambda: 4 * LARGE)
+
+    def large(flow, *, more):
+        return read(receiving(piece(bytes(LARGE), more)), limit=10**9, room=room, flow=flow)
+
+    held = [asyncio.create_task(large("a", more=True)) for _ in range(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     small = receiving(piece(bytes(Room.SMALL - 1), True), piece(b"x", False))
     assert len(await read(small, limit=10**9, room=room)) == Room.SMALL
     with pytest.raises(NoRoomError):
-        await read(receiving(piece(bytes(LARGE), False)), limit=10**9, room=room)
+        await large("a", more=False)
+    assert len(await large("b", more=False)) == LARGE, "one flow leaves the others half of it"
     held.pop().cancel()
     await asyncio.sleep(0)
-    assert len(await read(receiving(piece(bytes(LARGE), False)), limit=10**9, room=room)) == LARGE
+    assert len(await large("a", more=False)) == LARGE
     held.pop().cancel()
     await asyncio.sleep(0)
+
+
+def test_bytes_that_came_fast_earn_no_time_beyond_the_longest_silence():
+    allowance = Allowance(timeout=30.0, rate=1000)
+    allowance.went(0.1, 30_000_000)
+    assert allowance.left == 30.0
+    allowance.went(29.0, 1)
+    assert allowance.left == pytest.approx(1.0, abs=0.01)
 
 
 async def test_a_body_that_arrives_alone_has_room():

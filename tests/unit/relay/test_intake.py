@@ -33,6 +33,8 @@ def piece(size, *, more=True):
 class Answered:
     """An exchange that keeps what it was refused with."""
 
+    flow = "a"
+
     async def refuse(self, outcome, message, **how):
         self.message, self.how = message, how
         return outcome
@@ -49,7 +51,7 @@ class Answered:
 async def test_a_body_over_a_limit_is_refused_alike_whoever_reads_it(sent, outcome, says, closes):
     room = Room(lambda: 0)
     plane = SimpleNamespace(settings=SimpleNamespace(server=LIMITS), arriving=room)
-    with room.part() as held_by_another:
+    with room.part("another") as held_by_another:
         held_by_another(LARGE)
         answered, receive = Answered(), receiving(*sent)
         assert await read_request(LIMITS, room, {"headers": []}, receive, answered) is outcome
