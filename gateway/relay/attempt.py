@@ -57,10 +57,12 @@ class Again:
     Attributes:
         busy: the endpoint had no room, or could not be connected to. The request is not at fault.
         reason: told to the client if this was the last attempt.
+        evacuated: it was taken off the endpoint.
     """
 
     busy: bool
     reason: str
+    evacuated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Attempt:
         made: Callable[[str, EndpointId], None],
     ) -> None:
         self._exchange = exchange
+        self._response = exchange.response
         self._driver = driver
         self._flights = flights
         self._upstream = upstream
@@ -112,15 +115,14 @@ class Attempt:
         self.reader: StreamReader | None = None
         """The reader of a streamed answer."""
 
-    async def run(self, outgoing: Outgoing, headers: Headers) -> Settled | Again:
-        """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once."""
+    async def run(self, outgoing: Outgoing, headers: Headers, *, brought: bool = False) -> Settled | Again:
+        """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once.
+
+        `brought`: it was taken off another endpoint.
+        """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
-            outgoing.request,
-            self._endpoint,
-            outgoing.prompt_tokens,
-            streams=streams,
-            brought=self._exchange.evacuated,
+            outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, brought=brought
         )
         try:
             return await self._exchanged(flight, outgoing, headers)
@@ -163,7 +165,7 @@ class Attempt:
                 Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
             )
             return Settled(outcome, Verdict.DONE)
-        if self._exchange.opened:
+        if self._response.opened:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
             await self._send(flight, answer, body, complete=complete)
@@ -174,7 +176,7 @@ class Attempt:
         facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
         if facts.failure is not None:
             return await self._failed_unseen(flight, facts.failure)
-        if self._exchange.opened:  # the head of a stream has already left
+        if self._response.opened:  # the head of a stream has already left
             return Again(busy=False, reason="The endpoint did not stream its answer.")
         self._flights.answers(flight, computed=True)
         self._exchange.usage = facts.usage
@@ -190,11 +192,12 @@ class Attempt:
             interval=outgoing.stream_interval,
             sequences=outgoing.sequences,
         )
-        feed, write, progress = reader.feed, exchange.body.write, self._driver.progress
+        body = self._response.body
+        feed, write, progress = reader.feed, body.write, self._driver.progress
 
         async def drained() -> None:
             flight.delivering = True
-            await exchange.body.drained()
+            await body.drained()
             flight.delivering = False
 
         def take(data: bytes) -> bool:
@@ -222,12 +225,12 @@ class Attempt:
         except _FailedMidwayError:
             await drained()
         rest = reader.end()
-        exchange.usage = reader.usage
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
+        exchange.usage = reader.usage
         self._flights.progressed((request,))  # the next batch would come when the flight is closed
         flight.delivering = True
-        await exchange.send({"type": "http.response.body", "body": rest, "more_body": False})
+        await self._response.end(rest)
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
     def _remember(self, response_id: str | None) -> None:
@@ -245,30 +248,24 @@ class Attempt:
 
     async def _start(self, flight: Flight, answer: Answer, length: int | None = None) -> None:
         """Begin the client's answer. Waits until the client has taken earlier answers on its connection."""
-        exchange = self._exchange
-        exchange.committed = True
-        if exchange.opened:
-            return
-        exchange.status = answer.status
-        headers = towards_client(answer.headers, exchange.identifier, length=length)
-        headers += exchange.facts()
+        headers = towards_client(answer.headers, self._exchange.identifier, length=length)
+        headers += self._exchange.facts()
         flight.delivering = True
-        await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._response.begin(answer.status, headers)
         flight.delivering = False
 
     async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
         """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
         await self._start(flight, answer, len(body) if complete else _length(answer.headers))
-        send = self._exchange.send
         while not complete:
             flight.delivering = True
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._response.write(body)
             flight.delivering = False
             flight.moved_at = self._exchange.clock()
             body = await answer.read_some()
             complete = not body
         flight.delivering = True
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._response.end(body)
 
     async def _failed_unseen(self, flight: Flight, failure: Failure) -> Settled | Again:
         """The answer had status 200, but its first event is a failure. The client has seen nothing."""
@@ -292,23 +289,22 @@ class Attempt:
 
     async def _broken(self, message: str) -> Settled | Again:
         """The connection was lost: start again, unless the client has seen part of the answer."""
-        if not self._exchange.committed:
+        if not self._response.begun:
             return Again(busy=False, reason=message)
         return await self._end_with(self._error_event(message))
 
     async def _interrupted(self, flight: Flight) -> Settled | Again:
         if flight.delivering:  # the client is the one that stopped
             return Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
-        exchange, message = self._exchange, "The endpoint did not go on in time."
-        if exchange.committed:
+        message = "The endpoint did not go on in time."
+        if self._response.begun:
             await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
         elif flight.interruption is Interruption.EVACUATED:
-            exchange.evacuated = True
-            return Again(busy=False, reason="The endpoint went down, or hangs.")
+            return Again(busy=False, reason="The endpoint went down, or hangs.", evacuated=True)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
-                    await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, message)
+                    await self._exchange.refuse(Outcome.UPSTREAM_TIMEOUT, message)
         return Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
 
     def _error_event(self, message: str, outcome: Outcome = Outcome.UPSTREAM_ERROR) -> bytes:
@@ -326,7 +322,7 @@ class Attempt:
             event = b"\n\n" + event
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
-                await self._exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+                await self._response.end(event)
         return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
 
 

@@ -1,15 +1,17 @@
 """One request on its way through the gateway, and the single report of its end."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from gateway.admission.events import Demand
+from gateway.admission.events import Demand, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
-from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
+from gateway.relay.asgi import Receive, Scope, Send
 from gateway.relay.headers import request_id
-from gateway.tokens.count import Source
+from gateway.relay.response import Response
+from gateway.tokens.count import PromptCount
 from gateway.wire.errors import REFUSALS, error_answer, stream_error
 from gateway.wire.request import Api
 from gateway.wire.usage import Usage
@@ -30,90 +32,91 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """The facts of a request as they become known. Times are monotonic seconds.
+    """One request: its response, and the facts of it. Times are monotonic seconds.
+
+    A fact is None until it is known. Each is set once, but for the endpoint and the time waited.
 
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
-        waited: seconds in the queue, over all attempts, and in the lobby.
-        overhead: seconds from `received` until it first went to an endpoint, without `waited`.
-        demand: its demand on the KV cache; None before it was counted.
-        queued: whether it waited for admission and that wait has ended.
+        flow: of its client.
+        stream: whether it asks for a stream.
+        model: name of its pool.
+        count: the tokens of its prompts.
+        demand: its demand on the KV cache.
+        endpoint: the last one it was sent to.
+        overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
-        opened: whether a head with status 200 left while it waited. A refusal then goes into the stream.
-        committed: whether an answer has begun. From then on no other endpoint can be tried.
-        evacuated: whether it was taken off an endpoint before an answer.
+        usage: of its answer, as the endpoint says.
+        waited: seconds in the queue, over all attempts, and in the lobby.
+        queued: whether it waited for admission and that wait has ended.
     """
 
     path: str
-    send: Send
-    body: Body
-    clock: Callable[[], float]
+    api: Api | None
     identifier: bytes
+    response: Response
+    clock: Callable[[], float]
     started: float
     received: float
-    api: Api | None = None
     flow: str = ""
-    model: str | None = None
     stream: bool = False
-    endpoint: str | None = None
-    prompt_tokens: int | None = None
-    counted: Source | None = None
+    model: str | None = None
+    count: PromptCount | None = None
     demand: Demand | None = None
+    endpoint: EndpointId | None = None
+    overhead: float | None = None
+    first_event: float | None = None
     usage: Usage | None = None
     waited: float = 0.0
     queued: bool = False
-    overhead: float | None = None
-    first_event: float | None = None
-    status: int | None = None
-    opened: bool = False
-    committed: bool = False
-    evacuated: bool = False
-    ended: bool = field(default=False, repr=False)
 
     @classmethod
     def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
         """The exchange of a request whose head has just arrived."""
         now = clock()
-        return cls(scope["path"], send, Body(scope, send), clock, request_id(scope), now, now, api)
+        return cls(scope["path"], api, request_id(scope), Response(scope, send), clock, now, now)
 
-    def sent(self) -> None:
+    @contextmanager
+    def waiting(self) -> Iterator[float]:
+        """Count the time that the block takes as time waited. Gives the present time."""
+        began = self.clock()
+        try:
+            yield began
+        finally:
+            self.waited += self.clock() - began
+
+    def sent_to(self, endpoint: EndpointId) -> None:
         """Note that it goes to an endpoint now."""
+        self.endpoint = endpoint
         if self.overhead is None:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
 
     def facts(self) -> list[tuple[bytes, bytes]]:
         """Response headers with its token counts, queue time and endpoint; none before its prompt was counted."""
-        if self.prompt_tokens is None:
-            return []
-        facts = [
-            *self._count(),
-            (b"x-kvgate-queue-ms", b"%d" % (self.waited * 1000)),
-        ]
-        if self.endpoint is not None:
-            facts.append((b"x-kvgate-endpoint", self.endpoint.encode("ascii", "replace")))
+        facts = self._counted()
+        if facts:
+            facts.append((b"x-kvgate-queue-ms", b"%d" % (self.waited * 1000)))
+            if self.endpoint is not None:
+                facts.append((b"x-kvgate-endpoint", self.endpoint.encode("ascii", "replace")))
         return facts
 
-    def _count(self) -> list[tuple[bytes, bytes]]:
-        if self.prompt_tokens is None or self.counted is None:
+    def _counted(self) -> list[tuple[bytes, bytes]]:
+        if self.count is None:
             return []
-        tokens = (b"x-kvgate-prompt-tokens", b"%d" % self.prompt_tokens)
-        return [tokens, (b"x-kvgate-counted", self.counted.value.encode())]
+        tokens = (b"x-kvgate-prompt-tokens", b"%d" % self.count.tokens)
+        return [tokens, (b"x-kvgate-counted", self.count.source.encode())]
 
     async def open(self) -> None:
         """Begin the stream of a request that still waits. Its head leaves out what is not known yet."""
-        if self.opened:
-            return
-        self.status = 200
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            *self._count(),
+            *self._counted(),
             (b"x-request-id", self.identifier),
             (b"x-accel-buffering", b"no"),
         ]
-        await self.send({"type": "http.response.start", "status": self.status, "headers": headers})
-        self.opened = True
+        await self.response.open(headers)
 
     async def refuse(
         self,
@@ -129,17 +132,14 @@ class Exchange:
 
         `close` and `unread`: see `send_answer`.
         """
-        if self.opened:
-            self.committed = True
-            event = stream_error(self.api or Api.CHAT, outcome, message)
-            await self.send({"type": "http.response.body", "body": event, "more_body": False})
-            return outcome
         answer = error_answer(outcome, message, api=self.api, param=param, retry_after=retry_after)
-        self.status = answer.status
-        self.committed = True
+        if self.response.opened:
+            await self.response.begin(answer.status, answer.headers)
+            await self.response.end(stream_error(self.api or Api.CHAT, outcome, message))
+            return outcome
         reason = (b"x-kvgate-reason", outcome.value.encode())
         extra = ((b"x-request-id", self.identifier), reason, *self.facts())
-        await send_answer(self.send, answer, extra, close=close, unread=unread)
+        await self.response.answer(answer, extra, close=close, unread=unread)
         return outcome
 
 
@@ -151,10 +151,7 @@ class Reporter:
         self._access = access
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Report an exchange's end. A second report is ignored."""
-        if exchange.ended:
-            return
-        exchange.ended = True
+        """Report an exchange's end; call once for each."""
         now = exchange.clock()
         metrics = self._metrics.model(exchange.model)
         metrics.ended(outcome)
@@ -166,14 +163,16 @@ class Reporter:
         if exchange.first_event is not None:
             ttft = exchange.first_event - exchange.started
             self._metrics.ttft.observe(ttft)
-        usage = exchange.usage
+        count, usage = exchange.count, exchange.usage
+        prompt_tokens = None if count is None else count.tokens
         if usage is not None:
+            prompt_tokens = usage.prompt_tokens
             metrics.used(usage.prompt_tokens, usage.completion_tokens)
             if outcome is Outcome.COMPLETED and (demand := exchange.demand) is not None:
                 metrics.answered(*_length(demand, usage))
         if self._access is None:
             return
-        status = REFUSALS[outcome].status if outcome is Outcome.CLIENT_CLOSED else exchange.status
+        status = REFUSALS[outcome].status if outcome is Outcome.CLIENT_CLOSED else exchange.response.status
         self._access(
             request_id=exchange.identifier.decode("ascii"),
             path=exchange.path,
@@ -183,8 +182,8 @@ class Reporter:
             outcome=outcome.value,
             endpoint=exchange.endpoint,
             stream=exchange.stream,
-            prompt_tokens=usage.prompt_tokens if usage is not None else exchange.prompt_tokens,
-            counted=exchange.counted,
+            prompt_tokens=prompt_tokens,
+            counted=None if count is None else count.source,
             completion_tokens=usage.completion_tokens if usage is not None else None,
             queue_ms=_milliseconds(exchange.waited),
             ttft_ms=None if ttft is None else _milliseconds(ttft),

@@ -139,7 +139,7 @@ async def _failed(exchange: Exchange, error: Exception) -> Outcome:
     else:
         _log.exception("defect", request_id=identifier, error=type(error).__name__)
         outcome, message, retry_after = Outcome.INTERNAL_ERROR, "kvgate failed on this request; its log says why.", None
-    if not exchange.committed:
+    if not exchange.response.begun:
         await exchange.refuse(outcome, message, retry_after=retry_after)
     return outcome
 

@@ -84,8 +84,8 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     except RefusedError as refused:
         _tolerate(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
-    exchange.prompt_tokens, exchange.counted = sum(count.prompts), count.source
-    asked = exchange.demand = _demanded(plane, pool, request, count)
+    exchange.count = count
+    exchange.demand = asked = _demanded(plane, pool, request, count)
     key = await fingerprint(client.flow, body)
     return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target, key))
 
@@ -156,9 +156,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
         )
+        brought = False
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]
-            exchange.endpoint = endpoint.id
             headers = towards_endpoint(
                 scope,
                 exchange.identifier,
@@ -166,10 +166,11 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                 keep_credentials=plane.keeps_credentials,
                 priority=band if band or request.priority else None,
             )
-            exchange.sent()
-            made = plane.directory.remember_response
-            attempt = Attempt(exchange, pool.driver, plane.flights, plane.upstream, endpoint, made=made)
-            result = await attempt.run(outgoing, headers)
+            exchange.sent_to(endpoint.id)
+            attempt = Attempt(
+                exchange, pool.driver, plane.flights, plane.upstream, endpoint, made=plane.directory.remember_response
+            )
+            result = await attempt.run(outgoing, headers, brought=brought)
             if isinstance(result, Settled):
                 usage = exchange.usage
                 known = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
@@ -177,6 +178,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
+            brought = brought or result.evacuated
             async with heartbeat(exchange, interval):
                 dispatch = await _another(plane, exchange, reservation, work, result)
     finally:
@@ -188,33 +190,30 @@ def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int)
 
 
 async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:
-    queued, metrics = plane.clock(), plane.metrics.model(work.pool.name)
-    metrics.came(work.key, queued)
-    try:
-        dispatch = await reservation.take(work.arrival(reservation.request))
-    except RejectedError as error:
-        if error.command.outcome in FOR_WANT_OF_ROOM:
-            metrics.turned_away(work.key, plane.clock())
-        exchange.queued = error.command.outcome in _WAITED_IN_VAIN and plane.clock() - queued > _AT_ONCE
-        raise _refusal(error.command, "") from None
-    else:
+    metrics = plane.metrics.model(work.pool.name)
+    with exchange.waiting() as since:
+        metrics.came(work.key, since)
+        try:
+            dispatch = await reservation.take(work.arrival(reservation.request))
+        except RejectedError as error:
+            now, outcome = plane.clock(), error.command.outcome
+            if outcome in FOR_WANT_OF_ROOM:
+                metrics.turned_away(work.key, now)
+            exchange.queued = outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
+            raise _refusal(error.command, "") from None
         exchange.queued = True
         return dispatch
-    finally:
-        exchange.waited += plane.clock() - queued
 
 
 async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work, result: Again) -> Dispatch:
-    returned = plane.clock()
     try:
-        return await reservation.again(busy=result.busy)
+        with exchange.waiting():
+            return await reservation.again(busy=result.busy)
     except RejectedError as error:
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:
             plane.metrics.model(work.pool.name).turned_away(work.key, plane.clock())
         raise _refusal(command, result.reason) from None
-    finally:
-        exchange.waited += plane.clock() - returned
 
 
 _SENTENCES: dict[Outcome, str] = {

@@ -36,7 +36,8 @@ async def heartbeat(exchange: Exchange, interval: float | None) -> AsyncIterator
 
 
 async def _beat(exchange: Exchange, interval: float) -> None:
-    while True:
+    if not exchange.response.opened:
         await exchange.open()
-        await exchange.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+    while True:
+        await exchange.response.write(COMMENT)
         await asyncio.sleep(interval)

@@ -50,14 +50,14 @@ class Lobby:
         flow = exchange.flow
         if not (self._requests.takes(flow, 1) and self._bytes.takes(flow, size)):
             raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
-        began = exchange.clock()
         limit = asyncio.timeout(timeout)
         self._limits.add(limit)
         self._requests.add(flow, 1)
         self._bytes.add(flow, size)
         try:
-            async with limit:
-                return await ready()
+            with exchange.waiting():
+                async with limit:
+                    return await ready()
         except TimeoutError:
             if self._draining:
                 raise _draining() from None
@@ -66,7 +66,6 @@ class Lobby:
             self._limits.discard(limit)
             self._requests.add(flow, -1)
             self._bytes.add(flow, -size)
-            exchange.waited += exchange.clock() - began
 
     def drain(self) -> None:
         """Refuse all waiting and all further requests."""

@@ -38,10 +38,8 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", exchange.identifier),
     ]
-    exchange.status = 200
-    exchange.committed = True
-    await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-    await exchange.send({"type": "http.response.body", "body": body})
+    await exchange.response.begin(200, headers)
+    await exchange.response.end(body)
     return Outcome.COMPLETED
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import ClientGoneError, Message, Scope, header, path
+from gateway.relay.asgi import ClientGoneError, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
@@ -80,8 +80,7 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
     timeouts = plane.settings.upstream
     reason = ""
     for endpoint in endpoints:
-        exchange.endpoint = endpoint.id
-        exchange.sent()
+        exchange.sent_to(endpoint.id)
         headers = towards_endpoint(
             scope, exchange.identifier, api_key=endpoint.api_key, keep_credentials=plane.keeps_credentials
         )
@@ -104,22 +103,20 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
 async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
-    size, waited = 0, 0.0
+    response, size, waited = exchange.response, 0, 0.0
 
-    async def tell(message: Message) -> None:
+    async def tell(sending: Awaitable[None]) -> None:
         """Send a piece. A client that reads more slowly than it may send a body loses its place to others."""
         nonlocal waited
         began = exchange.clock()
         try:
             async with asyncio.timeout(server.body_timeout + size / server.body_min_rate - waited):
-                await exchange.send(message)
+                await sending
         except TimeoutError:
             raise ClientGoneError from None
         waited += exchange.clock() - began
 
-    exchange.status = answer.status
-    exchange.committed = True
-    await tell({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await tell(response.begin(answer.status, headers))
     # A body that breaks off is left without an end, so that the client sees it is incomplete.
     more = True
     while more:
@@ -132,5 +129,5 @@ async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, i
             return Outcome.UPSTREAM_ERROR
         more = bool(piece)
         size += len(piece)
-        await tell({"type": "http.response.body", "body": piece, "more_body": more})
+        await tell(response.write(piece) if more else response.end())
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004

@@ -31,6 +31,11 @@ class PromptCount:
     prefix: Prefix = ()
     """Leading parts of its prompt. Empty unless it was counted locally and is a single prompt of text or ids only."""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(self.prompts)
+
 
 class PromptTooLongError(Exception):
     """The prompt has too many characters to fit; it was not tokenized. `at_least` is a lower bound of its tokens."""

@@ -60,7 +60,7 @@ class DriftWatch:
         """Compare one count with the engine's; estimates are not compared."""
         if count.source is Source.ESTIMATE:
             return None
-        counted = sum(count.prompts)
+        counted = count.tokens
         doubted = self._note(count, counted != reported, now) if count.source is Source.LOCAL else ()
         if counted == reported:
             return None

@@ -1,0 +1,110 @@
+"""The response to one request, as a state machine: what has left for the client, and so what may still be sent."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
+from gateway.wire.errors import ErrorAnswer
+
+_OK = 200
+
+
+class State(Enum):
+    """State of a response. It stays in the last one if the client leaves, or if the endpoint fails midway."""
+
+    WAITING = auto()
+    """Nothing has left."""
+    OPENED = auto()
+    """The head of a stream has left, with status 200, and perhaps comments. An error can only be told as an event."""
+    BEGUN = auto()
+    """An answer has begun. From now on no other endpoint can be tried."""
+    ENDED = auto()
+    """Its last piece has left."""
+
+
+class Step(Enum):
+    """What can be sent."""
+
+    OPEN = auto()
+    BEGIN = auto()
+    WRITE = auto()
+    END = auto()
+
+
+TRANSITIONS: dict[tuple[State, Step], State] = {
+    (State.WAITING, Step.OPEN): State.OPENED,
+    (State.WAITING, Step.BEGIN): State.BEGUN,
+    (State.OPENED, Step.WRITE): State.OPENED,
+    (State.OPENED, Step.BEGIN): State.BEGUN,
+    (State.BEGUN, Step.WRITE): State.BEGUN,
+    (State.BEGUN, Step.END): State.ENDED,
+}
+"""Any other step is a defect of ours."""
+
+
+class Response:
+    """The response to one request. `send` waits for its client, and then sends: cancelled, it has sent nothing.
+
+    Attributes:
+        status: as told to the client; None while nothing has left.
+        body: for the pieces of a stream that has begun, one by one and without a check.
+    """
+
+    __slots__ = ("_send", "body", "state", "status")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.state = State.WAITING
+        self.status: int | None = None
+        self.body = Body(scope, send)
+
+    @property
+    def opened(self) -> bool:
+        """Whether the head of a stream has left, but no answer has begun."""
+        return self.state is State.OPENED
+
+    @property
+    def begun(self) -> bool:
+        """Whether an answer has begun."""
+        return self.state in (State.BEGUN, State.ENDED)
+
+    async def open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Send the head of a stream while the request still waits."""
+        after = self._after(Step.OPEN)
+        await self._head(_OK, headers)
+        self.state = after
+
+    async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Begin the answer. Its head is left out if one has left."""
+        opened, self.state = self.opened, self._after(Step.BEGIN)
+        if not opened:
+            await self._head(status, headers)
+
+    async def write(self, piece: bytes) -> None:
+        """Send a piece, and wait until the client has caught up."""
+        self.state = self._after(Step.WRITE)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self, piece: bytes = b"") -> None:
+        """Send the last piece."""
+        after = self._after(Step.END)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+        self.state = after
+
+    async def answer(
+        self, answer: ErrorAnswer, extra: tuple[tuple[bytes, bytes], ...], *, close: bool, unread: Receive | None
+    ) -> None:
+        """Send a complete answer of our own; see `send_answer`."""
+        self.state, self.status = self._after(Step.BEGIN), answer.status
+        await send_answer(self._send, answer, extra, close=close, unread=unread)
+        self.state = self._after(Step.END)
+
+    async def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _after(self, step: Step) -> State:
+        after = TRANSITIONS.get((self.state, step))
+        if after is None:
+            raise RuntimeError(f"{step.name} of a response that is {self.state.name}")
+        return after

@@ -1,0 +1,249 @@
+"""A data plane without a network: a real gateway and core, in front of endpoints that answer what a test wants."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import Capacity, EndpointId
+from gateway.admission.policy import Policy
+from gateway.config.settings import ModelSettings, Settings
+from gateway.endpoints.health import State
+from gateway.endpoints.identity import Identity
+from gateway.ops.metrics import Metrics
+from gateway.pools.directory import Directory, Endpoint, Pool
+from gateway.pools.driver import Driver
+from gateway.relay.asgi import Room
+from gateway.relay.clients import Clients
+from gateway.relay.exchange import Reporter
+from gateway.relay.flights import Flights
+from gateway.relay.gateway import Gateway
+from gateway.relay.lobby import Lobby
+from gateway.relay.plane import Plane
+from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
+
+CHAT = "/v1/chat/completions"
+ASKED = b'{"model":"m","messages":[],"max_tokens":4}'
+STREAMED = b'{"model":"m","messages":[],"max_tokens":4,"stream":true}'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USED = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+DONE = b"data: [DONE]\n\n"
+STREAM = (TOKEN, LAST, USED, DONE)
+WHOLE = b'{"choices":[{"index":0,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+
+
+class Reply:
+    """An endpoint's answer, piece by piece. An exception among the pieces is raised, an event is waited for."""
+
+    def __init__(self, *pieces: bytes | Exception | asyncio.Event, status: int = 200, **headers: str) -> None:
+        named = {"content_type": "application/json", **headers}
+        self.status = status
+        self.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
+        self.pieces = deque(pieces)
+        self.closed = False
+
+    async def read_some(self) -> bytes:
+        while self.pieces:
+            match self.pieces.popleft():
+                case bytes() as piece:
+                    return piece
+                case asyncio.Event() as event:
+                    await event.wait()
+                case Exception() as error:
+                    raise error
+        return b""
+
+    async def deliver(self, sink: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
+        while piece := await self.read_some():
+            if not sink(piece):
+                await drained()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def stream(*pieces: bytes | Exception | asyncio.Event) -> Reply:
+    """A streamed answer."""
+    return Reply(*(pieces or STREAM), content_type="text/event-stream")
+
+
+class Monitor:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[str, dict[str, bool]]] = []
+        self.brought: list[bool] = []
+        self.status = SimpleNamespace(state=State.UP)
+
+    def dispatched(self, _request: int, _tokens: int, *, brought: bool = False, **_how: bool) -> None:
+        self.brought.append(brought)
+
+    def progressed(self, _requests: object) -> None: ...
+
+    def finished(self, _request: int, *, delivering: bool = False) -> None: ...
+
+    def failed(self, reason: str, **how: bool) -> None:
+        self.failures.append((reason, how))
+
+
+class Counter:
+    """Counts three tokens in every prompt, or raises the next of `errors`."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self.settled: list[int] = []
+
+    async def count(self, request: Any, **_for: object) -> PromptCount:
+        if self.errors:
+            raise self.errors.pop(0)
+        return PromptCount((3,), Source.LOCAL, Kind(request.api))
+
+    def settle(self, _count: PromptCount, prompt_tokens: int) -> None:
+        self.settled.append(prompt_tokens)
+
+
+class Client:
+    """One request and what its client gets."""
+
+    def __init__(self, plane: "FakePlane", path: str, body: bytes, method: str, headers: dict[str, str]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.takes: asyncio.Event | None = None
+        """If set, it takes nothing until the event."""
+        self._left = asyncio.Event()
+        self._sent = False
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "client": ("peer", 1),
+        }  # fmt: skip
+        self._body = body
+        self.task = asyncio.create_task(plane.gateway(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if self.takes is not None:
+            await self.takes.wait()
+        self.messages.append(message)
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def ended(self) -> "Client":
+        await self.task
+        return self
+
+    @property
+    def status(self) -> int | None:
+        return self.messages[0]["status"] if self.messages else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.messages[0]["headers"]}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.messages[1:])
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.messages) and not self.messages[-1].get("more_body", self.messages[-1]["type"][-1] == "t")
+
+
+class FakePlane:
+    """The gateway, its endpoints' replies in turn, and the access lines of what has ended."""
+
+    def __init__(self, *endpoints: str, **sections: dict[str, Any]) -> None:
+        models = [{"endpoints": [{"url": f"http://{name}"} for name in ("a", "b")]}]
+        self.settings = Settings.model_validate({"models": models, **sections})
+        self.now = asyncio.get_running_loop().time
+        self.replies: deque[Reply | Exception] = deque()
+        self.sent: list[tuple[str, str, str, dict[str, str], bytes]] = []
+        """Base URL, method, path, headers and body of each request."""
+        self.lines: list[dict[str, Any]] = []
+        self.counter = Counter()
+        self.flights = Flights(self.now, lambda: self.settings.upstream)
+        self.directory = Directory(self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire)
+        self.metrics = Metrics("0")
+        self.plane = Plane(
+            settings=self.settings,
+            clients=Clients({}, None),
+            directory=self.directory,
+            flights=self.flights,
+            upstream=self,
+            metrics=self.metrics,
+            clock=self.now,
+            lobby=Lobby(lambda: self.plane.settings.admission.queue),
+            counting=self,
+            arriving=Room(lambda: 2**30),
+        )
+        self.gateway = Gateway(self.plane, Reporter(self.metrics, self._log), None)
+        for name in endpoints or ("a",):
+            self.add(name)
+            self.up(name)
+
+    def _make_pool(self, _endpoint: Endpoint, _identity: Identity, name: str) -> Pool:
+        admission = self.settings.admission
+        policy = Policy(ttl=admission.queue.ttl, no_endpoint_ttl=admission.queue.no_endpoint_ttl)
+        driver = Driver(AdmissionController(policy), self.now, self.flights.progressed)
+        return Pool(name, None, driver, self.counter, self.settings.upstream.relay_concurrency)
+
+    def _log(self, **line: Any) -> None:
+        self.lines.append(line)
+
+    def add(self, name: str) -> Endpoint:
+        """An endpoint that has yet to say what it serves."""
+        settings = ModelSettings.model_validate({"endpoints": [{"url": f"http://{name}"}]})
+        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, Monitor())
+        self.directory.add(endpoint)
+        return endpoint
+
+    def up(self, name: str, *, sequences: int = 1) -> None:
+        """The endpoint takes traffic, so many sequences at a time."""
+        who = Identity(names=("m",), loras=(), root=None, max_model_len=100, version="0.32.0")
+        self.directory.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
+
+    @property
+    def pool(self) -> Pool:
+        return self.directory.pools["m"]
+
+    @property
+    def in_flight(self) -> int:
+        """Requests with a reservation in the core."""
+        return sum(e.in_flight for e in self.pool.driver.controller.snapshot(self.now()).endpoints)
+
+    def monitor(self, name: str = "a") -> Monitor:
+        return self.directory.endpoints[EndpointId(name)].monitor  # type: ignore[return-value]
+
+    def ask(self, body: bytes = ASKED, *, path: str = CHAT, method: str = "POST", **headers: str) -> Client:
+        """A client's request, under way."""
+        return Client(self, path, body, method, headers)
+
+    async def turns(self, count: int = 20) -> None:
+        """Let everything happen that waits for nothing."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    # The upstream, and the counting pool.
+
+    async def send(self, base_url: str, method: str, path: str, headers: Any, body: bytes) -> Reply:
+        named = {name.decode(): value.decode() for name, value in headers}
+        self.sent.append((base_url, method, path, named, body))
+        match self.replies.popleft():
+            case Exception() as error:
+                raise error
+            case reply:
+                return reply
+
+    async def close(self) -> None: ...
+
+    async def run(self, _flow: str, _size: int, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
