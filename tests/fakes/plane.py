@@ -217,8 +217,8 @@ class FakePlane:
 
     @property
     def in_flight(self) -> int:
-        """Requests with a reservation in the core."""
-        return sum(e.in_flight for e in self.pool.driver.controller.snapshot(self.now()).endpoints)
+        """Requests with a reservation in the core, without those that were given up."""
+        return sum(e.in_flight - e.aborting for e in self.pool.driver.controller.snapshot(self.now()).endpoints)
 
     def monitor(self, name: str = "a") -> Monitor:
         return self.directory.endpoints[EndpointId(name)].monitor  # type: ignore[return-value]

@@ -1,148 +1,394 @@
 import asyncio
-from types import SimpleNamespace
+import json
 
 import pytest
 
-from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.config.settings import UpstreamSettings
-from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
-from gateway.relay.flights import Flights, Interruption
-from gateway.wire.request import Api
+from gateway.relay import attempt
+from gateway.relay.flights import Interruption
+from gateway.relay.heartbeat import COMMENT
+from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
+from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
 
-EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
-OUTGOING = Outgoing(RequestId(1), "/v1/chat/completions", b"{}", prompt_tokens=5, strip_usage=False)
+pytestmark = pytest.mark.usefixtures("hurried")
 
-
-class Silent:
-    """An upstream that never answers; `closed` says whether the request was given up."""
-
-    def __init__(self):
-        self.asked = asyncio.Event()
-        self.closed = False
-
-    async def send(self, *request):
-        self.asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.closed = True
+LOST = ConnectionLostError("the connection was lost")
+BUSY = "we are currently busy"
+DEAD = "EngineCore encountered an issue"
 
 
-class Monitor:
-    """Keeps whether the last request was brought from another endpoint."""
+def error(message, code=500):
+    return json.dumps({"error": {"message": message, "code": code}}).encode()
 
-    brought = None
 
-    def dispatched(self, request, prompt_tokens, *, streams, brought):
-        self.brought = brought
-
-    def progressed(self, requests):
-        pass
-
-    def finished(self, request, *, delivering=False):
-        pass
+def event(payload):
+    return b"data: " + payload + b"\n\n"
 
 
 @pytest.fixture
-async def trying():
-    """A try that waits for its endpoint: its task, its flight, its upstream, and all flights."""
-    flights, upstream = Flights(lambda: 0.0, UpstreamSettings), Silent()
-    endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", monitor=Monitor(), healthy=True)
-    refused = []
-
-    async def refuse(outcome, message):
-        refused.append(outcome)
-        return outcome
-
-    exchange = SimpleNamespace(
-        stream=True, committed=False, evacuated=False, api=Api.CHAT, usage=None, refuse=refuse, refused=refused
-    )
-    attempt = Attempt(exchange, None, flights, upstream, endpoint, made=None)
-    task = asyncio.create_task(attempt.run(OUTGOING, []))
-    await upstream.asked.wait()
-    (flight,) = flights._flights.values()
-    return SimpleNamespace(
-        task=task, flight=flight, upstream=upstream, flights=flights, exchange=exchange, attempt=attempt
-    )
+async def plane(hurried):
+    return FakePlane("a", "b")
 
 
-async def test_one_that_is_taken_off_its_endpoint_may_go_elsewhere_and_is_known_there(trying):
-    trying.flight.interrupt(Interruption.EVACUATED)
-    result = await trying.task
-    assert isinstance(result, Again)
-    assert not result.busy
-    assert trying.upstream.closed
-    assert len(trying.flights) == 0
-    assert trying.flight.endpoint.monitor.brought is False
-    trying.upstream.asked.clear()
-    again = asyncio.create_task(trying.attempt.run(OUTGOING, []))
-    await trying.upstream.asked.wait()
-    assert trying.flight.endpoint.monitor.brought is True
-    again.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await again
+@pytest.fixture
+async def lone(hurried):
+    """A plane with one endpoint that takes one request at a time, and clients who hear that they wait."""
+    return FakePlane("a", admission={"queue": {"heartbeat": 1.0}})
 
 
-async def test_one_that_is_silent_for_too_long_ends_and_goes_nowhere_else(trying):
-    trying.flight.interrupt(Interruption.OVERDUE)
-    assert await trying.task == Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
-    assert trying.exchange.refused == [Outcome.UPSTREAM_TIMEOUT]
-    assert trying.upstream.closed
-    assert len(trying.flights) == 0
+async def opened(plane, *replies):
+    """A client that heard that it waits, before these were the answers to it."""
+    free = asyncio.Event()
+    plane.replies.extend([Reply(free, WHOLE), *replies])
+    first = plane.ask()
+    await plane.turns()
+    waiting = plane.ask(STREAMED)
+    await asyncio.sleep(1.5)
+    free.set()
+    await first.ended()
+    return await waiting.ended()
 
 
-async def test_a_client_that_leaves_ends_the_try(trying):
-    trying.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await trying.task
-    assert trying.upstream.closed
-    assert len(trying.flights) == 0
+async def flying(plane, body=STREAMED):
+    """A client's request, and its flight, once it is with its endpoint."""
+    client = plane.ask(body)
+    await plane.turns()
+    (flight,) = plane.flights._flights.values()
+    return client, flight
+
+
+async def outcome(plane, client):
+    """How a client's request ended, once nothing is left of it."""
+    await client.ended()
+    assert len(plane.flights) == plane.in_flight == 0
+    return plane.lines[-1]["outcome"]
+
+
+# An answer.
+
+
+@pytest.mark.parametrize(
+    ("body", "reply", "got"),
+    [(ASKED, Reply(WHOLE), WHOLE), (STREAMED, stream(), TOKEN + LAST + DONE)],
+    ids=["whole", "streamed"],
+)
+async def test_an_answer_is_passed_on_and_accounted_for(plane, body, reply, got):
+    plane.replies.append(reply)
+    client = plane.ask(body)
+    assert await outcome(plane, client) == "completed"
+    assert (client.status, client.body, client.complete) == (200, got, True)
+    assert client.headers["x-kvgate-endpoint"] == plane.lines[-1]["endpoint"]
+    assert plane.lines[-1]["completion_tokens"] == 1
+    assert plane.counter.settled == [3]
+    assert reply.closed
+
+
+async def test_an_answer_of_an_engine_that_says_no_usage_is_passed_on(plane):
+    plane.replies.append(Reply(b"not JSON"))
+    client = plane.ask()
+    assert await outcome(plane, client) == "completed"
+    assert client.body == b"not JSON"
+    assert plane.counter.settled == []
+
+
+async def test_an_answer_too_large_to_hold_is_passed_on_as_it_comes(plane, monkeypatch):
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", 10)
+    plane.replies.append(Reply(b"x" * 11, b"y" * 5, b"z" * 5, content_length="21"))
+    client = plane.ask()
+    assert await outcome(plane, client) == "completed"
+    assert client.headers["content-length"] == "21"
+    assert [len(message["body"]) for message in client.messages[1:]] == [11, 5, 5, 0]
+
+
+async def test_one_that_breaks_off_is_cut_off_for_its_client_too(plane, monkeypatch):
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", 10)
+    plane.replies.append(Reply(b"x" * 11, LOST))
+    client = plane.ask()
+    assert await outcome(plane, client) == "upstream_error"
+    assert (client.body, client.complete) == (b"x" * 11, False)
+
+
+async def test_a_stored_response_is_asked_for_where_it_was_made(plane):
+    body = b'{"id":"resp_1","object":"response","status":"completed"}'
+    plane.replies.extend([Reply(body), Reply(b"{}")])
+    await plane.ask(b'{"model":"m","input":"x"}', path="/v1/responses").ended()
+    await plane.ask(b"", path="/v1/responses/resp_1", method="GET").ended()
+    assert plane.sent[1][:3] == (plane.sent[0][0], "GET", "/v1/responses/resp_1")
+
+
+async def test_a_client_that_reads_slowly_is_waited_for(plane):
+    plane.replies.append(stream(*STREAM))
+    client = plane.ask(STREAMED)
+    client.takes = asyncio.Event()
+    await plane.turns()
+    (flight,) = plane.flights._flights.values()
+    assert flight.delivering
+    client.takes.set()
+    assert await outcome(plane, client) == "completed"
+
+
+async def test_a_stream_begins_with_its_first_event_of_any_worth(plane, monkeypatch):
+    created = b"event: response.created\ndata: {}\n\n"
+    body = b'{"model":"m","input":"x","stream":true}'
+    plane.replies.extend([stream(created, LOST), stream(created, created, LOST)])
+    client = plane.ask(body, path="/v1/responses")
+    assert await outcome(plane, client) == "upstream_error"
+    assert client.status == 502, "nothing has left"
+    monkeypatch.setattr(attempt, "MAX_PRELIMINARY", 10)
+    plane.replies.append(stream(created, created, LOST))
+    client = plane.ask(body, path="/v1/responses")
+    assert await outcome(plane, client) == "upstream_error"
+    assert client.body.startswith(created * 2), "as much of it is an answer, too"
+
+
+# Failures before an answer.
+
+
+FAILURES = {
+    "nobody listens": (ConnectFailedError("nobody listens"), [("nobody listens", {})]),
+    "lost": (LOST, [(str(LOST), {})]),
+    "lost in its body": (Reply(LOST), [(str(LOST), {})]),
+    "lost in its stream": (stream(LOST), [(str(LOST), {})]),
+    "500": (Reply(error("it broke"), status=500), [("it answered 500", {"dead": False})]),
+    "dead": (Reply(error(DEAD), status=500), [("it answered 500", {"dead": True})]),
+    "dead in a 200": (Reply(error(DEAD)), [(DEAD, {"aborted": False, "dead": True})]),
+    "busy": (Reply(error(BUSY, 503), status=503), []),
+    "busy in a 200": (Reply(error(BUSY, 503)), []),
+    "busy in a stream": (stream(event(error(BUSY, 503))), []),
+    "an error in a stream": (stream(event(error("it broke"))), [("it broke", {"aborted": False, "dead": False})]),
+    "aborted": (
+        Reply(b'{"choices":[{"finish_reason":"abort"}]}'),
+        [("the engine gave the request up", {"aborted": True, "dead": False})],
+    ),
+}
+"""How an endpoint fails before an answer, and what its monitor hears of it."""
+
+
+@pytest.mark.parametrize(("failure", "failed"), FAILURES.values(), ids=FAILURES)
+async def test_a_failure_before_an_answer_is_tried_elsewhere(plane, failure, failed):
+    plane.replies.extend([failure, Reply(WHOLE)])
+    client = plane.ask()
+    assert await outcome(plane, client) == "completed"
+    assert (client.status, client.body) == (200, WHOLE)
+    first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
+    assert {first, second} == {"a", "b"}
+    assert plane.monitor(first).failures == failed
+    assert plane.monitor(second).brought == [False]
+
+
+async def test_one_that_fails_twice_ends_with_the_last_reason(plane):
+    plane.replies.extend([LOST, Reply(error("it broke"), status=500)])
+    client = plane.ask()
+    assert await outcome(plane, client) == "upstream_error"
+    assert client.status == 502
+    assert "The endpoint answered 500: it broke" in json.loads(client.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [error("not so", 422), b"not JSON"])
+async def test_an_engines_refusal_is_passed_on(plane, body):
+    plane.replies.append(Reply(body, status=422))
+    client = plane.ask()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert (client.status, client.body) == (422, body)
+    assert client.headers["x-kvgate-prompt-tokens"] == "3"
+
+
+async def test_a_refusal_too_large_to_hold_is_passed_on_as_it_comes(plane, monkeypatch):
+    monkeypatch.setattr(attempt, "MAX_ERROR_BYTES", 10)
+    plane.replies.append(Reply(b"x" * 11, b"y", status=400))
+    client = plane.ask()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert (client.status, client.body, client.complete) == (400, b"x" * 11 + b"y", True)
+
+
+async def test_a_refusal_in_a_stream_is_told_with_its_status(plane):
+    plane.replies.append(stream(event(error("not so", 400))))
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "invalid_request"
+    assert (client.status, json.loads(client.body)["error"]["message"]) == (400, "not so")
+
+
+async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
+    for endpoint in plane.directory.endpoints.values():
+        endpoint.api_key = "ours"
+    plane.replies.append(Reply(b"{}", status=401))
+    client = plane.ask()
+    assert await outcome(plane, client) == "upstream_error"
+    assert client.status == 502
+
+
+async def test_a_clients_own_key_is_its_own_business(plane):
+    plane.replies.append(Reply(b"{}", status=401))
+    client = plane.ask()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert client.status == 401
+
+
+# Behind a heartbeat.
+
+
+async def test_an_answer_goes_on_in_the_stream_that_was_opened(lone):
+    client = await opened(lone, stream())
+    assert client.body == COMMENT + TOKEN + LAST + DONE
+    assert client.complete
+    assert lone.lines[-1]["outcome"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("replies", "ended", "says"),
+    [
+        ([Reply(error("not so", 422), status=422)], "endpoint_refused", "not so"),
+        ([stream(event(error("not so", 400)))], "invalid_request", "not so"),
+        ([Reply(WHOLE), Reply(WHOLE)], "upstream_error", "The endpoint did not stream its answer."),
+        ([LOST, LOST], "upstream_error", "The endpoint did not answer"),
+    ],
+)
+async def test_a_refusal_is_told_in_the_stream_that_was_opened(lone, replies, ended, says):
+    client = await opened(lone, *replies)
+    assert lone.lines[-1]["outcome"] == ended
+    assert (client.status, client.complete) == (200, True)
+    head, _, last = client.body.partition(b"data: ")
+    assert set(head.split(b"\n\n")) == {COMMENT.strip(), b""}
+    assert says in json.loads(last)["error"]["message"]
+
+
+# Failures after an answer has begun.
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ends", "told"),
+    [
+        ([TOKEN, LOST], b"The endpoint failed: the connection was lost.", (str(LOST), {})),
+        ([TOKEN, b'data: {"to', LOST], b"The endpoint failed: the connection was lost.", (str(LOST), {})),
+        ([TOKEN, event(error("it broke"))], event(error("it broke")), ("it broke", {"aborted": False, "dead": False})),
+        ([TOKEN], b"without", None),
+    ],
+    ids=["lost", "torn", "an error", "unfinished"],
+)
+async def test_a_stream_that_fails_ends_with_an_error_and_is_tried_nowhere_else(plane, pieces, ends, told):
+    plane.replies.append(stream(*pieces))
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "upstream_error"
+    assert (client.status, client.complete) == (200, True)
+    *events, last, nothing = client.body.split(b"\n\n")
+    assert events[0] + b"\n\n" == TOKEN
+    assert nothing == b""
+    assert b'"error"' in last
+    assert DONE not in client.body
+    assert len(plane.sent) == 1
+    failed = [failure for name in "ab" for failure in plane.monitor(name).failures]
+    assert len(failed) == 1
+    if told is not None:
+        assert ends in client.body
+        assert failed == [told]
+
+
+async def test_a_large_piece_is_passed_on_and_lets_others_have_their_turn(plane):
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n' % (b"x" * attempt.LARGE_PIECE)
+    plane.replies.append(stream(TOKEN, text, LAST, USED, DONE))
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "completed"
+    assert client.body == TOKEN + text + LAST + DONE
+
+
+# Interruptions.
+
+
+async def test_one_that_is_taken_off_its_endpoint_goes_elsewhere_and_is_known_there(plane):
+    silent = Reply(asyncio.Event())
+    plane.replies.extend([silent, LOST, Reply(WHOLE)])
+    client, flight = await flying(plane)
+    plane.flights.evacuate(flight.endpoint.id)
+    await plane.turns()
+    assert silent.closed
+    assert await outcome(plane, client) == "upstream_error", "it failed on two"
+    first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
+    assert (plane.monitor(first).brought, plane.monitor(second).brought) == ([False], [True])
+
+
+async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_after(plane):
+    plane.replies.extend([Reply(asyncio.Event()), Reply(error(BUSY, 503), status=503), Reply(WHOLE)])
+    client, flight = await flying(plane)
+    plane.flights.evacuate(flight.endpoint.id)
+    assert await outcome(plane, client) == "completed"
+    brought = [brought for name in "ab" for brought in plane.monitor(name).brought]
+    assert sorted(brought) == [False, True, True]
+
+
+async def test_one_that_is_silent_for_too_long_ends_and_goes_nowhere_else(plane):
+    plane.replies.append(Reply(asyncio.Event()))
+    client, flight = await flying(plane)
+    flight.interrupt(Interruption.OVERDUE)
+    assert await outcome(plane, client) == "upstream_timeout"
+    assert (client.status, len(plane.sent)) == (504, 1)
+
+
+async def test_a_stream_that_falls_silent_ends_with_an_error(plane):
+    plane.replies.append(stream(TOKEN, asyncio.Event()))
+    client, flight = await flying(plane)
+    flight.interrupt(Interruption.OVERDUE)
+    assert await outcome(plane, client) == "upstream_timeout"
+    assert (client.status, client.complete) == (200, True)
+    assert b'"code":"upstream_timeout"' in client.body
+
+
+async def test_a_client_that_takes_no_error_is_not_waited_for_long(plane):
+    plane.replies.append(stream(TOKEN, asyncio.Event()))
+    client, flight = await flying(plane)
+    client.takes = asyncio.Event()
+    flight.interrupt(Interruption.OVERDUE)
+    assert await outcome(plane, client) == "upstream_timeout"
+    assert (client.body, client.complete) == (TOKEN, False)
+
+
+async def test_a_client_that_takes_no_refusal_is_not_waited_for_long(plane):
+    plane.replies.append(Reply(asyncio.Event()))
+    client, flight = await flying(plane)
+    client.takes = asyncio.Event()
+    flight.interrupt(Interruption.OVERDUE)
+    assert await outcome(plane, client) == "upstream_timeout"
+    assert client.messages == []
+
+
+async def test_a_client_that_leaves_ends_the_try(plane):
+    silent = Reply(asyncio.Event())
+    plane.replies.append(silent)
+    client, _ = await flying(plane)
+    client.leave()
+    assert await outcome(plane, client) == "client_closed"
+    assert silent.closed
 
 
 @pytest.mark.parametrize("client_first", [True, False])
-async def test_a_client_that_leaves_in_the_instant_of_an_interruption_has_left(trying, client_first):
-    leave = trying.task.cancel
-    steps = [leave, lambda: trying.flight.interrupt(Interruption.EVACUATED)]
+async def test_a_client_that_leaves_in_the_instant_of_an_interruption_has_left(plane, client_first):
+    plane.replies.append(Reply(asyncio.Event()))
+    client, flight = await flying(plane)
+    steps = [flight.task.cancel, lambda: flight.interrupt(Interruption.EVACUATED)]
     for step in steps if client_first else reversed(steps):
         step()
     with pytest.raises(asyncio.CancelledError):
-        await trying.task
-    assert len(trying.flights) == 0
+        await client.task
+    assert plane.lines[-1]["outcome"] == Outcome.CLIENT_CLOSED
+    assert len(plane.flights) == plane.in_flight == 0
 
 
-@pytest.mark.parametrize("failed", [False, True])
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_an_answer_that_cannot_begin_waits_for_its_client_and_not_for_the_endpoint(streamed, failed):
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(WHOLE),
+        Reply(error("no", 400), status=400),
+        stream(),
+        stream(event(error("no", 400))),
+    ],
+    ids=["whole", "refused", "streamed", "refused in a stream"],
+)
+async def test_an_answer_that_cannot_begin_waits_for_its_client_and_not_for_the_endpoint(plane, reply):
     """Its client sent requests ahead, and takes none of the answers: the endpoint has done its work."""
-    flights, reached = Flights(lambda: 0.0, UpstreamSettings), asyncio.Event()
-    endpoint = SimpleNamespace(id=EndpointId("a"), base_url="http://a", api_key=None, monitor=Monitor(), healthy=True)
-    pieces = [b'{"error":{"message":"no","code":400}}' if failed else EVENT]
-    if streamed and failed:
-        pieces = [b"data: " + pieces[0] + b"\n\n"]
-
-    async def read_some():
-        return pieces.pop(0) if pieces else b""
-
-    async def send(base_url, *request):
-        kind = b"text/event-stream" if streamed else b"application/json"
-        status = 400 if failed and not streamed else 200
-        headers = [(b"content-type", kind)]
-        return SimpleNamespace(status=status, headers=headers, read_some=read_some, close=lambda: None)
-
-    async def never(*message):
-        reached.set()
-        await asyncio.Event().wait()
-
-    exchange = SimpleNamespace(
-        stream=True, committed=False, opened=False, evacuated=False, api=Api.CHAT, usage=None, identifier=b"x",
-        clock=lambda: 0.0, facts=list, send=never, refuse=never, body=SimpleNamespace(write=None),
-    )  # fmt: skip
-    driver = SimpleNamespace(progress=None)
-    attempt = Attempt(exchange, driver, flights, SimpleNamespace(send=send), endpoint, made=None)
-    task = asyncio.create_task(attempt.run(OUTGOING, []))
-    await asyncio.wait_for(reached.wait(), 5)
-    (flight,) = flights._flights.values()
+    plane.replies.append(reply)
+    client = plane.ask(STREAMED)
+    client.takes = asyncio.Event()
+    await plane.turns()
+    (flight,) = plane.flights._flights.values()
     assert flight.delivering
     flight.interrupt(Interruption.OVERDUE)
-    assert await task == Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
+    assert await outcome(plane, client) == "client_closed"
