@@ -8,7 +8,6 @@ from typing import Any
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Capacity, EndpointId
-from gateway.admission.policy import Policy
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
@@ -36,10 +35,13 @@ STREAM = (TOKEN, LAST, USED, DONE)
 WHOLE = b'{"choices":[{"index":0,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
 
 
-class Reply:
-    """An endpoint's answer, piece by piece. An exception among the pieces is raised, an event is waited for."""
+Piece = bytes | Exception | asyncio.Event | float
 
-    def __init__(self, *pieces: bytes | Exception | asyncio.Event, status: int = 200, **headers: str) -> None:
+
+class Reply:
+    """An endpoint's answer, piece by piece. Among them are exceptions, events to wait for, and seconds to wait."""
+
+    def __init__(self, *pieces: Piece, status: int = 200, **headers: str) -> None:
         named = {"content_type": "application/json", **headers}
         self.status = status
         self.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
@@ -53,6 +55,8 @@ class Reply:
                     return piece
                 case asyncio.Event() as event:
                     await event.wait()
+                case float() as seconds:
+                    await asyncio.sleep(seconds)
                 case Exception() as error:
                     raise error
         return b""
@@ -66,7 +70,7 @@ class Reply:
         self.closed = True
 
 
-def stream(*pieces: bytes | Exception | asyncio.Event) -> Reply:
+def stream(*pieces: Piece) -> Reply:
     """A streamed answer."""
     return Reply(*(pieces or STREAM), content_type="text/event-stream")
 
@@ -113,6 +117,8 @@ class Client:
         self.messages: list[dict[str, Any]] = []
         self.takes: asyncio.Event | None = None
         """If set, it takes nothing until the event."""
+        self.pace = 0.0
+        """Seconds it takes for each message."""
         self._left = asyncio.Event()
         self._sent = False
         scope = {
@@ -132,6 +138,8 @@ class Client:
     async def _send(self, message: Any) -> None:
         if self.takes is not None:
             await self.takes.wait()
+        if self.pace:
+            await asyncio.sleep(self.pace)
         self.messages.append(message)
 
     def leave(self) -> None:
@@ -161,7 +169,7 @@ class Client:
 class FakePlane:
     """The gateway, its endpoints' replies in turn, and the access lines of what has ended."""
 
-    def __init__(self, *endpoints: str, **sections: dict[str, Any]) -> None:
+    def __init__(self, *endpoints: str, ready: bool = True, **sections: dict[str, Any]) -> None:
         models = [{"endpoints": [{"url": f"http://{name}"} for name in ("a", "b")]}]
         self.settings = Settings.model_validate({"models": models, **sections})
         self.now = asyncio.get_running_loop().time
@@ -188,11 +196,12 @@ class FakePlane:
         self.gateway = Gateway(self.plane, Reporter(self.metrics, self._log), None)
         for name in endpoints or ("a",):
             self.add(name)
-            self.up(name)
+            if ready:
+                self.up(name)
 
     def _make_pool(self, _endpoint: Endpoint, _identity: Identity, name: str) -> Pool:
-        admission = self.settings.admission
-        policy = Policy(ttl=admission.queue.ttl, no_endpoint_ttl=admission.queue.no_endpoint_ttl)
+        self.metrics.know(name)
+        policy = self.settings.admission.to_policy(weights={}, poll_interval=1.0)
         driver = Driver(AdmissionController(policy), self.now, self.flights.progressed)
         return Pool(name, None, driver, self.counter, self.settings.upstream.relay_concurrency)
 
@@ -206,9 +215,9 @@ class FakePlane:
         self.directory.add(endpoint)
         return endpoint
 
-    def up(self, name: str, *, sequences: int = 1) -> None:
-        """The endpoint takes traffic, so many sequences at a time."""
-        who = Identity(names=("m",), loras=(), root=None, max_model_len=100, version="0.32.0")
+    def up(self, name: str, *, model: str = "m", sequences: int = 1) -> None:
+        """The endpoint takes traffic for a model, so many sequences at a time."""
+        who = Identity(names=(model,), loras=(), root=None, max_model_len=100, version="0.32.0")
         self.directory.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
 
     @property

@@ -204,3 +204,16 @@ async def test_the_first_reason_stays(flights):
         flight.interrupt(Interruption.OVERDUE)
         assert flight.interruption is Interruption.EVACUATED
         assert flight.task.cancelling() == 1
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_the_overdue_are_looked_for_all_the_time():
+    flights = Flights(asyncio.get_running_loop().time, lambda: TIMEOUTS)
+    watching = asyncio.create_task(flights.watch())
+    async with flying(flights, endpoint_of()) as flight:
+        await asyncio.sleep(FIRST_BYTE - 1)
+        assert flight.interruption is None
+        await asyncio.sleep(1 + 2 * SWEEP_INTERVAL)
+        assert flight.interruption is Interruption.OVERDUE
+    watching.cancel()
+    await asyncio.wait([watching])

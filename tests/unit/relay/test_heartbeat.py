@@ -5,7 +5,8 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.relay.exchange import Exchange
 from gateway.relay.heartbeat import COMMENT, heartbeat
-from gateway.tokens.count import Source
+from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
 from gateway.wire.request import Api
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -20,7 +21,7 @@ class Client:
         scope = {"path": "/", "headers": [], "type": "http"}
         self.exchange = Exchange.begin(scope, self.send, asyncio.get_running_loop().time, Api.CHAT)
         self.exchange.stream = stream
-        self.exchange.prompt_tokens, self.exchange.counted = 12, Source.LOCAL
+        self.exchange.count = PromptCount((12,), Source.LOCAL, Kind(Api.CHAT))
 
     async def send(self, message):
         if self.stalls and self.messages:
@@ -39,13 +40,13 @@ async def test_who_waits_long_is_told_again_and_again_that_it_waits():
     start, *rest = client.messages
     assert len(rest) == 3
     headers = dict(start["headers"])
-    assert start["status"] == client.exchange.status == 200
+    assert start["status"] == client.exchange.response.status == 200
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert headers[b"x-kvgate-prompt-tokens"] == b"12"
     assert not {b"x-kvgate-queue-ms", b"x-kvgate-endpoint"} & headers.keys(), "not known yet"
     assert all(message["body"] == COMMENT and message["more_body"] for message in rest)
-    assert client.exchange.opened
-    assert not client.exchange.committed, "another endpoint may still be tried"
+    assert client.exchange.response.opened
+    assert not client.exchange.response.begun, "another endpoint may still be tried"
     await asyncio.sleep(60)
     assert len(client.messages) == 4, "nothing is sent once the wait is over"
 

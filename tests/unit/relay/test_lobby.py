@@ -1,11 +1,10 @@
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import QueueSettings
-from gateway.relay.exchange import RefusedError
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.lobby import Lobby
 
 
@@ -13,7 +12,8 @@ class Guest:
     """A request that waits until it is let go."""
 
     def __init__(self, lobby, size=1, timeout=60.0, flow="a"):
-        self.exchange = SimpleNamespace(clock=asyncio.get_running_loop().time, waited=0.0, flow=flow)
+        self.exchange = Exchange.begin({"path": "/", "headers": []}, None, asyncio.get_running_loop().time, None)
+        self.exchange.flow = flow
         self.go = asyncio.Event()
         self.task = asyncio.create_task(lobby.wait(self.exchange, size, self.go.wait, timeout))
 

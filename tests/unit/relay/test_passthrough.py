@@ -1,52 +1,210 @@
 import asyncio
-from types import SimpleNamespace
+import json
 
 import pytest
 
-from gateway.admission.outcomes import Outcome
-from gateway.config.settings import ServerSettings, UpstreamSettings
-from gateway.relay.asgi import ClientGoneError
-from gateway.relay.passthrough import follow
+from gateway.admission.events import EndpointId
+from gateway.relay.upstream import ConnectionLostError
+from gateway.wire.request import INLINE_BYTES
+from tests.fakes.plane import FakePlane, Reply
 
-SLOW = 0.02
-"""Seconds for each of ten pieces, of which all together may take 0.11."""
-STRICT = ServerSettings(body_timeout=0.1, body_min_rate=10**6)
+pytestmark = pytest.mark.usefixtures("hurried")
 
-
-async def followed(*, engine=0.0, client=0.0):
-    """The outcome of a relayed request whose engine sends, and whose client takes, no faster than that."""
-    left = [b"x" * 1000] * 10
-
-    async def read_some():
-        await asyncio.sleep(engine)
-        return left.pop() if left else b""
-
-    async def take(message):
-        await asyncio.sleep(client)
-
-    async def send(*request):
-        return SimpleNamespace(status=200, headers=[], read_some=read_some, close=lambda: None)
-
-    endpoint = SimpleNamespace(id="a", base_url="http://a", api_key=None)
-    plane = SimpleNamespace(
-        directory=SimpleNamespace(made_response=lambda response: endpoint),
-        settings=SimpleNamespace(server=STRICT, upstream=UpstreamSettings()),
-        keeps_credentials=False,
-        upstream=SimpleNamespace(send=send),
-    )
-    exchange = SimpleNamespace(
-        send=take, sent=lambda: None, identifier=b"x", endpoint=None, clock=asyncio.get_running_loop().time
-    )
-    path = "/v1/responses/r"
-    scope = {"path": path, "raw_path": path.encode(), "query_string": b"", "method": "GET", "headers": []}
-    return await follow(plane, scope, exchange, b"")
+LOST = ConnectionLostError("the connection was lost")
+ASKED = b'{"model":"m","prompt":"x"}'
+PIECES = [b"x" * 1000] * 10
 
 
-async def test_a_client_that_takes_its_answer_too_slowly_does_not_keep_its_place():
-    with pytest.raises(ClientGoneError):
-        await followed(client=SLOW)
+@pytest.fixture
+async def plane(hurried):
+    return FakePlane("a", "b", server={"body_timeout": 10.0, "body_min_rate": 10_000})
 
 
-@pytest.mark.parametrize("engine", [0.0, SLOW])
-async def test_an_answer_comes_as_fast_as_its_engine_gives_it(engine):
-    assert await followed(engine=engine) is Outcome.COMPLETED
+def ask(plane, body=ASKED, path="/tokenize", **more):
+    return plane.ask(body, path=path, **more)
+
+
+async def ended(client):
+    await client.ended()
+    return client
+
+
+def error(client):
+    return json.loads(client.body)["error"]
+
+
+@pytest.mark.parametrize("status", [200, 422])
+async def test_an_answer_is_passed_on_as_it_is(plane, status):
+    reply = Reply(b"ab", b"c", status=status, content_length="3")
+    plane.replies.append(reply)
+    client = await ended(ask(plane))
+    assert (client.status, client.body, client.complete) == (status, b"abc", True)
+    assert client.headers["content-length"] == "3"
+    assert not any(name.startswith("x-kvgate") for name in client.headers)
+    assert reply.closed
+    assert plane.sent[0][4] == ASKED
+    (line,) = plane.lines
+    assert (line["model"], line["endpoint"]) == ("m", plane.sent[0][0].removeprefix("http://"))
+    assert line["outcome"] == ("completed" if status == 200 else "endpoint_refused")
+
+
+@pytest.mark.parametrize(("model", "status"), [("m", 200), ("n", 404)])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b'{"model":"%s"}'),
+        ("multipart/form-data; boundary=b", b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n'),
+    ],
+)
+async def test_the_model_is_read_from_a_form_too(plane, kind, body, model, status):
+    plane.replies.append(Reply(b"{}"))
+    body %= model.encode()
+    client = await ended(ask(plane, body, "/v1/audio/transcriptions", **{"content-type": kind}))
+    assert client.status == status
+
+
+async def test_a_question_without_a_body_goes_to_the_only_model(plane):
+    plane.replies.append(Reply(b"{}"))
+    assert (await ended(ask(plane, b"", "/tokenizer_info", method="GET"))).status == 200
+
+
+async def test_a_large_body_is_read_off_the_loop(plane, monkeypatch):
+    sizes = []
+    run = plane.run
+
+    async def noted(flow, size, work, *args):
+        sizes.append((flow, size))
+        return await run(flow, size, work, *args)
+
+    monkeypatch.setattr(plane, "run", noted)
+    plane.replies.append(Reply(b"{}"))
+    body = ASKED + b" " * INLINE_BYTES
+    assert (await ended(ask(plane, body))).status == 200
+    assert sizes == [("peer", len(body))]
+
+
+# Endpoints that fail.
+
+
+async def test_one_that_fails_is_tried_elsewhere_once(plane):
+    plane.replies.extend([LOST, Reply(b"{}")])
+    assert (await ended(ask(plane))).status == 200
+    assert {base_url for base_url, *_ in plane.sent} == {"http://a", "http://b"}
+    plane.replies.extend([LOST, LOST])
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"]) == (502, "upstream_error")
+    failures = [reason for name in "ab" for reason, _ in plane.monitor(name).failures]
+    assert failures == [str(LOST)] * 3
+
+
+async def test_one_that_does_not_answer_in_time_is_tried_nowhere_else(plane, monkeypatch):
+    async def send(*_request):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(plane, "send", send)
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"]) == (504, "upstream_timeout")
+    assert plane.lines[0]["duration_ms"] == plane.settings.upstream.first_byte_timeout * 1000
+
+
+@pytest.mark.parametrize(("fails", "outcome"), [(LOST, "upstream_error"), (10_000.0, "upstream_timeout")])
+async def test_an_answer_that_breaks_off_is_left_without_an_end(plane, fails, outcome):
+    reply = Reply(b"ab", fails)
+    plane.replies.append(reply)
+    client = await ended(ask(plane))
+    assert (client.body, client.complete, plane.lines[0]["outcome"]) == (b"ab", False, outcome)
+    assert reply.closed
+
+
+async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
+    for name in "ab":
+        plane.directory.down(EndpointId(name), "down: gone")
+    plane.replies.append(Reply(b"{}"))
+    client = ask(plane)
+    await asyncio.sleep(5)
+    plane.up("b")
+    await ended(client)
+    assert (client.status, plane.lines[0]["queue_ms"]) == (200, 5000)
+    plane.directory.down(EndpointId("b"), "down: gone")
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"]) == (503, "no_endpoint")
+
+
+# Places.
+
+
+async def test_so_many_run_at_once_and_the_others_wait(hurried):
+    plane = FakePlane(upstream={"relay_concurrency": 1}, admission={"queue": {"ttl": 30.0}})
+    free = asyncio.Event()
+    plane.replies.extend([Reply(free, b"first"), Reply(b"second")])
+    first = ask(plane)
+    await plane.turns()
+    second, late = ask(plane), ask(plane, b'{"model":"m"}')
+    await asyncio.sleep(10)
+    assert len(plane.sent) == 1
+    late.leave()
+    await ended(late)
+    free.set()
+    assert (await ended(first)).body == b"first"
+    assert (await ended(second)).body == b"second"
+    assert plane.lines[-1]["queue_ms"] == pytest.approx(10_000)
+    assert not plane.pool.relay_places.full()
+
+
+async def test_one_that_gets_no_place_in_time_is_refused(hurried):
+    plane = FakePlane(upstream={"relay_concurrency": 1}, admission={"queue": {"ttl": 30.0}})
+    free = asyncio.Event()
+    plane.replies.append(Reply(free, b"first"))
+    first = ask(plane)
+    await plane.turns()
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"]) == (429, "queue_timeout")
+    free.set()
+    await ended(first)
+
+
+async def test_one_whose_endpoint_went_while_it_waited_for_a_place_is_refused(hurried):
+    plane = FakePlane(upstream={"relay_concurrency": 1})
+    free = asyncio.Event()
+    plane.replies.append(Reply(free, b"first"))
+    first = ask(plane)
+    await plane.turns()
+    second = ask(plane)
+    await plane.turns()
+    plane.directory.down(EndpointId("a"), "down: gone")
+    free.set()
+    await ended(first)
+    assert (await ended(second)).status == 503
+
+
+# Clients that are slow.
+
+
+async def test_a_client_that_takes_its_answer_too_slowly_does_not_keep_its_place(plane):
+    plane.replies.append(Reply(*PIECES))
+    client = ask(plane)
+    client.pace = 2.0  # seconds for each of eleven pieces, of which all together may take eleven
+    await ended(client)
+    assert plane.lines[0]["outcome"] == "client_closed"
+    assert not client.complete
+
+
+async def test_an_answer_comes_as_fast_as_its_engine_gives_it(plane):
+    plane.replies.append(Reply(*[part for piece in PIECES for part in (2.0, piece)]))
+    client = await ended(ask(plane))
+    assert (plane.lines[0]["outcome"], client.body) == ("completed", b"".join(PIECES))
+
+
+# Stored responses.
+
+
+async def test_a_response_is_asked_for_where_it_was_made(plane):
+    plane.directory.remember_response("resp_1", EndpointId("b"))
+    plane.replies.append(Reply(b"{}"))
+    client = await ended(ask(plane, b"", "/v1/responses/resp_1/input_items", method="GET"))
+    assert (client.status, plane.sent[0][:3]) == (200, ("http://b", "GET", "/v1/responses/resp_1/input_items"))
+
+
+async def test_a_response_of_somewhere_else_is_not_known(plane):
+    client = await ended(ask(plane, b"", "/v1/responses/resp_1", method="GET"))
+    assert (client.status, error(client)["param"]) == (404, "response_id")
