@@ -101,8 +101,7 @@ class Flights:
 
     def close(self, flight: Flight) -> None:
         """Note that the request has left its endpoint."""
-        if self._flights.get(flight.request) is flight:
-            del self._flights[flight.request]
+        del self._flights[flight.request]
         flight.endpoint.monitor.finished(flight.request, delivering=flight.delivering)
 
     def answers(self, flight: Flight, *, computed: bool = False) -> None:
@@ -132,7 +131,8 @@ class Flights:
         """
         finder = asyncio.current_task()
         for flight in list(self._flights.values()):
-            if flight.endpoint.id == endpoint and not flight.answering and flight.task is not finder:
+            answered = flight.answering or flight.delivering  # a refusal is only delivered
+            if flight.endpoint.id == endpoint and not answered and flight.task is not finder:
                 flight.interrupt(Interruption.EVACUATED)
 
     def expire(self, requests: Collection[RequestId]) -> None:

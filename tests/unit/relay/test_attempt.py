@@ -400,3 +400,15 @@ async def test_an_answer_that_cannot_begin_waits_for_its_client_and_not_for_the_
     assert flight.delivering
     flight.interrupt(Interruption.OVERDUE)
     assert await outcome(plane, client) == "client_closed"
+
+
+async def test_a_refusal_that_waits_for_its_client_arrives_although_its_endpoint_went_down(plane):
+    plane.replies.append(Reply(error("no", 400), status=400))
+    client = plane.ask()
+    client.takes = asyncio.Event()
+    await plane.turns()
+    (flight,) = plane.flights._flights.values()
+    plane.flights.evacuate(flight.endpoint.id)
+    client.takes.set()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert client.complete

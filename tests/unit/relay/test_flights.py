@@ -148,12 +148,13 @@ async def test_an_endpoint_that_went_down_loses_only_what_it_has_not_answered(fl
     async with (
         flying(flights, down, RequestId(1)) as unanswered,
         flying(flights, down, RequestId(2)) as answering,
-        flying(flights, up, RequestId(3)) as elsewhere,
+        flying(flights, down, RequestId(3)) as refused,
+        flying(flights, up, RequestId(4)) as elsewhere,
     ):
-        answering.answering = True
+        answering.answering = refused.delivering = True
         flights.evacuate(down.id)
         assert unanswered.interruption is Interruption.EVACUATED
-        assert answering.interruption is elsewhere.interruption is None
+        assert answering.interruption is refused.interruption is elsewhere.interruption is None
 
 
 async def test_the_request_that_found_its_endpoint_down_is_not_interrupted(flights):

@@ -53,7 +53,10 @@ async def test_an_answer_is_passed_on_as_it_is(plane, status):
     ("kind", "body"),
     [
         ("application/json", b'{"model":"%s"}'),
-        ("multipart/form-data; boundary=b", b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n'),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n',
+        ),
     ],
 )
 async def test_the_model_is_read_from_a_form_too(plane, kind, body, model, status):
