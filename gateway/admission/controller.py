@@ -36,6 +36,7 @@ from gateway.admission.explanation import Explanation, explain
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
+from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
 from gateway.admission.placing.rules import FORECAST, Next, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
@@ -91,9 +92,9 @@ class AdmissionController:
             Progress: self._progress,
             Finished: self._finished,
             Returned: self._returned,
-            EndpointUp: self._endpoint_up,
-            EndpointDown: self._endpoint_down,
-            EndpointGone: self._endpoint_gone,
+            EndpointUp: self._endpoint_changed,
+            EndpointDown: self._endpoint_changed,
+            EndpointGone: self._endpoint_changed,
             Observed: self._observed,
             Learned: self._recall,
             PolicyChanged: self._policy_changed,
@@ -135,7 +136,7 @@ class AdmissionController:
 
     def load(self, now: float) -> Load:
         """Load of the pool. Changes nothing."""
-        usages = ((endpoint.id, endpoint.usage(now)) for endpoint in self._endpoints if endpoint.up)
+        usages = ((endpoint.id, endpoint.usage(now)) for endpoint in self._endpoints if endpoint.live)
         return Load(
             waiting=self._queue.depth,
             sequences=sum(endpoint.ledger.sequences for endpoint in self._endpoints),
@@ -317,27 +318,14 @@ class AdmissionController:
 
     # Endpoints
 
-    def _endpoint_up(self, event: EndpointUp, now: float) -> None:
-        before = self._endpoints.reaches, bool(self._endpoints.live)
-        self._endpoints.came_up(event.endpoint, event.capacity, now)
-        self._follow_endpoints(before, now)
-
-    def _endpoint_down(self, event: EndpointDown, now: float) -> None:
-        before = self._endpoints.reaches, bool(self._endpoints.live)
-        self._endpoints.went_down(event.endpoint, event.reason, now)
-        self._follow_endpoints(before, now)
-
-    def _endpoint_gone(self, event: EndpointGone, now: float) -> None:
-        before = self._endpoints.reaches, bool(self._endpoints.live)
-        self._endpoints.went_down(event.endpoint, "removed", now, gone=True)
-        self._follow_endpoints(before, now)
-
-    def _follow_endpoints(self, before: tuple[tuple[int, ...], bool], now: float) -> None:
+    def _endpoint_changed(self, event: EndpointEvent, now: float) -> None:
         """Adapt deadlines and lanes to the endpoints of now."""
-        reaches, live = before
-        if live != bool(self._endpoints.live):
+        endpoints = self._endpoints
+        reaches, live = endpoints.reaches, bool(endpoints.live)
+        endpoints.take(event, now)
+        if live != bool(endpoints.live):
             self._reschedule()
-        if reaches != self._endpoints.reaches:
+        if reaches != endpoints.reaches:
             self._relane(now)
 
     def _reschedule(self) -> None:
@@ -441,8 +429,7 @@ class AdmissionController:
             self._wake_at = inf
         due = inf
         for endpoint in self._endpoints:
-            if endpoint.restless:
-                due = min(due, endpoint.next_change)
+            due = min(due, endpoint.next_change)
         first = self._queue.first_deadline()
         if first is not None:
             due = min(due, first.deadline)

@@ -94,7 +94,7 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
 def _candidate(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Candidate:
     blocks = endpoint.capacity.kv_blocks
     refused = None
-    if not endpoint.up:
+    if not endpoint.live:
         rule = "down"
     elif endpoint.longest_prompt < request.longest_prompt:
         rule = "context_length"

@@ -12,7 +12,7 @@ def endpoint_state(endpoint: EndpointRecord, now: float) -> EndpointSnapshot:
     closing = closed_by(endpoint, now)
     return EndpointSnapshot(
         id=endpoint.id,
-        up=endpoint.up,
+        up=endpoint.live,
         reason=endpoint.reason,
         gate_open=not closing,
         closed_by=tuple(rule.name for rule in closing),

@@ -7,8 +7,9 @@ from gateway.admission.account.decode_clock import DecodeClock
 from gateway.admission.account.ledger import Ledger, Reservation
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.account.prefixes import RecentPrefixes
-from gateway.admission.events import Capacity, EndpointId, Observed
+from gateway.admission.events import Capacity, EndpointDown, EndpointId, EndpointUp, Observed
 from gateway.admission.placing.gate import Gate
+from gateway.admission.placing.presence import TRANSITIONS, EndpointEvent, Presence
 from gateway.admission.placing.request import RequestRecord, service
 from gateway.admission.placing.sequence_limit import SequenceLimit
 from gateway.admission.policy import FORECAST_SHARE, FRESH_POLLS, Policy, Rule
@@ -27,10 +28,9 @@ class EndpointRecord:
 
     def __init__(self, endpoint: EndpointId, capacity: Capacity, policy: Policy, predictor: Predictor) -> None:
         self.id = endpoint
-        self.up = True
-        self.gone = False
+        self.presence = Presence.LIVE
         self.reason: str | None = None
-        """Why it is down."""
+        """Why it is not live."""
         self._clock = DecodeClock(policy.poll_interval)
         self.prefill = PrefillRate()
         self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
@@ -41,8 +41,8 @@ class EndpointRecord:
         """Whether the forecast alone has kept a request waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
-        self.restless = False
-        """Whether time alone may change this endpoint, see `next_change`."""
+        self.next_change = inf
+        """Next time at which time alone may free an aborted request's blocks, or the endpoint after a refusal."""
         self.peak_sequences = 0
         """Most sequences in flight at once so far."""
         self._restart(capacity)
@@ -83,16 +83,25 @@ class EndpointRecord:
         blocks = self.capacity.kv_blocks
         self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
-    def came_up(self, capacity: Capacity) -> None:
-        """Note that it takes traffic, with this capacity."""
-        if not self.up or capacity != self.capacity:
-            self.ledger.rebase(capacity)
-            self._restart(capacity)
-        self.up, self.gone, self.reason = True, False, None
+    def take(self, event: EndpointEvent) -> None:
+        """Change presence by the table; without a change if the table does not list the event."""
+        before = self.presence
+        after = TRANSITIONS.get((before, type(event)))
+        if after is None:
+            return
+        self.presence = after
+        if isinstance(event, EndpointUp):
+            self.reason = None
+            if before is not Presence.LIVE or event.capacity != self.capacity:
+                self.ledger.rebase(event.capacity)
+                self._restart(event.capacity)
+        else:
+            self.reason = event.reason if isinstance(event, EndpointDown) else "removed"
 
-    def went_down(self, reason: str) -> None:
-        """Note that it takes no new traffic. Requests on it report their own ends."""
-        self.up, self.reason = False, reason
+    @property
+    def live(self) -> bool:
+        """Whether it takes traffic."""
+        return self.presence is Presence.LIVE
 
     @property
     def decode_rate(self) -> float:
@@ -190,7 +199,7 @@ class EndpointRecord:
         """Take out a request of ours that has left it."""
         if aborted:
             self.ledger.abort(reservation, now)
-            self.restless = True
+            self.next_change = now
         else:
             self.ledger.release(reservation, completion_tokens, now)
         if self.capacity.shares_prefix:
@@ -200,20 +209,11 @@ class EndpointRecord:
     def hold(self, now: float) -> None:
         """Note that it refused a request for lack of room."""
         self.gate.hold(now)
-        self.restless = True
+        self.next_change = now
 
     def held(self, now: float) -> bool:
         """Whether it gets no requests because of such a refusal."""
         return now < self.gate.busy_until
-
-    @property
-    def next_change(self) -> float:
-        """Next time at which time alone may free an aborted request's blocks, or the endpoint after a refusal.
-
-        Infinity unless `restless`.
-        """
-        busy_until = self.gate.busy_until
-        return min(self.ledger.next_abort_expiry, inf if busy_until <= self._settled_at else busy_until)
 
     def settle(self, now: float) -> None:
         """Bring the account and then the gate up to this time. Due after every change and before every question."""
@@ -227,8 +227,9 @@ class EndpointRecord:
         self._note(now)
         if self._fences:
             self.gate.update(self.usage(now))
-        if self.restless:
-            self.restless = self.next_change < inf
+        if self.next_change < inf:
+            busy_until = self.gate.busy_until
+            self.next_change = min(ledger.next_abort_expiry, inf if busy_until <= now else busy_until)
 
     def settle_by(self, now: float) -> None:
         """Call `settle`, unless this was done at this very time: every change is followed by it."""

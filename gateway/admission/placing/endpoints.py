@@ -4,8 +4,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from gateway.admission.events import Capacity, EndpointId
+from gateway.admission.events import EndpointId, EndpointUp
 from gateway.admission.placing.endpoint import UNBOUNDED, EndpointRecord
+from gateway.admission.placing.presence import EndpointEvent, Presence
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
@@ -34,24 +35,16 @@ class Endpoints:
         """The endpoint with this id, if known."""
         return self._endpoints.get(endpoint)
 
-    def came_up(self, key: EndpointId, capacity: Capacity, now: float) -> None:
-        """Note that an endpoint takes traffic, with this capacity."""
-        endpoint = self._endpoints.get(key)
-        if endpoint is None:
-            self._endpoints[key] = EndpointRecord(key, capacity, self._policy, self._predictor)
-        else:
-            endpoint.came_up(capacity)
-            endpoint.settle(now)
-        self._changed(now)
-
-    def went_down(self, key: EndpointId, reason: str, now: float, *, gone: bool = False) -> None:
-        """Note that an endpoint takes no new traffic, for now or (`gone`) for good."""
+    def take(self, event: EndpointEvent, now: float) -> None:
+        """Note that an endpoint came up, went down or was removed."""
+        key = event.endpoint
         endpoint = self._endpoints.get(key)
         if endpoint is not None:
-            endpoint.went_down(reason)
-            endpoint.gone = endpoint.gone or gone
+            endpoint.take(event)
             self.settle(endpoint, now)
-            self._changed(now)
+        elif isinstance(event, EndpointUp):
+            self._endpoints[key] = EndpointRecord(key, event.capacity, self._policy, self._predictor)
+        self._changed(now)
 
     def govern(self, policy: Policy, now: float) -> None:
         """Apply another policy."""
@@ -63,7 +56,7 @@ class Endpoints:
     def settle(self, endpoint: EndpointRecord, now: float) -> None:
         """Bring an endpoint's account up to this time."""
         endpoint.settle(now)
-        if endpoint.gone and endpoint.idle:
+        if endpoint.presence is Presence.GONE and endpoint.idle:
             self._endpoints.pop(endpoint.id, None)
 
     @property
@@ -90,8 +83,9 @@ class Endpoints:
 
     def _changed(self, now: float) -> None:
         was_live = bool(self.live)
-        self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].up]
+        self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].live]
         if was_live != bool(self.live):
             self.since = now
         self._common_reach = min((e.longest_prompt for e in self.live), default=-1)
-        self.reaches = tuple(sorted({e.longest_prompt for e in self._endpoints.values() if not e.gone}))
+        known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
+        self.reaches = tuple(sorted({e.longest_prompt for e in known}))

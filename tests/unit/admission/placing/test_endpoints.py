@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from gateway.admission.events import Arrived, Capacity, Demand
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointGone, EndpointUp
 from gateway.admission.placing.endpoint import UNBOUNDED
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.request import RequestRecord
@@ -40,50 +40,50 @@ def test_nobody_is_there_at_first(endpoints):
 
 def test_those_that_take_traffic_are_live_by_id(endpoints):
     for name in ("b", "c", "a"):
-        endpoints.came_up(name, of(100), 0.0)
-    endpoints.went_down("b", "killed", 1.0)
+        endpoints.take(EndpointUp(name, of(100)), 0.0)
+    endpoints.take(EndpointDown("b", "killed"), 1.0)
     assert names(endpoints.live) == ["a", "c"]
     assert sorted(names(endpoints)) == ["a", "b", "c"]
 
 
 def test_it_is_told_since_when_anybody_is_live(endpoints):
-    endpoints.came_up("a", of(100), 1.0)
+    endpoints.take(EndpointUp("a", of(100)), 1.0)
     assert endpoints.since == 1.0
-    endpoints.came_up("b", of(100), 2.0)
-    endpoints.went_down("a", "killed", 3.0)
+    endpoints.take(EndpointUp("b", of(100)), 2.0)
+    endpoints.take(EndpointDown("a", "killed"), 3.0)
     assert endpoints.since == 1.0
-    endpoints.went_down("b", "killed", 4.0)
+    endpoints.take(EndpointDown("b", "killed"), 4.0)
     assert endpoints.since == 4.0
 
 
 def test_one_that_came_up_again_has_its_new_capacity(endpoints):
-    endpoints.came_up("a", of(100), 0.0)
-    endpoints.went_down("a", "killed", 1.0)
-    endpoints.came_up("a", of(50), 2.0)
+    endpoints.take(EndpointUp("a", of(100)), 0.0)
+    endpoints.take(EndpointDown("a", "killed"), 1.0)
+    endpoints.take(EndpointUp("a", of(50)), 2.0)
     assert names(endpoints.live) == ["a"]
     assert endpoints.reaches == (49,)
 
 
 def test_one_that_is_down_still_says_how_far_the_pool_reaches(endpoints):
-    endpoints.came_up("big", of(1000), 0.0)
-    endpoints.came_up("small", of(100), 0.0)
-    endpoints.went_down("big", "killed", 1.0)
+    endpoints.take(EndpointUp("big", of(1000)), 0.0)
+    endpoints.take(EndpointUp("small", of(100)), 0.0)
+    endpoints.take(EndpointDown("big", "killed"), 1.0)
     assert (endpoints.reaches, endpoints.reach) == ((99, 999), 999)
 
 
 def test_a_removed_endpoint_does_not_extend_the_reach_of_the_pool(endpoints):
-    endpoints.came_up("big", of(1000), 0.0)
-    endpoints.came_up("small", of(100), 0.0)
-    endpoints.went_down("big", "removed", 1.0, gone=True)
+    endpoints.take(EndpointUp("big", of(1000)), 0.0)
+    endpoints.take(EndpointUp("small", of(100)), 0.0)
+    endpoints.take(EndpointGone("big"), 1.0)
     assert endpoints.reaches == (99,)
     assert names(endpoints) == ["small"]
 
 
 def test_it_is_kept_until_what_runs_there_has_ended(endpoints):
-    endpoints.came_up("a", of(100), 0.0)
+    endpoints.take(EndpointUp("a", of(100)), 0.0)
     endpoint = endpoints.get("a")
     reservation = endpoint.reserve(request(10), 0.0)
-    endpoints.went_down("a", "removed", 1.0, gone=True)
+    endpoints.take(EndpointGone("a"), 1.0)
     assert endpoints.get("a") is endpoint
     assert endpoints.reaches == ()
     endpoint.release(reservation, None, 2.0, aborted=False)
@@ -92,23 +92,23 @@ def test_it_is_kept_until_what_runs_there_has_ended(endpoints):
 
 
 def test_it_is_kept_while_an_aborted_request_counts(endpoints):
-    endpoints.came_up("a", of(100), 0.0)
+    endpoints.take(EndpointUp("a", of(100)), 0.0)
     endpoint = endpoints.get("a")
     endpoint.release(endpoint.reserve(request(10), 0.0), None, 1.0, aborted=True)
-    endpoints.went_down("a", "removed", 1.0, gone=True)
+    endpoints.take(EndpointGone("a"), 1.0)
     assert endpoints.get("a") is endpoint
     endpoints.settle(endpoint, 2.0)
     assert endpoints.get("a") is None
 
 
 def test_noise_about_unknown_endpoints_changes_nothing(endpoints):
-    endpoints.went_down("z", "removed", 1.0, gone=True)
+    endpoints.take(EndpointGone("z"), 1.0)
     assert list(endpoints) == []
 
 
 def test_a_request_stands_with_those_that_can_go_where_it_can(endpoints):
-    endpoints.came_up("big", of(1000), 0.0)
-    endpoints.came_up("small", of(100), 0.0)
+    endpoints.take(EndpointUp("big", of(1000)), 0.0)
+    endpoints.take(EndpointUp("small", of(100)), 0.0)
     assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, None)
     assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, None)
     assert endpoints.lane(request(1000)) is None
@@ -120,16 +120,16 @@ def test_before_any_endpoint_is_known_all_stand_in_one(endpoints):
 
 
 def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):
-    endpoints.came_up("big", of(1000), 0.0)
-    endpoints.came_up("small", of(100), 0.0)
+    endpoints.take(EndpointUp("big", of(1000)), 0.0)
+    endpoints.take(EndpointUp("small", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, 60))) == ["big", "small"]
     assert names(endpoints.eligible(request(10, 100))) == ["big"]
-    endpoints.went_down("big", "killed", 1.0)
+    endpoints.take(EndpointDown("big", "killed"), 1.0)
     assert endpoints.eligible(request(10, 100)) == []
 
 
 def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
-    endpoints.came_up("a", of(100), 0.0)
+    endpoints.take(EndpointUp("a", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["a"]
-    endpoints.came_up("b", of(100), 0.0)
+    endpoints.take(EndpointUp("b", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.events import Arrived, Capacity, Demand, Observed
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointUp, Observed
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.lifecycle import Trigger
@@ -30,7 +30,7 @@ class Pool:
         self.queue = Queue(bands=policy.bands, weights={}, max_passes=policy.max_passes)
         self.waits = Waits(policy, self.endpoints, self.queue)
         if endpoint:
-            self.endpoints.came_up("a", Capacity(10_000, 100), 0.0)
+            self.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 0.0)
 
     def request(self, prompt=100, cost=100.0, now=0.0, **settings):
         arrival = Arrived(1, Demand((prompt,), 10), **settings)
@@ -73,7 +73,7 @@ def test_prefill_is_that_of_the_endpoint_where_it_is_soonest():
     assert pool.waits.prefill(pool.request()) == 0.0
     pool.prefill(2.0, 100)
     assert pool.waits.prefill(pool.request(50)) == 1.0
-    pool.endpoints.came_up("b", Capacity(10_000, 100), 0.0)
+    pool.endpoints.take(EndpointUp("b", Capacity(10_000, 100)), 0.0)
     pool.endpoints.get("b").prefill.saw(1.0, 100)
     assert pool.waits.prefill(pool.request(50)) == 0.5
 
@@ -90,23 +90,23 @@ def test_the_deadline_counts_from_the_arrival_or_from_when_the_pool_came_up():
     pool = Pool(endpoint=False)
     early, late = pool.request(now=10.0), pool.request(now=40.0)
     assert pool.waits.deadline(early) == 40.0
-    pool.endpoints.came_up("a", Capacity(10_000, 100), 20.0)
+    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 20.0)
     assert (pool.waits.deadline(early), pool.waits.deadline(late)) == (25.0, 45.0)
-    pool.endpoints.went_down("a", "killed", 23.0)
+    pool.endpoints.take(EndpointDown("a", "killed"), 23.0)
     assert pool.waits.deadline(early) == 53.0
 
 
 def test_it_is_never_later_than_both_times_to_live():
     pool = Pool(endpoint=False)
     waiting = pool.request(now=0.0)
-    pool.endpoints.came_up("a", Capacity(10_000, 100), 89.0)
+    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 89.0)
     assert pool.waits.deadline(waiting) == 90.0
 
 
 def test_how_one_ends_whose_deadline_passed():
     pool = Pool(endpoint=False)
     assert pool.waits.overdue(pool.request()) is Outcome.NO_ENDPOINT
-    pool.endpoints.came_up("a", Capacity(10_000, 100), 0.0)
+    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 0.0)
     assert pool.waits.overdue(pool.request()) is Outcome.WAIT_TOO_LONG
     assert pool.waits.overdue(pool.request(ttft_target=1000.0)) is Outcome.QUEUE_TIMEOUT
 
@@ -175,7 +175,7 @@ class TestPredicted:
         for pool in (Pool(Policy(ttft_target=None)), Pool()):
             now = pool.drain(100.0)
             pool.push(cost=1e6)
-            pool.endpoints.went_down("a", "killed", now)
+            pool.endpoints.take(EndpointDown("a", "killed"), now)
             assert not pool.waits.in_vain(pool.request(), now)
         pool = Pool(Policy(ttft_target=None))
         now = pool.drain(100.0)
