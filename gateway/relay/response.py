@@ -1,6 +1,6 @@
 """The response to one request, as a state machine: what has left for the client, and so what may still be sent."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from enum import Enum, auto
 
 from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
@@ -11,6 +11,8 @@ _OK = 200
 
 class State(Enum):
     """State of a response. It stays in the last one if the client leaves, or if the endpoint fails midway."""
+
+    __hash__ = object.__hash__  # Enum's is a Python function, and every step of a response calls it
 
     WAITING = auto()
     """Nothing has left."""
@@ -24,6 +26,8 @@ class State(Enum):
 
 class Step(Enum):
     """What can be sent."""
+
+    __hash__ = object.__hash__
 
     OPEN = auto()
     BEGIN = auto()
@@ -99,9 +103,9 @@ class Response:
         await send_answer(self._send, answer, extra, close=close, unread=unread)
         self.state = self._after(Step.END)
 
-    async def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        return self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _after(self, step: Step) -> State:
         after = TRANSITIONS.get((self.state, step))
