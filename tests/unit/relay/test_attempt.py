@@ -9,13 +9,12 @@ from gateway.relay.flights import Interruption
 from gateway.relay.heartbeat import COMMENT
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
+from tests.fakes.vllm.shapes import BUSY, DEAD
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
 LOST = ConnectionLostError("the connection was lost")
-BUSY = "we are currently busy"
 UNFINISHED = "the engine's stream ended without a finish reason"
-DEAD = "EngineCore encountered an issue"
 
 
 def error(message, code=500):
@@ -152,11 +151,11 @@ FAILURES = {
     "lost in its stream": (stream(LOST), [(str(LOST), {})]),
     "nothing": (stream(b""), [(UNFINISHED, {"aborted": False, "dead": False})]),
     "500": (Reply(error("it broke"), status=500), [("it answered 500", {"dead": False})]),
-    "dead": (Reply(error(DEAD), status=500), [("it answered 500", {"dead": True})]),
-    "dead in a 200": (Reply(error(DEAD)), [(DEAD, {"aborted": False, "dead": True})]),
-    "busy": (Reply(error(BUSY, 503), status=503), []),
-    "busy in a 200": (Reply(error(BUSY, 503)), []),
-    "busy in a stream": (stream(event(error(BUSY, 503))), []),
+    "dead": (Reply(error(DEAD.message), status=500), [("it answered 500", {"dead": True})]),
+    "dead in a 200": (Reply(error(DEAD.message)), [(DEAD.message, {"aborted": False, "dead": True})]),
+    "busy": (Reply(error(BUSY.message, 503), status=503), []),
+    "busy in a 200": (Reply(error(BUSY.message, 503)), []),
+    "busy in a stream": (stream(event(error(BUSY.message, 503))), []),
     "an error in a stream": (stream(event(error("it broke"))), [("it broke", {"aborted": False, "dead": False})]),
     "aborted": (
         Reply(b'{"choices":[{"finish_reason":"abort"}]}'),
@@ -315,7 +314,7 @@ async def test_one_that_is_taken_off_its_endpoint_goes_elsewhere_and_is_known_th
 
 
 async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_after(plane):
-    plane.replies.extend([Reply(asyncio.Event()), Reply(error(BUSY, 503), status=503), Reply(WHOLE)])
+    plane.replies.extend([Reply(asyncio.Event()), Reply(error(BUSY.message, 503), status=503), Reply(WHOLE)])
     client, flight = await flying(plane)
     plane.flights.evacuate(flight.endpoint.id)
     assert await outcome(plane, client) == "completed"
