@@ -214,7 +214,7 @@ class EndpointMonitor:
         while `/health` still answers 200. `dead`: the engine says that it is dead; so nothing is sent to it in the
         moment before it stops answering.
         """
-        _log.debug("request failed on endpoint", endpoint=self._id, reason=reason)
+        _log.debug("request failed on endpoint", endpoint=self._id)  # the reason may repeat what a client wrote
         if aborted:
             self._handle(Aborted())
         if dead:

@@ -241,8 +241,9 @@ class Attempt:
         """Read until it is clear whether the engine answers; return what may leave."""
         held = b""
         while data := await answer.read_some():
-            held += reader.feed(data)
-            if reader.failure is not None or len(held) > MAX_PRELIMINARY or (held and not is_preliminary(held)):
+            ready = reader.feed(data)
+            held += ready
+            if reader.failure is not None or len(held) > MAX_PRELIMINARY or not is_preliminary(ready):
                 return held
         return held + reader.end()
 

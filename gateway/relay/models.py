@@ -45,8 +45,9 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
 
 def _cards(pool: Pool) -> list[dict[str, Any]]:
     loras = {lora for identity in pool.identities for lora in identity.loras}
+    longest = pool.max_model_len
     return [
-        _card(name, pool.name, parent=pool.name if name in loras else None, max_model_len=pool.max_model_len)
+        _card(name, pool.name, parent=pool.name if name in loras else None, max_model_len=longest)
         for name in pool.names
     ]
 

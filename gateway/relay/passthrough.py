@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import ClientGoneError, Scope, header, path
+from gateway.relay.asgi import Allowance, ClientGoneError, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
@@ -103,18 +103,18 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
 async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
-    response, size, waited = exchange.response, 0, 0.0
+    response, allowance = exchange.response, Allowance(server.body_timeout, server.body_min_rate)
 
-    async def tell(sending: Awaitable[None]) -> None:
+    async def tell(sending: Awaitable[None], size: int = 0) -> None:
         """Send a piece. A client that reads more slowly than it may send a body loses its place to others."""
-        nonlocal waited
+        allowance.went(0.0, size)
         began = exchange.clock()
         try:
-            async with asyncio.timeout(server.body_timeout + size / server.body_min_rate - waited):
+            async with asyncio.timeout(allowance.left):
                 await sending
         except TimeoutError:
             raise ClientGoneError from None
-        waited += exchange.clock() - began
+        allowance.went(exchange.clock() - began, 0)
 
     await tell(response.begin(answer.status, headers))
     # A body that breaks off is left without an end, so that the client sees it is incomplete.
@@ -128,6 +128,5 @@ async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, i
         except UpstreamError:
             return Outcome.UPSTREAM_ERROR
         more = bool(piece)
-        size += len(piece)
-        await tell(response.write(piece) if more else response.end())
+        await tell(response.write(piece) if more else response.end(), len(piece))
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004
