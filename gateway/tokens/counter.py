@@ -180,7 +180,9 @@ class ModelCounter:
         distrusted = self._distrusted(request.api)
         if Feature.PROMPT not in distrusted:
             try:
-                counted = await self._here(flow, request.api, request.body, max_model_len, distrusted)
+                counted = await self._here(
+                    flow, request.api, request.body, max_model_len, distrusted, size=request.counted_bytes
+                )
                 return PromptCount(counted.prompts, Source.LOCAL, counted.kind, counted.prefix)
             except (NeedsEngineError, WorkerDiedError):
                 pass
@@ -205,6 +207,7 @@ class ModelCounter:
         max_model_len: int,
         distrusted: frozenset[Feature] = frozenset(),
         *,
+        size: int,
         excludes_unused: bool | None = None,
     ) -> Counted:
         if self._source is None:
@@ -212,12 +215,13 @@ class ModelCounter:
         if excludes_unused is None:
             excludes_unused = self._all_exclude_unused()
         work = functools.partial(count_body, excludes_unused=excludes_unused, key=self._key)
-        return await self._pool.run(flow, len(body), work, self._source, api, body, max_model_len, distrusted)
+        return await self._pool.run(flow, size, work, self._source, api, body, max_model_len, distrusted)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         try:
             convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused())
-            work = await self._pool.run(flow, len(request.body), convert, request.api, request.body, max_model_len)
+            size = request.counted_bytes
+            work = await self._pool.run(flow, size, convert, request.api, request.body, max_model_len)
         except (NeedsEngineError, NotCountableError):
             return await self._estimate(flow, request, max_model_len)
         except WorkerDiedError as error:
@@ -235,7 +239,7 @@ class ModelCounter:
         source = None if self._unavailable else self._source
         try:
             if source is not None:
-                counted = await self._here(flow, request.api, body, max_model_len)
+                counted = await self._here(flow, request.api, body, max_model_len, size=request.counted_bytes)
                 return PromptCount(counted.prompts, Source.ESTIMATE, counted.kind)
         except (NeedsEngineError, NotCountableError, PromptTooLongError):
             pass
@@ -246,7 +250,14 @@ class ModelCounter:
 
     async def _probe_here(self, probe: Probe, *, excludes_unused: bool) -> int | None:
         try:
-            counted = await self._here(_PROBING, probe.api, probe.body, MAX_MODEL_LEN, excludes_unused=excludes_unused)
+            counted = await self._here(
+                _PROBING,
+                probe.api,
+                probe.body,
+                MAX_MODEL_LEN,
+                size=len(probe.body),
+                excludes_unused=excludes_unused,
+            )
             return sum(counted.prompts)
         except InvalidRequestError:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.admission.events import Prefix
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind, features
-from gateway.tokens.fields import set_aside
+from gateway.tokens.fields import PROMPT_FIELDS, set_aside
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
 from gateway.tokens.normalise import (
@@ -18,12 +18,13 @@ from gateway.tokens.normalise import (
     batched,
     chat_encoding,
     chat_prompt,
+    conversations,
     text_prompt,
 )
 from gateway.tokens.prefix import prefix_of
 from gateway.tokens.render import MeasuredPrompt, TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
-from gateway.wire.request import Api, InvalidRequestError
+from gateway.wire.request import MAX_REPEATED_BYTES, Api, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,15 @@ class EngineCall:
     """A request to one of the engine's counting routes."""
 
     path: str
-    body: bytes
+    own: bytes
+    """A JSON object."""
+    shared: bytes = b""
+    """Another, of the fields that many calls share: the same bytes, so that they are in memory once."""
+
+    @property
+    def body(self) -> bytes:
+        """Both in one."""
+        return self.own[:-1] + b"," + self.shared[1:] if len(self.shared) > len(b"{}") else self.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +146,19 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
     fields = _fields(body)
-    if api in {Api.CHAT, Api.BATCH}:
+    if api is Api.CHAT:
         if excludes_unused and _forbids_tools(api, fields):
             fields.pop("tools", None)
-        conversations = [fields] if api is Api.CHAT else batched(fields)
-        chats = tuple(max_model_len if long else _tokenize(_chat_fields(each)) for each in conversations)
+        call = max_model_len if long else _tokenize(_messages_field(fields) | _chat_fields(fields))
+        return EngineWork((call,), chat_encoding(fields), Kind(api))
+    if api is Api.BATCH:
+        _check_shared(fields)
+        fields.pop("tools", None)
+        shared = b"" if long else json.dumps(_chat_fields(fields)).encode()
+        chats = tuple(
+            max_model_len if long else replace(_tokenize(_messages_field({"messages": each})), shared=shared)
+            for each in conversations(fields)
+        )
         return EngineWork(chats, chat_encoding(fields), Kind(api))
     set_aside(api, fields)
     model = {"model": fields["model"]} if "model" in fields else {}
@@ -176,7 +193,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
 
 def _fields(body: bytes) -> Json:
     """Decode a body with the engine's parser: others read large numbers or odd strings differently."""
-    if body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{") > _MOST_VALUES:
+    if _values(body) > _MOST_VALUES:
         raise InvalidRequestError("The request holds too many values: lists and objects of millions are not read.")
     try:
         fields = json.loads(body)
@@ -185,6 +202,27 @@ def _fields(body: bytes) -> Json:
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return fields
+
+
+def _values(body: bytes) -> int:
+    return body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{")
+
+
+def _check_shared(fields: Mapping[str, Any]) -> None:
+    """Check the fields that the conversations of a batch share: the engine reads and renders them for each.
+
+    Raises:
+        InvalidRequestError: for so many conversations they are too large.
+    """
+    number = len(conversations(fields))
+    names = [name for name in PROMPT_FIELDS[Api.BATCH] if name != "messages" and name in fields]
+    shared = json.dumps({name: fields[name] for name in names}).encode()
+    if number * len(shared) > MAX_REPEATED_BYTES or number * _values(shared) > _MOST_VALUES:
+        raise InvalidRequestError(
+            f"Each of the {number} conversations brings {', '.join(names)} again, {len(shared)} bytes: "
+            "send fewer conversations in one request, or less in these fields.",
+            names[0],
+        )
 
 
 def _skips_cache(fields: Mapping[str, Any]) -> bool:
@@ -201,7 +239,8 @@ def _prompts(api: Api, fields: Mapping[str, Any]) -> Sequence[ChatPrompt | TextP
         case Api.CHAT:
             return [chat_prompt(fields)]
         case Api.BATCH:
-            return [chat_prompt(conversation) for conversation in batched(fields)]
+            _check_shared(fields)
+            return batched(fields)
         case Api.COMPLETIONS:
             return [text_prompt(fields)]
         case Api.MESSAGES:
@@ -221,13 +260,22 @@ def _brought(
 ) -> tuple[Sequence[ChatPrompt | TextPrompt], frozenset[Feature]]:
     """A request's prompts, and the features they bring."""
     prompts = _prompts(api, fields)
-    brought = frozenset[Feature]().union(*map(features, prompts))
+    brought = features(_whole(prompts))
     if Feature.TOOLS not in brought or not _forbids_tools(api, fields):
         return prompts, brought
     if excludes_unused:
         prompts = [replace(prompt, tools=None) if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
         brought -= {Feature.TOOLS}
     return prompts, brought | {Feature.UNUSED_TOOLS}
+
+
+def _whole(prompts: Sequence[ChatPrompt | TextPrompt]) -> ChatPrompt | TextPrompt:
+    """One prompt with the features of all: those of a request differ in nothing but their messages."""
+    first = prompts[0]
+    if isinstance(first, TextPrompt) or len(prompts) == 1:
+        return first
+    chats = [prompt for prompt in prompts if isinstance(prompt, ChatPrompt)]
+    return replace(first, messages=[message for chat in chats for message in chat.messages])
 
 
 def _forbids_tools(api: Api, fields: Mapping[str, Any]) -> bool:
@@ -241,16 +289,14 @@ def _tokenize(fields: Json) -> EngineCall:
 
 # Fields that `/tokenize` reads from a chat request under the same name.
 _TOKENIZE_FIELDS = (
-    "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "model", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
     "chat_template", "media_io_kwargs", "mm_processor_kwargs",
 )  # fmt: skip
 
 
 def _chat_fields(fields: Mapping[str, Any]) -> Json:
-    """A chat request for `/tokenize`: fields that route does not know go into the template's variables."""
+    """A chat request for `/tokenize`, but its messages: fields that route does not know become template variables."""
     asked = {name: fields[name] for name in _TOKENIZE_FIELDS if name in fields}
-    if isinstance(asked.get("messages"), list):
-        asked["messages"] = [_renamed(message) for message in asked["messages"]]
     given = fields.get("chat_template_kwargs")
     if given is not None and not isinstance(given, dict):
         raise NeedsEngineError("chat_template_kwargs is not an object")
@@ -260,6 +306,13 @@ def _chat_fields(fields: Mapping[str, Any]) -> Json:
     if given or own:
         asked["chat_template_kwargs"] = (given or {}) | own
     return asked
+
+
+def _messages_field(fields: Mapping[str, Any]) -> Json:
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        return {"messages": [_renamed(message) for message in messages]}
+    return {"messages": messages} if "messages" in fields else {}
 
 
 def _renamed(message: Any) -> Any:

@@ -6,7 +6,7 @@ Older engines differ in places; the probes of `gateway.tokens.probes` find that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
@@ -71,13 +71,11 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
         InvalidRequestError: it has no messages.
     """
     messages = fields.get("messages")
-    if not isinstance(messages, list):
-        raise InvalidRequestError("messages: expected a list", "messages")
     documents = fields.get("documents")
     if documents is not None and not _is_documents(documents):
         raise NeedsEngineError("documents are not plain strings by name")
     return ChatPrompt(
-        messages=[well_formed(message) for message in messages],
+        messages=well_formed_all(messages),
         tools=tool_definitions(fields.get("tools")),
         template_kwargs=template_kwargs(
             fields.get("chat_template_kwargs"),
@@ -90,18 +88,43 @@ def chat_prompt(fields: Mapping[str, Any]) -> ChatPrompt:
     )
 
 
-def batched(fields: Mapping[str, Any]) -> list[Json]:
-    """The chat requests that `/v1/chat/completions/batch` makes of its decoded body, without tools.
+def batched(fields: Mapping[str, Any]) -> list[ChatPrompt]:
+    """The chat prompts that `/v1/chat/completions/batch` makes of its decoded body, without tools.
+
+    They share all but their messages, so a field is looked at once, however many they are.
 
     Raises:
+        NeedsEngineError: only the engine can count it.
         InvalidRequestError: it has no conversations, or too many.
     """
-    conversations = fields.get("messages")
-    if not isinstance(conversations, list) or not conversations:
+    made = conversations(fields)
+    shared = chat_prompt({**fields, "tools": None, "messages": []})
+    return [replace(shared, messages=well_formed_all(messages)) for messages in made]
+
+
+def conversations(fields: Mapping[str, Any]) -> list[Any]:
+    """The conversations of a batch.
+
+    Raises:
+        InvalidRequestError: it has none, or too many.
+    """
+    found = fields.get("messages")
+    if not isinstance(found, list) or not found:
         raise InvalidRequestError("messages: expected a list of conversations", "messages")
-    _check_number(conversations, "messages")
-    shared = {name: value for name, value in fields.items() if name != "tools"}
-    return [shared | {"messages": conversation} for conversation in conversations]
+    _check_number(found, "messages")
+    return found
+
+
+def well_formed_all(messages: Any) -> list[Json]:
+    """The messages of a conversation, as vLLM's request model passes them on.
+
+    Raises:
+        NeedsEngineError: only the engine can count one of them.
+        InvalidRequestError: they are no list.
+    """
+    if not isinstance(messages, list):
+        raise InvalidRequestError("messages: expected a list", "messages")
+    return [well_formed(message) for message in messages]
 
 
 def chat_encoding(fields: Mapping[str, Any]) -> Encoding:

@@ -157,7 +157,8 @@ class Renderer:
             messages = fold_developer(messages)
         # `documents` and the two flags are arguments of the renderer itself: they pass even if the template reads none.
         passed = template.variables | {"documents", "add_generation_prompt", "continue_final_message"}
-        kwargs = {name: value for name, value in prompt.template_kwargs.items() if name in passed}
+        given = prompt.template_kwargs
+        kwargs = {name: given[name] for name in passed if name in given}
         try:
             return str(
                 self._tokenizer.apply_chat_template(

@@ -17,6 +17,10 @@ INLINE_BYTES = 2**20
 """Largest body in bytes read on the event loop: 2.5 ms at worst. A larger one takes up to 80 ms."""
 MAX_SEQUENCES = 16384
 """vLLM's limit of `n` (VLLM_MAX_N_SEQUENCES); here also of prompts, and of all sequences sampled from them."""
+MAX_REPEATED_BYTES = 32 * 2**20
+"""Most bytes of the fields that the conversations of a batch share, counted once for each of them."""
+_CONVERSATION_BYTES = 256
+"""The work that a conversation of a batch is, even an empty one, as bytes of a body that take as long to count."""
 
 
 class Api(StrEnum):
@@ -76,6 +80,13 @@ class GenerationRequest:
     """The client's own bytes; empty if it set none."""
     names_priority: bool
     """Whether its body has a `priority`, even null."""
+    repeated_bytes: int = 0
+    """Bytes that counting handles besides the body: each conversation of a batch brings the shared fields again."""
+
+    @property
+    def counted_bytes(self) -> int:
+        """The work of counting it, in bytes."""
+        return len(self.body) + self.repeated_bytes
 
 
 MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
@@ -164,6 +175,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         background=api is Api.RESPONSES and bool(_decode(fields, "background")),
         stream_options=bytes(_raw(fields, "stream_options")),
         names_priority=_raw(fields, "priority") is not _ABSENT,
+        repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
 
 
@@ -248,6 +260,13 @@ def _model(fields: msgspec.Struct) -> str | None:
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string.", "model")
     return model
+
+
+def _repeated(body: bytes) -> int:
+    """What the conversations of a batch repeat, at most: each begins with a bracket, but not each bracket is one."""
+    conversations = bytes(_raw(_read(_PROMPTS, body), "messages"))
+    number = min(conversations.count(b"[") - 1, MAX_SEQUENCES)
+    return min(max(0, number) * (len(body) - len(conversations) + _CONVERSATION_BYTES), MAX_REPEATED_BYTES)
 
 
 def _sequences(fields: msgspec.Struct) -> int:

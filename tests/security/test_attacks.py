@@ -1,5 +1,6 @@
 """What one hostile client or engine may cost: a row for each attack, with the figures it must keep."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ LONGEST = 0.050
 
 DRAIN = "/kvgate/endpoints/127.0.0.1:1/drain"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+BATCH = "/v1/chat/completions/batch"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def field(name: str, filling: bytes, before: bytes = b"", after: bytes = b"") ->
 
 MODEL_PART = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nfake\r\n'
 FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+
+VARIABLES, MANY = "chat_template_kwargs", {f"k{number}": 1 for number in range(4000)}
 
 CUT = b'{"model":"fake","truncate_prompt_tokens":5,"max_tokens":1,'
 
@@ -128,6 +132,14 @@ CLIENTS = [
         (200, 400),
         320 * MB,
     ),
+    Attack("conversations that share documents", lambda t: batch("fake", "documents", [{}] * 5000, 3000)(t), (400,)),
+    Attack("conversations that share variables", lambda t: batch("fake", VARIABLES, MANY, 3600)(t), (400,)),
+    Attack("conversations that share few variables", lambda t: batch("fake", VARIABLES, MANY, 600)(t), (200,)),
+    Attack(
+        "conversations that share what an engine is to count",
+        lambda t: batch("hostile", "mm_processor_kwargs", {"a": "x" * 100_000}, 300)(t),
+        (404, 503),  # the engine ends connections as it likes
+    ),
     Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
     Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
     Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),
@@ -144,6 +156,12 @@ CLIENTS = [
     Attack("a bearer token", lambda t: t.post(CHAT, b"{}", "authorization: Bearer " + "a" * 60_000), (400,)),
     Attack("headers", lambda t: t.send(b"GET /livez HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 60_000 + b"\r\n"), (431,)),
 ]
+
+
+def batch(model: str, name: str, shared: object, conversations: int) -> Callable[[Target], Answer]:
+    """Send a batch of empty conversations that share a field."""
+    fields = {"model": model, "max_tokens": 1, name: shared, "messages": [[]] * conversations}
+    return lambda target: target.post(BATCH, json.dumps(fields, separators=(",", ":")).encode())
 
 
 def many_fields() -> bytes:

@@ -338,3 +338,45 @@ def test_of_a_very_long_text_only_the_beginning_is_encoded_for_an_estimate(sourc
         for times in (1_000, 400_000)
     )
     assert many == pytest.approx(400 * few, rel=0.01)
+
+
+BATCH: dict[str, Any] = {"messages": [[USER], [], [USER, {"role": "assistant", "reasoning_content": "Hm."}]]}
+
+
+def test_each_conversation_of_a_batch_is_asked_for_as_the_chat_it_is() -> None:
+    shared = {"model": "m", "documents": [{"text": "A."}], "mm_processor_kwargs": {"a": 1}}
+    assert asked(Api.BATCH, shared | BATCH | {"tools": [TOOL]}) == [
+        asked(Api.CHAT, shared | {"messages": messages})[0] for messages in BATCH["messages"]
+    ]
+    assert asked(Api.BATCH, BATCH) == [asked(Api.CHAT, {"messages": messages})[0] for messages in BATCH["messages"]]
+
+
+def test_what_the_questions_of_a_batch_share_is_in_memory_once() -> None:
+    fields = {"messages": [[]] * 1000, "mm_processor_kwargs": {"a": "x" * 20_000}}
+    work = engine_work(Api.BATCH, json.dumps(fields).encode(), FAR)
+    assert len(pickle.dumps(work)) < 200_000
+    assert len({id(call.shared) for call in work.prompts if isinstance(call, EngineCall)}) == 1
+
+
+def test_a_batch_brings_the_features_of_all_its_conversations(source: TokenizerSource) -> None:
+    fields = {"messages": [[USER], [{"role": "developer", "content": "a"}]], "documents": []}
+    assert str(count_body(source, Api.BATCH, json.dumps(fields).encode(), FAR).kind) == "batch+developer+documents"
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("documents", [{}] * 2000),
+        ("documents", [{"text": "x" * 20_000}]),
+        ("chat_template_kwargs", {f"k{number}": 1 for number in range(2000)}),
+        ("mm_processor_kwargs", {"a": "x" * 20_000}),
+        ("reasoning_effort", "x" * 20_000),
+    ],
+)
+def test_what_conversations_share_may_be_large_for_few_of_them(source: TokenizerSource, name: str, shared: Any) -> None:
+    few, many = (json.dumps({"messages": [[USER]] * number, name: shared}).encode() for number in (10, 2000))
+    assert engine_work(Api.BATCH, few, FAR).prompts
+    with pytest.raises(InvalidRequestError, match=f"2000 conversations brings {name} again.*send fewer"):
+        engine_work(Api.BATCH, many, FAR)
+    with pytest.raises((InvalidRequestError, NeedsEngineError), match=f"brings {name} again|sets mm_processor_kwargs"):
+        count_body(source, Api.BATCH, many, FAR)

@@ -150,11 +150,21 @@ def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
 
 
 def test_a_batch_is_a_chat_request_of_each_conversation_without_tools() -> None:
-    fields = {"messages": [[USER], [USER, USER]], "tools": [{}], "reasoning_effort": "low"}
-    assert batched(fields) == [
-        {"messages": [USER], "reasoning_effort": "low"},
-        {"messages": [USER, USER], "reasoning_effort": "low"},
+    shared = {"reasoning_effort": "low", "documents": [{"text": "A."}], "add_special_tokens": True, "max_tokens": 5}
+    assert batched(shared | {"messages": [[USER], [USER, USER]], "tools": [{}]}) == [
+        chat_prompt(shared | {"messages": [USER]}),
+        chat_prompt(shared | {"messages": [USER, USER]}),
     ]
+
+
+def test_what_the_conversations_of_a_batch_share_is_in_memory_once() -> None:
+    one, other = batched({"messages": [[USER], [USER]], "chat_template_kwargs": {"flavour": "sweet"}})
+    assert one.template_kwargs is other.template_kwargs
+
+
+def test_a_batch_of_what_is_no_conversation_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        batched({"messages": [[USER], "x"]})
 
 
 @pytest.mark.parametrize("conversations", [None, [], {}, "x"])

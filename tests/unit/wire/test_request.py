@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.wire.request import (
+    MAX_REPEATED_BYTES,
     MAX_SEQUENCES,
     REFUSED_FIELDS,
     Api,
@@ -300,3 +301,13 @@ def test_how_many_tokens_a_client_wants_in_an_event():
     assert parse(Api.CHAT, body()).stream_interval == 1
     assert parse(Api.COMPLETIONS, body(stream_interval=7)).stream_interval == 7
     assert parse(Api.RESPONSES, body(stream_interval=7)).stream_interval == 1, "it has no such field"
+
+
+def test_the_work_of_a_batch_is_that_of_its_conversations_sent_apart() -> None:
+    apart = len(b'{"x":"' + b"x" * 20_000 + b'","messages":[]}')
+    small, large = (b'{"x":"%b","messages":[%b[]]}' % (b"x" * 20_000, b"[]," * more) for more in (99, 999))
+    assert 100 * apart < parse(Api.BATCH, small).counted_bytes < 103 * apart
+    assert 1000 * apart < parse(Api.BATCH, large).counted_bytes < 1030 * apart
+    assert parse(Api.CHAT, small).counted_bytes == len(small)
+    brackets = b'{"x":"%b","messages":[["%b"]]}' % (b"x" * 20_000, b"[" * 100_000)
+    assert parse(Api.BATCH, brackets).counted_bytes <= len(brackets) + MAX_REPEATED_BYTES
