@@ -92,14 +92,21 @@ class CountingPool:
                 del self._of_flow[flow]
 
     async def run_everywhere(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do the same work once here and once in each process, to load what later work needs.
+        """Do the same work once here and then once in each process, to load what later work needs.
+
+        Here a thread of its own does it, which may take its time: it may have to download. The processes come second,
+        and go by what is on disk.
 
         Raises:
             Exception: whatever the work raises.
             WorkerDiedError: a process died.
         """
         call = functools.partial(work, *args, **kwargs)
-        await self._small.submit("", 0, call)
+        here: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        thread = _Thread()
+        thread.submit(call, functools.partial(_settle, here))
+        thread.end()
+        await here
         if self._large is not self._small:
             await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
 
@@ -200,14 +207,19 @@ class _Lane:
             worker = self._make()
             error = WorkerDiedError("the process that counted a prompt died")
         self._idle.append(worker)
-        if not job.done.done():
-            if error is not None:
-                job.done.set_exception(error)
-            else:
-                job.done.set_result(result)
+        _settle(job.done, result, error)
         self._dispatch()
         if self._at_rest is not None and not self._running and not self._at_rest.done():
             self._at_rest.set_result(None)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
 
 
 class _Thread:
@@ -226,6 +238,7 @@ class _Thread:
         self._jobs.put((call, asyncio.get_running_loop(), ended))
 
     def end(self) -> None:
+        """Stop when the present job has ended."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -277,7 +290,11 @@ def _tell(ended: _Ended, future: asyncio.Future[Any]) -> None:
 
 
 def _settle_in() -> None:
-    """The first act of a new process: make sure that it ends when its parent is gone."""
+    """The first act of a new process: make sure that it ends when its parent is gone, and never waits for a hub.
+
+    What its jobs need is on disk: the parent has it.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

@@ -218,9 +218,11 @@ def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPro
     return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
 
 
-_LOADING = threading.Lock()
+_IMPORTING = threading.Lock()
 """Two threads that both import transformers for the first time: one fails ("cannot import name")."""
 
+_LOADING: dict[TokenizerSource, threading.Lock] = {}
+"""One lock for each source: a tokenizer that takes long to load keeps nobody from another one."""
 
 _OTHERWISE = "give another folder or hub id with --tokenizer"
 
@@ -234,7 +236,7 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
     """
-    with _LOADING:
+    with _LOADING.setdefault(source, threading.Lock()):
         return _loaded(source)
 
 
@@ -243,7 +245,9 @@ def _loaded(source: TokenizerSource) -> Renderer:
     os.environ.setdefault(
         "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
     )  # no warning that PyTorch was not found: it is not needed
-    from transformers import AutoTokenizer  # noqa: PLC0415
+    with _IMPORTING:
+        from transformers import AutoTokenizer, TokenizersBackend  # noqa: F401, PLC0415
+        from transformers.utils import cached_file  # noqa: F401, PLC0415
 
     folder = Path(source.name)
     if folder.is_absolute() and not folder.is_dir():  # often a folder of the engine's, in another container

@@ -46,6 +46,12 @@ def body(path: str, before: bytes, filling: bytes, after: bytes, size: int = MOS
     return lambda target: target.post(path, filled(before, filling, after, size))
 
 
+def batch(model: str, name: str, shared: object, conversations: int) -> Callable[[Target], Answer]:
+    """Send a batch of empty conversations that share a field."""
+    fields = {"model": model, "max_tokens": 1, name: shared, "messages": [[]] * conversations}
+    return lambda target: target.post(BATCH, json.dumps(fields, separators=(",", ":")).encode())
+
+
 def form(
     head: bytes, filling: bytes, end: bytes = b"", *, boundary: str = "b", size: int = MOST
 ) -> Callable[[Target], Answer]:
@@ -132,12 +138,12 @@ CLIENTS = [
         (200, 400),
         320 * MB,
     ),
-    Attack("conversations that share documents", lambda t: batch("fake", "documents", [{}] * 5000, 3000)(t), (400,)),
-    Attack("conversations that share variables", lambda t: batch("fake", VARIABLES, MANY, 3600)(t), (400,)),
-    Attack("conversations that share few variables", lambda t: batch("fake", VARIABLES, MANY, 600)(t), (200,)),
+    Attack("conversations that share documents", batch("fake", "documents", [{}] * 5000, 3000), (400,)),
+    Attack("conversations that share variables", batch("fake", VARIABLES, MANY, 3600), (400,)),
+    Attack("conversations that share few variables", batch("fake", VARIABLES, MANY, 600), (200,)),
     Attack(
         "conversations that share what an engine is to count",
-        lambda t: batch("hostile", "mm_processor_kwargs", {"a": "x" * 100_000}, 300)(t),
+        batch("hostile", "mm_processor_kwargs", {"a": "x" * 100_000}, 300),
         (404, 503),  # the engine ends connections as it likes
     ),
     Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
@@ -156,12 +162,6 @@ CLIENTS = [
     Attack("a bearer token", lambda t: t.post(CHAT, b"{}", "authorization: Bearer " + "a" * 60_000), (400,)),
     Attack("headers", lambda t: t.send(b"GET /livez HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 60_000 + b"\r\n"), (431,)),
 ]
-
-
-def batch(model: str, name: str, shared: object, conversations: int) -> Callable[[Target], Answer]:
-    """Send a batch of empty conversations that share a field."""
-    fields = {"model": model, "max_tokens": 1, name: shared, "messages": [[]] * conversations}
-    return lambda target: target.post(BATCH, json.dumps(fields, separators=(",", ":")).encode())
 
 
 def many_fields() -> bytes:

@@ -157,6 +157,21 @@ async def test_what_all_need_is_loaded_everywhere(pool: CountingPool) -> None:
         await pool.run_everywhere(divmod, 1, 0)
 
 
+async def test_what_takes_long_to_load_keeps_nobody_waiting(pool: CountingPool) -> None:
+    gate = Gate()
+    loading = asyncio.create_task(pool.run_everywhere(gate.pass_through, "hub"))
+    await until(lambda: gate.started)
+    assert await asyncio.wait_for(pool.run("flow", 1, len, "abc"), 5) == 3
+    assert await asyncio.wait_for(pool.run("flow", LARGE, len, "abc"), 5) == 3
+    assert not loading.done()
+    loading.cancel()
+    gate.opened.set()
+
+
+async def test_a_process_never_waits_for_a_hub(pool: CountingPool) -> None:
+    assert await pool.run("flow", LARGE, os.getenv, "HF_HUB_OFFLINE") == "1"
+
+
 async def test_closing_drops_what_waits_and_ends_the_process() -> None:
     pool = CountingPool(threads=1, processes=1, process_bytes=LARGE, max_pending_bytes=10_000)
     process = await pool.run("flow", LARGE, os.getpid)

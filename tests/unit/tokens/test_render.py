@@ -1,6 +1,10 @@
+import functools
 import json
 import shutil
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -269,20 +273,46 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked_as_a_whole(tokenizer_f
     )
 
 
-def test_one_is_loaded_at_a_time(monkeypatch):
-    """The first import of transformers fails in one of two threads that do it at once."""
-    inside = threading.Semaphore(1)
-    free = []
+def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
+    go = threading.Event()
+    began = threading.Event()
+    loads = []
 
     def load(source):
-        free.append(inside.acquire(blocking=False))
-        time.sleep(0.01)  # time for the others to come in, were they let
-        inside.release()
+        loads.append(source.name)
+        if source.name == "slow":
+            began.set()
+            assert go.wait(10)
+        return source.name
 
-    monkeypatch.setattr(render, "_loaded", load)
-    threads = [threading.Thread(target=renderer, args=(TokenizerSource(name),)) for name in ("a", "b", "c")]
+    monkeypatch.setattr(render, "_loaded", functools.cache(load))
+    threads = [threading.Thread(target=renderer, args=(TokenizerSource("slow"),)) for _ in range(3)]
     for thread in threads:
         thread.start()
+    assert began.wait(10)
+    assert renderer(TokenizerSource("other")) == "other"
+    go.set()
     for thread in threads:
         thread.join()
-    assert free == [True, True, True]
+    assert loads == ["slow", "other"]
+
+
+def test_two_that_are_the_first_are_loaded_at_once(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The first import of transformers fails in one of two threads that do it at the same time."""
+    folders = [shutil.copytree(tokenizer_folder, tmp_path / name) for name in ("one", "two", "three")]
+    code = """
+    import sys
+    from concurrent.futures import ThreadPoolExecutor
+    from gateway.tokens.render import TokenizerSource, renderer
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(renderer, map(TokenizerSource, sys.argv[1:])))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, folders)],
+        check=False,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
