@@ -8,6 +8,7 @@ import contextlib
 import functools
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.process
 import os
 import queue
 import signal
@@ -19,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from gateway.tokens import interruption
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.fair_queue import FairQueue
 
@@ -32,6 +34,13 @@ _LAST_JOBS = 2.0
 """Seconds that jobs may still run once the pool closes: one may be loading a tokenizer from a silent hub."""
 
 
+_ENDING = signal.SIGUSR1
+"""Ends the job of a process."""
+
+_AGAIN = 0.25
+"""Seconds until a job that still runs is told again to end: it may just have begun, or be loading a tokenizer."""
+
+
 class WorkerDiedError(Exception):
     """The process that counted a body died, of the body or not. Its successor is already there."""
 
@@ -39,8 +48,8 @@ class WorkerDiedError(Exception):
 class CountingPool:
     """Threads for ordinary bodies, processes for large ones, each kind behind a queue that is fair by flow.
 
-    A waiting job whose caller is gone is dropped. A running one runs to its end, and its result is dropped. A process
-    that dies is replaced.
+    A job whose caller has left is dropped while it waits, and ended while it runs: in a process at once, in a thread
+    where it looks for that. A process that dies is replaced.
     """
 
     def __init__(self, *, threads: int, processes: int, process_bytes: int, max_pending_bytes: int) -> None:
@@ -121,11 +130,6 @@ class _Job:
     """None once its caller is gone: the body must not stay in memory while others have their turn."""
     done: asyncio.Future[Any]
 
-    def drop(self, done: asyncio.Future[Any]) -> None:
-        """Let go of the body if its caller no longer waits for the count."""
-        if done.cancelled():
-            self.call = None
-
 
 _Ended = Callable[[Any, BaseException | None], None]
 """Called on the event loop with what a job returned or raised."""
@@ -141,6 +145,10 @@ class _Worker(Protocol):
             BrokenProcessPool: the worker has died.
             OSError: it could not start.
         """
+        ...
+
+    def interrupt(self) -> None:
+        """End the present job as soon as it can be ended, and stay for the next."""
         ...
 
     def end(self) -> None:
@@ -161,7 +169,7 @@ class _Lane:
 
     def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
         job = _Job(call, asyncio.get_running_loop().create_future())
-        job.done.add_done_callback(job.drop)
+        job.done.add_done_callback(functools.partial(self._left, job))
         self._queue.push(flow, cost, job)
         self._dispatch()
         return job.done
@@ -198,6 +206,18 @@ class _Lane:
             else:
                 self._running[job] = worker
 
+    def _left(self, job: _Job, done: asyncio.Future[Any]) -> None:
+        """Let go of a job whose caller no longer waits for it."""
+        if done.cancelled():
+            job.call = None
+            self._interrupt(job)
+
+    def _interrupt(self, job: _Job) -> None:
+        worker = self._running.get(job)
+        if worker is not None:
+            worker.interrupt()
+            asyncio.get_running_loop().call_later(_AGAIN, self._interrupt, job)
+
     def _ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
         worker = self._running.pop(job, None)
         if worker is None:  # given up by `close`
@@ -232,16 +252,22 @@ class _Thread:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended] | None] = (
             queue.SimpleQueue()
         )
+        self._left = threading.Event()
         threading.Thread(target=self._work, name="counting", daemon=True).start()
 
     def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+        self._left.clear()
         self._jobs.put((call, asyncio.get_running_loop(), ended))
+
+    def interrupt(self) -> None:
+        self._left.set()
 
     def end(self) -> None:
         """Stop when the present job has ended."""
         self._jobs.put(None)
 
     def _work(self) -> None:
+        interruption.follow(self._left)
         while (job := self._jobs.get()) is not None:
             call, loop, ended = job
             result, error = None, None
@@ -269,18 +295,26 @@ class _Process:
         # The child inherits the mask, so from its first moment Ctrl-C goes to this process alone.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            future = self._executor.submit(call)
+            future = self._executor.submit(interruption.interruptible, call)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         asyncio.wrap_future(future).add_done_callback(functools.partial(_tell, ended))
+
+    def interrupt(self) -> None:
+        for process in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(cast("int", process.pid), _ENDING)
 
     def end(self) -> None:
         if self._executor is None:
             return
         # As `kill_workers` of Python 3.14 does.
-        for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
+        for process in self._processes():
             process.kill()
         self._executor.shutdown(cancel_futures=True)
+
+    def _processes(self) -> list[multiprocessing.process.BaseProcess]:
+        return [*((self._executor and self._executor._processes) or {}).values()]  # noqa: SLF001
 
 
 def _tell(ended: _Ended, future: asyncio.Future[Any]) -> None:
@@ -295,11 +329,13 @@ def _settle_in() -> None:
     What its jobs need is on disk: the parent has it.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    interruption.listen(_ENDING)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
 def _end_with(sentinel: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDING})  # it is for the thread that counts
     multiprocessing.connection.wait([sentinel])
     os._exit(1)

@@ -17,6 +17,7 @@ import jinja2
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.interruption import look, whole
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
 from gateway.tokens.template import ChatTemplate
@@ -173,6 +174,7 @@ class Renderer:
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
+        look()
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)
@@ -199,6 +201,7 @@ class Renderer:
             return 0
         tokens = 0
         for start in range(0, len(text), window):
+            look()
             # Only the ends of a part may be encoded differently in the whole text: the margin covers that.
             found = len(self._encode(text[start : start + window], False)) - 2 * self.max_chars_per_token
             tokens += max(0, found)
@@ -236,7 +239,7 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
     """
-    with _LOADING.setdefault(source, threading.Lock()):
+    with whole(), _LOADING.setdefault(source, threading.Lock()):
         return _loaded(source)
 
 

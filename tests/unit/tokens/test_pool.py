@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import functools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway.tokens.count import CountingOverloadedError
+from gateway.tokens.interruption import look
 from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.render import TokenizerSource
@@ -133,6 +135,42 @@ async def test_a_caller_who_leaves_takes_waiting_work_along(pool: CountingPool) 
     gate.opened.set()
     assert await pool.run("flow", 100, gate.pass_through, "later") == "later"
     assert gate.started == ["running", "later"]
+
+
+def look_for_ever() -> None:
+    while True:
+        look()
+
+
+@pytest.mark.parametrize(("size", "endless"), [(1, look_for_ever), (LARGE, functools.partial(time.sleep, 600))])
+async def test_a_running_job_ends_when_its_caller_leaves(
+    pool: CountingPool, size: int, endless: Callable[[], None]
+) -> None:
+    worker = await pool.run("flow", size, _who)
+    job = asyncio.create_task(pool.run("flow", size, endless))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(job, 0.05)
+    assert await asyncio.wait_for(pool.run("other", size, _who), 10) == worker, "it was not started again"
+
+
+async def test_a_job_ends_even_if_its_caller_leaves_before_it_has_begun(pool: CountingPool) -> None:
+    worker = await pool.run("flow", LARGE, _who)
+    for _ in range(5):
+        job = asyncio.create_task(pool.run("flow", LARGE, time.sleep, 600))
+        await asyncio.sleep(0)
+        job.cancel()
+        assert await asyncio.wait_for(pool.run("other", LARGE, _who), 10) == worker
+
+
+async def test_a_process_whose_first_caller_leaves_while_it_starts_is_there_for_the_next(pool: CountingPool) -> None:
+    job = asyncio.create_task(pool.run("flow", LARGE, time.sleep, 600))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(job, 0.01)
+    assert await asyncio.wait_for(pool.run("other", LARGE, len, "abc"), 20) == 3
+
+
+def _who() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
 
 
 async def test_a_process_that_dies_of_its_work_is_replaced(pool: CountingPool) -> None:

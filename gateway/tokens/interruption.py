@@ -1,0 +1,73 @@
+"""The end of a job whose caller has left: a thread's job looks for it, a process's job is interrupted by a signal."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+R = TypeVar("R")
+
+
+class CallerLeftError(BaseException):
+    """Nobody waits for the job any more. Like a cancellation, it is nothing that ordinary handlers should catch."""
+
+
+class _Thread(threading.local):
+    left = threading.Event()
+    """Set once the caller of this thread's job has left."""
+
+
+_thread = _Thread()
+_open = False
+"""Whether a signal may end what this process is doing."""
+
+
+def follow(left: threading.Event) -> None:
+    """Have the jobs of this thread end once that is set."""
+    _thread.left = left
+
+
+def look() -> None:
+    """End this thread's job if its caller has left.
+
+    Raises:
+        CallerLeftError: it has.
+    """
+    if _thread.left.is_set():
+        raise CallerLeftError
+
+
+def interruptible(call: Callable[[], R]) -> R:
+    """Do a job that a signal may end; for the main thread of a process that called `listen`.
+
+    Raises:
+        CallerLeftError: it was ended.
+    """
+    global _open  # noqa: PLW0603  # a signal has no other way
+    _open = True
+    try:
+        return call()
+    finally:
+        _open = False
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Let no signal end what is done inside: half done, it would harm later jobs."""
+    global _open  # noqa: PLW0603
+    before, _open = _open, False
+    try:
+        yield
+    finally:
+        _open = before
+
+
+def listen(number: signal.Signals) -> None:
+    """Have this signal end the job of this process, if it does one that may be ended."""
+    signal.signal(number, _end)
+
+
+def _end(*_: object) -> None:
+    if _open:
+        raise CallerLeftError
