@@ -32,7 +32,6 @@ from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
-from gateway.pools.places import Places
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
@@ -47,6 +46,7 @@ from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.relay.server import Listener, bind_all
 from gateway.runtime.background import kept_up
+from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
@@ -60,7 +60,7 @@ KEEP_INTERVAL = 60.0
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
 _RECHECK = 5.0
-"""Seconds between two checks of the counters for doubted counts."""
+"""Seconds between two checks of a counter for doubted counts."""
 _ADMIN_CONNECTIONS = 64
 """Most connections at once on a port of the admin routes alone."""
 _log = structlog.get_logger("kvgate.app")
@@ -168,7 +168,6 @@ class Application:
         self._spawn("flights", self._flights.watch)
         self._spawn("samples", self._sample)
         self._spawn("what was learned", self._keep_learned)
-        self._spawn("drift", self._recheck)
         if self._recorder is not None:
             self._recorder.start()
         with contextlib.suppress(TimeoutError):
@@ -258,12 +257,16 @@ class Application:
             if learned.everything:
                 await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
 
-    async def _recheck(self) -> None:
-        """Have counters that drifted check, when due, whether they agree with the endpoints again."""
+    async def _recheck(self, pool: Pool) -> None:
+        """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
+
+        Each model's does so by itself: a slow engine keeps no other model waiting.
+        """
         while True:
             await asyncio.sleep(_RECHECK)
-            for pool in list(self._directory.pools.values()):
-                await pool.counter.recheck()
+            if self._directory.pools.get(pool.name) is not pool:
+                return  # no longer served
+            await pool.counter.recheck()
 
     def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
         server = self._settings.server
@@ -369,6 +372,7 @@ class Application:
         )
         pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._spawn(f"tokenizer of {name}", counter.start)
+        self._spawn(f"drift of {name}", functools.partial(self._recheck, pool))
         return pool
 
     def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:

@@ -23,7 +23,7 @@ from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.pools.driver import Driver
-from gateway.pools.places import Places
+from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 
 _REMEMBERED_RESPONSES = 10_000

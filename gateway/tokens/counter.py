@@ -109,7 +109,7 @@ class ModelCounter:
         async def by_engine(probe: Probe) -> int | None:
             try:
                 work = engine_work(probe.api, probe.body, MAX_MODEL_LEN)
-                return sum(await self._engine.count_at(target, work))
+                return sum(await self._engine.count_at(target, work, flow=_PROBING))
             except InvalidRequestError:
                 return None
             except RouteMissingError:
@@ -227,7 +227,7 @@ class ModelCounter:
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
         try:
-            counts = await self._engine.count(work, max_model_len)
+            counts = await self._engine.count(work, max_model_len, flow=flow)
         except (InvalidRequestError, RouteMissingError):
             # A counting route words its refusal for its own requests: only the request's own route can say why.
             return await self._estimate(flow, request, max_model_len)

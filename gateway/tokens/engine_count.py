@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
+from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.render import cut
@@ -17,14 +18,16 @@ from gateway.wire.request import InvalidRequestError
 
 _CONCURRENT_CALLS = 8
 """Most calls at once for one request: a list of a thousand prompts must not occupy the whole engine."""
-
-
+_MOST_CALLS = 32
+"""Most calls at once for all requests to a model; flows share them."""
 _LONGEST_CALL = 4
 """Longest duration of a call, as a multiple of the longest silence."""
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 """Answers come uncompressed: a small one compressed twice becomes gigabytes."""
 _LONG = 64 * 2**10
 """Most bytes read of an answer."""
+_REFUSALS = frozenset({400, 413, 415, 422, 501})
+"""Answers by which an engine refuses what it was asked, and not to be asked. (What it does not implement is 501.)"""
 _FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
@@ -71,18 +74,20 @@ class EngineCounter:
                 times as long.
         """
         self._targets = targets
+        self._places = Places(_MOST_CALLS)
         self._timeout = timeout
 
     def targets(self) -> Sequence[Target]:
         """The engines that may be asked now."""
         return self._targets()
 
-    async def count(self, work: EngineWork, max_model_len: int) -> tuple[int, ...]:
+    async def count(self, work: EngineWork, max_model_len: int, *, flow: str) -> tuple[int, ...]:
         """Count every prompt, by the first engine that answers.
 
         Args:
             work: the questions to ask.
             max_model_len: in tokens, for a request that asks for truncation to that length.
+            flow: of the request, for its fair share of the calls.
 
         Raises:
             InvalidRequestError: the engine refused the request.
@@ -93,14 +98,14 @@ class EngineCounter:
         failure = "no engine is up to count this request"
         for target in self._targets():
             try:
-                counts = await self.count_at(target, work)
+                counts = await self.count_at(target, work, flow=flow)
             except CountUnavailableError as error:
                 failure = str(error)
             else:
                 return tuple(cut(tokens, work.encoding, max_model_len) for tokens in counts)
         raise CountUnavailableError(failure)
 
-    async def count_at(self, target: Target, work: EngineWork) -> tuple[int, ...]:
+    async def count_at(self, target: Target, work: EngineWork, *, flow: str) -> tuple[int, ...]:
         """Count every prompt by one engine, untruncated. Raises as `count`."""
         counts = [0 if isinstance(prompt, EngineCall) else prompt for prompt in work.prompts]
         calls = [(number, prompt) for number, prompt in enumerate(work.prompts) if isinstance(prompt, EngineCall)]
@@ -108,7 +113,11 @@ class EngineCounter:
 
         async def ask() -> None:
             for number, call in left:
-                counts[number] = await self._ask(target, call)
+                await self._places.acquire(flow)
+                try:
+                    counts[number] = await self._ask(target, call)
+                finally:
+                    self._places.release(flow)
 
         # Not one task per call: starting ten thousand would block the event loop.
         asking = [asyncio.ensure_future(ask()) for _ in calls[:_CONCURRENT_CALLS]]
@@ -137,7 +146,7 @@ class EngineCounter:
             return _count(answer)
         if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
             raise RouteMissingError(call.path)
-        if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
+        if response.status_code in _REFUSALS:
             refusal = _refusal(answer)
             raise InvalidRequestError(refusal.message or "The engine refused the request.", refusal.param)
         raise CountUnavailableError(f"{call.path} of the engine answered {response.status_code}")

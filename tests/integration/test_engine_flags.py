@@ -167,7 +167,7 @@ async def test_usage_is_read_right_cold_and_cached_streamed_and_whole(
             begins = f"{'streamed' if stream else 'whole'} {api} "
             fields = json.loads(json.dumps(PLAIN[api]).replace("one two", begins + "one two", 1))
             work = engine_work(api, json.dumps({"model": MODEL} | fields).encode(), 10**6)
-            (expected,) = await EngineCounter(lambda: (target,), lambda: 60).count_at(target, work)
+            (expected,) = await EngineCounter(lambda: (target,), lambda: 60).count_at(target, work, flow="flow")
             cold, _ = await used(target, api, fields, stream=stream)
             cached, said = await used(target, api, fields, stream=stream)
             assert (cold, cached) == (Usage(expected, 2), Usage(expected, 2))

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
+from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import Kind
 from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
@@ -37,7 +37,7 @@ async def counted(answer: Answer, prompts: EngineWork, *urls: str) -> tuple[int,
     headers = {"authorization": "Bearer key"}
     async with httpx.AsyncClient(transport=over_the_wire(answer), headers=headers) as client:
         targets = [Target(url, client) for url in urls or (FIRST,)]
-        return await EngineCounter(lambda: targets, lambda: 5).count(prompts, 1000)
+        return await EngineCounter(lambda: targets, lambda: 5).count(prompts, 1000, flow="flow")
 
 
 async def test_every_prompt_is_counted_in_order_and_ids_are_not_asked_about() -> None:
@@ -71,7 +71,7 @@ async def test_each_endpoint_is_asked_through_its_own_client() -> None:
         httpx.AsyncClient(transport=over_the_wire(words)) as other,
     ):
         targets = (Target(FIRST, one), Target(SECOND, other))
-        assert await EngineCounter(lambda: targets, lambda: 5).count(work(ask("a b")), 1000) == (2,)
+        assert await EngineCounter(lambda: targets, lambda: 5).count(work(ask("a b")), 1000, flow="flow") == (2,)
 
 
 async def test_a_call_takes_no_longer_than_it_may() -> None:
@@ -106,10 +106,10 @@ async def test_no_connection_is_no_count_and_says_nothing_of_the_prompt() -> Non
 
 async def test_without_an_endpoint_nobody_counts() -> None:
     with pytest.raises(CountUnavailableError):
-        await EngineCounter(lambda: (), lambda: 5).count(work(ask("a")), 1000)
+        await EngineCounter(lambda: (), lambda: 5).count(work(ask("a")), 1000, flow="flow")
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("status", [400, 413, 422, 501])
 async def test_the_engines_refusal_is_the_clients_error_in_its_words(status: int) -> None:
     error = {"error": {"message": "Roles must alternate.", "type": "BadRequestError", "param": "messages", "code": 400}}
     with pytest.raises(InvalidRequestError) as caught:
@@ -209,7 +209,7 @@ async def test_an_answer_that_drips_is_given_up() -> None:
     async with httpx.AsyncClient(transport=over_the_wire(lambda _: httpx.Response(200, content=drip()))) as drips:
         counter = EngineCounter(lambda: [Target(FIRST, drips)], lambda: 0.02)
         with pytest.raises(CountUnavailableError, match="did not come to an end"):
-            await asyncio.wait_for(counter.count(work(ask("a")), 1000), 5)
+            await asyncio.wait_for(counter.count(work(ask("a")), 1000, flow="flow"), 5)
 
 
 async def test_a_small_answer_cannot_grow_while_it_is_read() -> None:
@@ -223,3 +223,30 @@ async def test_a_small_answer_cannot_grow_while_it_is_read() -> None:
     with pytest.raises(CountUnavailableError):
         await counted(answer, work(ask("a")))
     assert seen[0].headers["accept-encoding"] == "identity"
+
+
+async def test_no_more_calls_at_once_than_an_engine_bears_and_flows_share_them() -> None:
+    running, most, go, full = 0, 0, asyncio.Event(), asyncio.Event()
+    order: list[str] = []
+
+    async def hold(request: httpx.Request) -> httpx.Response:
+        nonlocal running, most
+        order.append(json.loads(request.content)["prompt"])
+        running += 1
+        most = max(most, running)
+        if running == _MOST_CALLS:
+            full.set()
+        await go.wait()
+        running -= 1
+        return httpx.Response(200, stream=httpx.ByteStream(b'{"count": 1}'))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(hold)) as client:
+        counter = EngineCounter(lambda: [Target(FIRST, client)], lambda: 5)
+        counts = [asyncio.create_task(counter.count(work(ask("busy")), 1000, flow="busy")) for _ in range(300)]
+        await asyncio.wait_for(full.wait(), 5)
+        counts.append(asyncio.create_task(counter.count(work(ask("new")), 1000, flow="new")))
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(*counts) == [(1,)] * 301
+    assert most == _MOST_CALLS
+    assert order.index("new") == _MOST_CALLS

@@ -1,4 +1,4 @@
-"""The places of requests relayed to one model without admission: so many at a time, shared by flow."""
+"""Places for work that an engine does without admission: so much at a time, shared by flow."""
 
 import asyncio
 from collections import Counter, deque

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pools.places import Places
+from gateway.runtime.places import Places
 
 
 class Users:
