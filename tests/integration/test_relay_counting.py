@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gateway.app import application as app
 from gateway.tokens import drift
+from gateway.tokens.counter import ModelCounter
 from gateway.tokens.render import TokenizerSource, renderer
 from tests.fakes.tokenizer import make_tokenizer
 from tests.fakes.vllm import FakeSettings, FakeVllm
@@ -79,6 +81,26 @@ async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, mo
         assert not await counted_here()
         fake.tokenize = right
         await until(counted_here)
+
+
+async def test_a_model_whose_engine_is_slow_to_count_keeps_no_other_from_being_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: Counter[str] = Counter()
+
+    async def recheck(counter: ModelCounter) -> None:
+        checked[counter._model] += 1
+        if counter._model == "slow":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(app, "_RECHECK", 0.01)
+    monkeypatch.setattr(ModelCounter, "recheck", recheck)
+    slow, quick = FakeVllm(FakeSettings(model="slow")), FakeVllm(FakeSettings(model="quick"))
+    async with slow, quick:
+        models = [{"endpoints": [{"url": fake.url}], "tokenizer": "/nonexistent"} for fake in (slow, quick)]
+        async with gateway(slow, quick, models=models):
+            await until(lambda: checked["slow"] and checked["quick"] > 2)
+    assert checked["slow"] == 1
 
 
 async def test_the_state_says_what_is_not_counted_here_by_whom_it_is_and_why() -> None:

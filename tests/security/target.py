@@ -74,6 +74,12 @@ class Target:
         """Send a request."""
         return self.send(request("POST", path, body, *headers, content_type=content_type), body)
 
+    def leave(self, path: str, body: bytes, *, after: float) -> None:
+        """Send a request, and close the connection so many seconds after its last byte."""
+        with socket.create_connection(("127.0.0.1", self.port), _TIMEOUT) as connection:
+            connection.sendall(request("POST", path, body) + body)
+            time.sleep(after)
+
     def get(self, path: str, *headers: str) -> Answer:
         """Send a request without a body."""
         return self.send(request("GET", path, b"", *headers))

@@ -1,6 +1,7 @@
 """What one hostile client or engine may cost: a row for each attack, with the figures it must keep."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -276,3 +277,19 @@ def test_an_attack_costs_no_more_than_its_figures(target: Target, attack: Attack
         assert len(got.body) < 1000 or got.status == 200, "an error must not repeat what the client wrote"
     assert stretch < LONGEST
     assert grown < attack.memory
+
+
+def test_a_client_that_leaves_takes_the_counting_of_its_prompt_along(target: Target) -> None:
+    message = b'{"role":"user","content":"a"}'
+    huge = filled(b'{"model":"fake","messages":[', message + b",", message + b"]}", 16 * MB)
+    large = filled(b'{"model":"fake","prompt":"', b"the ", b'"}', MB // 8)
+    assert target.post(COMPLETIONS, large).status == 400
+    began = time.monotonic()
+    assert target.post(CHAT, huge).status == 400
+    whole = time.monotonic() - began
+    began = time.monotonic()
+    target.leave(CHAT, huge, after=whole / 4)
+    assert target.post(COMPLETIONS, large).status == 400
+    taken = time.monotonic() - began
+    print(f"counted in {whole:.2f} s; left, and another one's answer after {taken:.2f} s")
+    assert taken < whole * 0.7
