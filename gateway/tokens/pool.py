@@ -13,13 +13,13 @@ import os
 import queue
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from gateway.runtime.shares import Shares
 from gateway.tokens import interruption
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.fair_queue import FairQueue
@@ -66,9 +66,12 @@ class CountingPool:
         self._large = _Lane(_Process, processes) if processes else self._small
         self.process_bytes = process_bytes
         self.max_pending_bytes = max_pending_bytes
-        self.pending_bytes = 0
+        self._pending = Shares(lambda: self.max_pending_bytes)
+
+    @property
+    def pending_bytes(self) -> int:
         """Bytes of bodies whose callers wait."""
-        self._of_flow: Counter[str] = Counter()
+        return self._pending.held
 
     async def run(self, flow: str, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Do work for a flow; return what it returns, raise what it raises.
@@ -84,21 +87,16 @@ class CountingPool:
             CountingOverloadedError: too many bytes already wait, in all or of this flow.
             WorkerDiedError: the process died.
         """
-        of_flow = self._of_flow[flow] + size
-        most = (self.max_pending_bytes - self.pending_bytes + self._of_flow[flow]) // 2
-        if self.pending_bytes and of_flow > most:
-            raise CountingOverloadedError(f"{self.pending_bytes} bytes of prompts wait to be counted")
+        pending = self._pending
+        if pending.held and not pending.takes(flow, size):
+            raise CountingOverloadedError(f"{pending.held} bytes of prompts wait to be counted")
         lane = self._large if size >= self.process_bytes else self._small
-        self._of_flow[flow] = of_flow
-        self.pending_bytes += size
+        pending.add(flow, size)
         try:
             job = lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs))
             return cast("R", await job)
         finally:
-            self.pending_bytes -= size
-            self._of_flow[flow] -= size
-            if not self._of_flow[flow]:
-                del self._of_flow[flow]
+            pending.add(flow, -size)
 
     async def run_everywhere(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Do the same work once here and then once in each process, to load what later work needs.
