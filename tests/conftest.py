@@ -23,6 +23,9 @@ from engine.environment import engine_python as ensure_engine_python
 START_TIMEOUT = 240.0
 """Seconds; a start takes 22 to 42 s on two cores that do nothing else."""
 
+PATIENCE = 1800
+"""Seconds a test may take that starts real engines, or installs what it needs."""
+
 DEFAULT_ARGS = {
     "--max-model-len": "2048",
     "--block-size": "32",
@@ -69,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of several workers one has all tests with real engines, which it starts once; each other file stays whole."""
     for item in items:
         engines = item.get_closest_marker("engine")
+        if engines or item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.timeout(PATIENCE))
         item.add_marker(pytest.mark.xdist_group("engines" if engines else item.nodeid.partition("::")[0]))
 
 
