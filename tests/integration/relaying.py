@@ -5,7 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 from gateway.app.application import Application
 from gateway.config.settings import Settings
 from tests.fakes.vllm import FakeVllm
+from tests.until import until
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -67,16 +68,6 @@ class Running:
             )
 
         await until(idle)
-
-
-async def until(condition: Callable[[], Any], timeout: float = 30.0) -> None:
-    """Wait until a condition, plain or asynchronous, holds; fail when it does not in time."""
-    async with asyncio.timeout(timeout):
-        while True:
-            found = condition()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager

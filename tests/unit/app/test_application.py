@@ -7,6 +7,7 @@ import httpx
 
 from gateway.app.application import Application
 from gateway.config.settings import Settings
+from tests.until import until
 
 CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -71,8 +72,11 @@ async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> No
         await application.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{application.port}", timeout=20) as client:
-                while (await client.get("/readyz")).status_code != httpx.codes.OK:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+
+                async def ready() -> bool:
+                    return (await client.get("/readyz")).is_success
+
+                await until(ready)
                 answer = await client.post("/v1/chat/completions", json=CHAT)
         finally:
             await application.stop()

@@ -11,6 +11,7 @@ from gateway.endpoints.health import State
 from gateway.ops.metrics import Metrics
 from gateway.pools.directory import Directory
 from gateway.relay.http_upstream import HttpUpstream
+from tests.until import until
 
 
 def access(*urls, **fields):
@@ -44,12 +45,6 @@ async def world():
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await watched.close()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_endpoints_are_those_that_are_configured(world):

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.endpoints.exposition import parse
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
+from tests.until import until
 
 CHAT = "/v1/chat/completions"
 PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages")
@@ -32,12 +33,6 @@ async def stream(fake: FakeVllm, path: str = CHAT, **fields: object) -> list[str
 def texts(events: list[str]) -> str:
     chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"])
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the fake has no events to wait for
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -7,6 +7,7 @@ from gateway.admission.events import Tick
 from gateway.record import recorder as module
 from gateway.record.lines import Dropped, Happened, Opened, Started, read
 from gateway.record.recorder import Recorder
+from tests.until import until
 
 START = Started("0.1", {}, {}, 1.0)
 
@@ -14,12 +15,6 @@ START = Started("0.1", {}, {}, 1.0)
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "events.jsonl"
-
-
-async def until_written(file, text):
-    async with asyncio.timeout(5):
-        while text not in file.read_bytes():  # noqa: ASYNC110  # another thread writes it
-            await asyncio.sleep(0.005)
 
 
 async def test_pools_are_told_apart_and_all_is_there_in_the_end(file):
@@ -41,7 +36,7 @@ async def test_it_is_written_while_it_happens(file, monkeypatch):
     recorder = Recorder(file, START)
     recorder.start()
     recorder.pool("a")(Tick(), 1.0, [])
-    await until_written(file, b'"Tick"')
+    await until(lambda: b'"Tick"' in file.read_bytes())
     await recorder.close()
 
 
@@ -60,14 +55,14 @@ async def test_a_run_waits_for_the_end_of_the_one_that_writes_to_the_file(file, 
     old, new = Recorder(file, START), Recorder(file, START)
     old.start()
     of_old, of_new = old.pool("old"), new.pool("new")
-    await until_written(file, b'"old"')
+    await until(lambda: b'"old"' in file.read_bytes())
     new.start()
     of_new(Tick(), 2.0, [])
     of_old(Tick(), 1.0, [])
-    await until_written(file, b'"at":1.0')
+    await until(lambda: b'"at":1.0' in file.read_bytes())
     assert b'"new"' not in file.read_bytes()
     await old.close()
-    await until_written(file, b'"at":2.0')
+    await until(lambda: b'"at":2.0' in file.read_bytes())
     await new.close()
     assert [getattr(line, "model", "-") for line in read(file)] == ["-", "old", "-", "-", "new", "-"]
 
@@ -80,9 +75,7 @@ async def test_a_disk_that_is_too_slow_loses_lines_and_says_how_many(file, monke
     for number in range(100):
         record(Tick(), float(number), [])
     recorder.start()
-    async with asyncio.timeout(5):
-        while recorder._pending:  # noqa: ASYNC110  # another thread writes it
-            await asyncio.sleep(0.005)
+    await until(lambda: not recorder._pending)
     record(Tick(), 100.0, [])
     await recorder.close()
     lines = list(read(file))

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config.settings import ServerSettings
 from gateway.relay.server import Listener, PortTakenError, bind
-from tests.integration.relaying import until
+from tests.until import until
 
 
 async def app(scope, receive, send):

@@ -10,6 +10,7 @@ from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.serve.alone import Alone
+from tests.until import until
 
 ENDPOINT = {"models": [{"endpoints": [{"url": "http://a:1"}]}]}
 
@@ -23,10 +24,12 @@ class Application:
         self.settings = Settings.model_validate(ENDPOINT)
         self.changes = 0
         self.refuses = None
+        self.asked = 0
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
     async def change(self, settings):
+        self.asked += 1
         await self.goes_on.wait()
         if self.refuses is not None:
             raise ConfigurationError(self.refuses)
@@ -72,13 +75,14 @@ async def test_what_is_wrong_is_said_and_nothing_changed(application, tmp_path):
 async def test_a_signal_during_a_reload_is_followed_by_another_one(application):
     application.goes_on.clear()
     async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
-        for _ in range(3):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: application.asked == 1)
+        for _ in range(2):
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         application.goes_on.set()
-        async with asyncio.timeout(5):
-            while application.changes < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: application.changes == 2)
         assert await asyncio.to_thread(ask, Reload(), 1, lambda _: None) == 0
         assert application.changes == 3, "those that came meanwhile are one"
 
@@ -88,9 +92,7 @@ async def test_where_nobody_can_reach_it_signals_still_do(application, tmp_path,
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path / "file"))
     async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
         os.kill(os.getpid(), signal.SIGHUP)
-        async with asyncio.timeout(5):
-            while not application.changes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: application.changes)
 
 
 async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
@@ -104,18 +106,19 @@ async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
 
 
 async def test_a_reload_that_breaks_off_leaves_signals_heard(application, monkeypatch):
+    failed = asyncio.Event()
+
     async def fail(_):
+        failed.set()
         raise ZeroDivisionError
 
     async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
         with monkeypatch.context() as patched:
             patched.setattr(application, "change", fail)
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.1)
+            await failed.wait()
         os.kill(os.getpid(), signal.SIGHUP)
-        async with asyncio.timeout(5):
-            while not application.changes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: application.changes)
 
 
 async def test_a_signal_after_it_serves_no_more_does_not_end_what_drains(application):

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api
+from tests.until import until
 
 LARGE = 1000
 
@@ -43,12 +44,6 @@ class Gate:
         self.started.append(name)
         assert self.opened.wait(10)
         return name
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens in threads and processes
-            await asyncio.sleep(0.001)
 
 
 async def test_work_comes_back_with_its_result_or_its_error(pool: CountingPool) -> None:
@@ -83,13 +78,15 @@ async def test_a_flows_backlog_does_not_delay_another_flow(pool: CountingPool) -
     assert gate.started.index("new") <= 2
 
 
-async def test_a_small_body_does_not_wait_behind_a_large_one(pool: CountingPool) -> None:
-    await pool.run("flow", LARGE, os.getpid)
-    slow = asyncio.create_task(pool.run("flow", LARGE, time.sleep, 1))
-    await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(pool.run("flow", 1, len, "abc"), 0.8) == 3
+async def test_a_small_body_does_not_wait_behind_a_large_one(pool: CountingPool, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    slow = asyncio.create_task(pool.run("flow", LARGE, pipe.read_bytes))
+    end = await asyncio.to_thread(pipe.open, "wb")  # the process reads
+    assert await pool.run("flow", 1, len, "abc") == 3
     assert not slow.done()
-    slow.cancel()
+    end.close()
+    assert await slow == b""
 
 
 async def test_too_many_bytes_at_once_are_refused_and_their_end_makes_room(pool: CountingPool) -> None:
@@ -183,8 +180,8 @@ async def test_a_process_that_dies_of_its_work_is_replaced(pool: CountingPool) -
 async def test_a_process_that_died_while_idle_costs_nobody_an_answer(pool: CountingPool) -> None:
     first = await pool.run("flow", LARGE, os.getpid)
     os.kill(first, signal.SIGKILL)
-    await until(lambda: not _alive(first))
-    await asyncio.sleep(0.2)
+    (idle,) = pool._large._idle
+    await until(lambda: idle._executor._broken)
     assert await pool.run("flow", LARGE, os.getpid) != first
 
 
@@ -245,14 +242,15 @@ async def test_closing_does_not_wait_for_what_does_not_end(monkeypatch: pytest.M
 
 def test_a_thread_that_is_stuck_does_not_keep_the_interpreter() -> None:
     code = """
-    import asyncio, time
+    import asyncio, threading
     from gateway.tokens import pool
 
     async def main():
         pool._LAST_JOBS = 0.1
         counting = pool.CountingPool(threads=1, processes=0, process_bytes=1, max_pending_bytes=1000)
-        stuck = asyncio.create_task(counting.run("flow", 1, time.sleep, 600))
-        await asyncio.sleep(0.1)
+        begun = threading.Barrier(2)
+        stuck = asyncio.create_task(counting.run("flow", 1, lambda: (begun.wait(), threading.Event().wait())))
+        await asyncio.to_thread(begun.wait)
         await counting.close()
 
     asyncio.run(main())
