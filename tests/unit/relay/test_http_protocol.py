@@ -8,6 +8,7 @@ from gateway.config.settings import ServerSettings
 from gateway.relay import server
 from gateway.relay.http_protocol import LimitedProtocol
 from gateway.relay.server import Listener, bind
+from tests.until import until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
@@ -109,12 +110,15 @@ async def test_a_trailer_is_no_header():
 
 async def test_ten_thousand_requests_sent_ahead_are_answered_in_order_and_wait_outside(monkeypatch):
     most = 0
+    full = asyncio.Event()
     read_on = LimitedProtocol._read_on
 
     def watched(self):
         nonlocal most
         most = max(most, len(self._buffer))
         read_on(self)
+        if self.flow.read_paused:
+            full.set()
 
     monkeypatch.setattr(LimitedProtocol, "_read_on", watched)
     app = App()
@@ -123,7 +127,7 @@ async def test_ten_thousand_requests_sent_ahead_are_answered_in_order_and_wait_o
     flood = GET.replace(b"host", b"x-some: %b\r\nhost" % (b"x" * 60)) * number
     async with serving(app) as listener, connected(listener) as (reader, writer):
         writer.write(flood)
-        await asyncio.sleep(0.2)
+        await full.wait()
         assert len(app.scopes) == 1
         app.go.set()
         for expected in range(number):
@@ -131,13 +135,16 @@ async def test_ten_thousand_requests_sent_ahead_are_answered_in_order_and_wait_o
     assert most < 700_000 < len(flood)
 
 
-async def test_a_client_that_half_closes_is_answered_by_whoever_does_not_ask_whether_it_is_there():
+async def test_a_client_that_half_closes_is_answered_by_whoever_does_not_ask_whether_it_is_there(monkeypatch):
+    heard = asyncio.Event()
+    eof_received = LimitedProtocol.eof_received
+    monkeypatch.setattr(LimitedProtocol, "eof_received", lambda self: (heard.set(), eof_received(self))[1])
     app = App()
     async with serving(app) as listener, connected(listener) as (reader, writer):
         app.go.clear()
         writer.write(GET + GET)
         writer.write_eof()
-        await asyncio.sleep(0.05)
+        await heard.wait()
         app.go.set()
         assert [(await answer(reader))[1], (await answer(reader))[1]] == [b"0", b"1"]
         assert await reader.read() == b""
@@ -148,8 +155,7 @@ async def test_who_asks_is_told_that_a_client_that_half_closes_has_left():
     app = App()
     async with serving(app) as listener, connected(listener) as (reader, writer):
         writer.write(GET.replace(b"/ ", b"/asks "))
-        while not app.told:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: app.told)
         writer.write_eof()
         assert await reader.read() == b""
     assert app.told == ["http.request", "left"]

@@ -492,12 +492,14 @@ class TestDeliver:
         assert server.connections == 2
 
     async def test_nothing_that_came_after_what_the_sink_refused_is_handed_over(self, server: Server) -> None:
+        awaited, refused = asyncio.Event(), asyncio.Event()
+
         async def in_two_segments(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.head(reader)
             writer.write(CHUNKED)
-            await asyncio.sleep(0.05)  # so that the sink is there when the rest comes
+            await awaited.wait()
             writer.write(b"1\r\na\r\n1\r\nb\r\n")
-            await asyncio.sleep(0.05)
+            await refused.wait()
             writer.write(b"1\r\nc\r\n0\r\n\r\n")
             await reader.read()
 
@@ -506,12 +508,16 @@ class TestDeliver:
 
         def take(piece: bytes) -> bool:
             taken.append(piece)
+            refused.set()
             raise LookupError(piece)
 
         async with upstream() as client, asyncio.timeout(5):
             answer = await client.send(server.url, "POST", "/", [], b"")
+            delivering = asyncio.create_task(answer.deliver(take, _never))
+            await asyncio.sleep(0)  # the sink is there when the rest comes
+            awaited.set()
             with pytest.raises(LookupError):
-                await answer.deliver(take, _never)
+                await delivering
             answer.close()
         assert taken == [b"ab"]
 

@@ -100,8 +100,7 @@ async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_o
     assert await asyncio.wait_for(idle.read(), 5) == b"", "an idle connection comes to its end too"
     idles.close()
     writer.close()
-    while old.connections:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: not old.connections)
     await old.stop()
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok", "the port is open as long as one listens"
@@ -137,20 +136,31 @@ async def test_an_answer_that_has_begun_does_not_end_its_connection_but_the_next
     await listening.stop()
 
 
-async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(monkeypatch):
+@pytest.mark.parametrize("read", ["before", "after", "not yet"])
+async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(monkeypatch, read):
+    """Whether its first half was read before the listener retired or after, or is still with the kernel."""
     monkeypatch.setattr("gateway.relay.server.IDLE_GRACE", 0.05)
     listening = listener()
     listening.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    await until(lambda: listening.connections == 1)
+    (connection,) = listening._server.server_state.connections
+    idle, idles = await asyncio.open_connection("127.0.0.1", listening.port)
+    await until(lambda: listening.connections == 2)
+    if read == "not yet":
+        connection.flow.pause_reading()
+    if read == "after":
+        listening.retire()
     writer.write(b"GET / HTTP/1.1\r\nho")
-    while not listening.connections:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)  # its first half is read, or will be: both must do
-    listening.retire()
-    await asyncio.sleep(0.15)
+    await until(connection._unread if read == "not yet" else lambda: connection._in_head)
+    if read != "after":
+        listening.retire()
+    assert await idle.read() == b"", "the time of those who are idle is over"
+    connection.flow.resume_reading()
     writer.write(b"st: x\r\n\r\n")
     assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
     writer.close()
+    idles.close()
     await listening.stop()
 
 
