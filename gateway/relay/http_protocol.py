@@ -307,7 +307,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         if self.idle_grace is None or self.transport.is_closing():
             super().timeout_keep_alive_handler()
-        elif not (self._in_head or self._unread()):
+        elif not self._unread():  # and no head has begun: that ends this timer
             # A client about to send sees an end, not a reset, and tries again elsewhere.
             self._end_by_half()
 
