@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_half_way_through_its_body_is_forgotten():
     async with FakeVllm() as fake, gateway(fake) as kvgate:
         request = http(CHAT, json.dumps(body()).encode())
         _, writer = await raw(kvgate.port, request[:-10])
-        await asyncio.sleep(0.05)
+        await until(lambda: kvgate.application._gateway.active == 1)
         writer.close()
 
         async def closed():

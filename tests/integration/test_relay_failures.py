@@ -335,13 +335,20 @@ async def test_a_flow_with_many_relayed_requests_leaves_the_next_place_to_anothe
 UNREACHABLE = [{"endpoints": [{"url": "http://127.0.0.1:9"}], "tokenizer": "/nonexistent"}]
 
 
+ONE_MAY_WAIT = {"queue": {"max_requests": 1}}
+
+
+async def one_that_waits(kvgate, path):
+    """A request that waits for the first endpoint: another one has found no place."""
+    both = [asyncio.create_task(kvgate.post(path)) for _ in range(2)]
+    _, (waiting,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    return waiting
+
+
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
 async def test_who_waits_for_the_first_endpoint_is_told_of_a_shutdown_at_once(path):
-    async with gateway(models=UNREACHABLE, ready=False) as kvgate:
-        waiting = asyncio.create_task(kvgate.post(path))
-        await until(lambda: kvgate.application._gateway.active == 1)
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
+    async with gateway(models=UNREACHABLE, admission=ONE_MAY_WAIT, ready=False) as kvgate:
+        waiting = await one_that_waits(kvgate, path)
         async with asyncio.timeout(2):
             await kvgate.application.drain(5)
         answer = await waiting
@@ -349,11 +356,8 @@ async def test_who_waits_for_the_first_endpoint_is_told_of_a_shutdown_at_once(pa
 
 
 async def test_so_many_wait_for_the_first_endpoint_and_no_more():
-    queue = {"queue": {"max_requests": 1}}
-    async with gateway(models=UNREACHABLE, admission=queue, ready=False) as kvgate:
-        waiting = asyncio.create_task(kvgate.post())
-        await until(lambda: kvgate.application._gateway.active == 1)
-        await asyncio.sleep(0.05)
+    async with gateway(models=UNREACHABLE, admission=ONE_MAY_WAIT, ready=False) as kvgate:
+        waiting = await one_that_waits(kvgate, CHAT)
         for path in (CHAT, "/tokenize"):
             answer = await kvgate.post(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
@@ -375,16 +379,14 @@ async def test_the_wait_for_the_first_endpoint_is_no_overhead():
 
 
 async def test_requests_wait_for_an_endpoint_to_come_back():
-    async with FakeVllm() as fake, gateway(fake) as kvgate:
+    async with FakeVllm() as fake, gateway(fake, admission=ONE_MAY_WAIT) as kvgate:
         await fake.refuse()
 
         async def down():
             return await endpoint_states(kvgate) == ["down"]
 
         await until(down)
-        waiting = asyncio.create_task(kvgate.post())
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
+        waiting = await one_that_waits(kvgate, CHAT)
         await fake.listen()
         assert (await waiting).status_code == 200
 
