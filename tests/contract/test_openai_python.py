@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 from tests.integration.relaying import CHAT, COMPLETIONS, RESPONSES, gateway, until
+from tests.until import until
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +204,7 @@ async def test_a_real_engines_own_refusal_reaches_the_sdk(real):
 async def test_who_waits_as_told_is_served_beside_those_who_do_not():
     """Several times what the engine can do, of clients of the same flow that try again every fifth of a second."""
     stop = asyncio.Event()
+    answered = []
     async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
         models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
         async with gateway(fake, models=models, admission={"ttft_target": 1.0}) as kvgate:
@@ -213,6 +215,7 @@ async def test_who_waits_as_told_is_served_beside_those_who_do_not():
                         while not stop.is_set():
                             try:
                                 await ask(client, messages=said(f"{number} {turn}"), max_tokens=30)
+                                answered.append(number)
                                 break
                             except openai.RateLimitError:
                                 await asyncio.sleep(0.2)
@@ -225,7 +228,7 @@ async def test_who_waits_as_told_is_served_beside_those_who_do_not():
                         await ask(client, messages=said(f"polite {number} {turn}"), max_tokens=30)
 
             crowd = [asyncio.create_task(rude(number)) for number in range(10)]
-            await asyncio.sleep(3)  # the gateway learns how fast the engine is
+            await until(lambda: len(answered) >= 10)  # the gateway learns how fast the engine is
             try:
                 await asyncio.gather(*(polite(number) for number in range(2)))
             finally:
