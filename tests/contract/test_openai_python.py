@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
-from tests.integration.relaying import CHAT, COMPLETIONS, RESPONSES, gateway, until
+from tests.integration.relaying import CHAT, COMPLETIONS, RESPONSES, gateway
 from tests.until import until
 
 pytestmark = pytest.mark.slow
