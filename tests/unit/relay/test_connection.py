@@ -1,0 +1,410 @@
+import asyncio
+
+import pytest
+
+from gateway.relay.connection import Connection
+from gateway.relay.upstream import ConnectionLostError
+from tests.unit.relay.endpoint import CHUNKED, WHOLE, Server, fetch, upstream
+from tests.until import until
+
+
+async def test_an_answer_that_was_not_read_to_its_end_closes_its_connection(server: Server) -> None:
+    gone = asyncio.Event()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(CHUNKED + b"3\r\nabc\r\n")
+        await reader.read()
+        gone.set()
+
+    server.scripts = [endless]
+    async with upstream() as client:
+        answer = await client.send(server.url, "POST", "/", [], b"")
+        assert await answer.read_some() == b"abc"
+        answer.close()
+        async with asyncio.timeout(5):
+            await gone.wait()
+
+
+async def test_cancelling_while_the_head_is_awaited_closes_the_connection(server: Server) -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        asked.set()
+        await reader.read()
+        gone.set()
+
+    server.scripts = [silent]
+    async with upstream() as client, asyncio.timeout(5):
+        sending = asyncio.create_task(client.send(server.url, "POST", "/", [], b"{}"))
+        await asked.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await gone.wait()
+
+
+@pytest.mark.parametrize(
+    "surplus", [WHOLE.replace(b"ok", b"no"), b"x", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n"]
+)
+@pytest.mark.parametrize("framed", [WHOLE, CHUNKED + b"2\r\nok\r\n0\r\n\r\n"])
+async def test_nothing_behind_an_answer_belongs_to_it_nor_to_the_next(
+    server: Server, framed: bytes, surplus: bytes
+) -> None:
+    async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(framed + surplus)
+        await reader.read()
+
+    server.scripts = [babbles, server.answer]
+    async with upstream() as client, asyncio.timeout(5):
+        assert [await fetch(client, server.url), await fetch(client, server.url)] == [b"ok", b"ok"]
+    assert server.connections == 2
+
+
+async def test_a_trailer_is_no_header(server: Server) -> None:
+    async def with_a_trailer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(CHUNKED + b"2\r\nok\r\n0\r\nset-cookie: late\r\n\r\n")
+        await reader.read()
+
+    server.scripts = [with_a_trailer]
+    async with upstream() as client:
+        answer = await client.send(server.url, "POST", "/", [], b"")
+        assert [await answer.read_some(), await answer.read_some()] == [b"ok", b""]
+        assert list(answer.headers) == [(b"transfer-encoding", b"chunked")]
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "endless"),
+    [
+        (b"", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"x-many: x\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx-large: ", b"x" * 1000),
+        (CHUNKED + b"2\r\nok\r\n0\r\n", b"x-trailer: x\r\n"),
+        (CHUNKED + b"2;", b"x" * 1000),
+    ],
+)
+async def test_what_is_no_body_has_a_bound(server: Server, begun: bytes, endless: bytes) -> None:
+    sent = 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await server.head(reader)
+        writer.write(begun)
+        while True:
+            writer.write(endless * (10_000 // len(endless)))
+            await writer.drain()
+            sent += 10_000
+
+    server.scripts = [floods]
+    async with upstream() as client, asyncio.timeout(5):
+        with pytest.raises(ConnectionLostError, match="over 64 KB of headers"):
+            await fetch(client, server.url)
+    assert sent < 30_000_000
+
+
+@pytest.mark.parametrize("torn", [CHUNKED + b"5\r\nab", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab", CHUNKED])
+async def test_a_torn_body_is_told(server: Server, torn: bytes) -> None:
+    async def tears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(torn)
+
+    server.scripts = [tears]
+    async with upstream() as client:
+        with pytest.raises(ConnectionLostError):
+            await fetch(client, server.url)
+
+
+async def test_a_body_without_a_length_ends_with_its_connection(server: Server) -> None:
+    async def unframed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nto the end")
+
+    server.scripts = [unframed, server.answer]
+    async with upstream() as client:
+        assert await fetch(client, server.url) == b"to the end"
+        assert await fetch(client, server.url) == b"ok"
+
+
+async def test_an_interim_answer_is_skipped(server: Server) -> None:
+    async def interim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + WHOLE)
+        await reader.read()
+
+    server.scripts = [interim]
+    async with upstream() as client:
+        answer = await client.send(server.url, "POST", "/", [], b"")
+        assert answer.status == 200
+        assert (b"link", b"x") not in answer.headers
+        assert await answer.read_some() == b"ok"
+        answer.close()
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_that_can_have_no_body_has_no_length_either(server: Server, status: bytes) -> None:
+    async def promises(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: 5\r\nx-a: b\r\n\r\n" % status)
+        await reader.read()
+
+    server.scripts = [promises]
+    async with upstream() as client:
+        answer = await client.send(server.url, "GET", "/", [], b"")
+        assert answer.headers == [(b"x-a", b"b")]
+        assert await answer.read_some() == b""
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    "begins", [b"SSH-2.0-OpenSSH_9.2\r\n", *(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % n for n in (600, 999))]
+)
+async def test_what_is_not_http_is_told(server: Server, begins: bytes) -> None:
+    async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(begins)
+        await reader.read()
+
+    server.scripts = [babbles]
+    async with upstream() as client:
+        with pytest.raises(ConnectionLostError, match="not HTTP"):
+            await fetch(client, server.url)
+
+
+@pytest.mark.parametrize("size", [10, 2**20])
+async def test_a_request_arrives_whole_whatever_its_size(server: Server, size: int) -> None:
+    got = b""
+
+    async def takes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal got
+        await reader.readuntil(b"\r\n\r\n")
+        got = await reader.readexactly(size)
+        writer.write(WHOLE)
+
+    server.scripts = [takes]
+    sent = bytes(number % 251 for number in range(size))
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url, sent) == b"ok"
+    assert got == sent
+
+
+async def test_what_arrives_while_nobody_reads_waits_up_to_a_bound_and_is_read_at_once(server: Server) -> None:
+    size, pieces = 2**14, 1000
+    connections: list[asyncio.StreamWriter] = []
+
+    async def firehose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (size * pieces))
+        for _ in range(pieces):
+            writer.write(b"x" * size)
+            await writer.drain()
+
+    server.scripts = [firehose]
+    async with upstream() as client, asyncio.timeout(20):
+        answer = await client.send(server.url, "POST", "/", [], b"")
+        await until(lambda: answer._connection._paused)
+        first = await answer.read_some()
+        assert 2**16 < len(first) < 2**19
+        received = len(first)
+        while piece := await answer.read_some():
+            received += len(piece)
+        assert received == size * pieces
+        answer.close()
+
+
+async def test_an_endpoint_that_speaks_unasked_loses_its_connection(server: Server) -> None:
+    spoken, gone = asyncio.Event(), asyncio.Event()
+
+    async def speaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(WHOLE)
+        await spoken.wait()
+        writer.write(WHOLE)
+        await reader.read()
+        gone.set()
+
+    server.scripts = [speaks, server.answer]
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url) == b"ok"
+        spoken.set()
+        await gone.wait()
+        assert await fetch(client, server.url) == b"ok"
+    assert server.connections == 2
+
+
+async def test_no_request_is_sent_on_a_connection_that_was_never_made() -> None:
+    connection = Connection()
+    assert not connection.open
+    connection.abort()
+    with pytest.raises(ConnectionLostError):
+        await connection.request(b"GET / HTTP/1.1\r\n\r\n", b"")
+    assert connection.untouched
+
+
+class TestDeliver:
+    async def test_waits_for_a_sink_that_is_behind_before_more_is_read(self, server: Server) -> None:
+        awaited = asyncio.Event()
+
+        async def one_by_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED + b"1\r\na\r\n")
+            await awaited.wait()
+            writer.write(b"1\r\nb\r\n")
+            await writer.drain()
+            writer.write(b"1\r\nc\r\n0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [one_by_one]
+        told: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            told.append(piece)
+            return False
+
+        async def drained() -> None:
+            told.append(b"-")
+            awaited.set()
+            await asyncio.sleep(0)
+            told.append(b"+")
+
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            await answer.deliver(take, drained)
+            answer.close()
+        assert b"".join(told) in {b"a-+b-+c-+", b"a-+bc-+"}
+
+    async def test_hands_over_each_piece_when_it_arrives(self, server: Server) -> None:
+        more = asyncio.Event()
+
+        async def two_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED + b"1\r\na\r\n")
+            await more.wait()
+            writer.write(b"1\r\nb\r\n0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [two_pieces]
+        taken: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            taken.append(piece)
+            more.set()
+            return True
+
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            await answer.deliver(take, _never)
+            answer.close()
+            assert taken == [b"a", b"b"]
+
+    async def test_reads_no_more_while_the_sink_is_behind(self, server: Server) -> None:
+        size = 2**16
+        written = 0
+        stuck = asyncio.Event()
+
+        async def firehose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal written
+            await server.head(reader)
+            writer.write(CHUNKED)
+            for _ in range(1000):
+                writer.write(b"%x\r\n%b\r\n" % (size, b"x" * size))
+                try:
+                    async with asyncio.timeout(0.3):
+                        await writer.drain()
+                except TimeoutError:
+                    stuck.set()
+                    await writer.drain()
+                written += size
+            writer.write(b"0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [firehose]
+        taken = 0
+
+        def take(piece: bytes) -> bool:
+            nonlocal taken
+            taken += len(piece)
+            return stuck.is_set()
+
+        async def drained() -> None:
+            await stuck.wait()
+
+        async with upstream() as client, asyncio.timeout(30):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            delivering = asyncio.create_task(answer.deliver(take, drained))
+            await stuck.wait()
+            assert taken < 2**20, "it went on reading for a sink that was behind"
+            await delivering
+            answer.close()
+        assert taken == 1000 * size
+
+    async def test_what_the_sink_raises_is_raised_and_the_connection_is_not_used_again(self, server: Server) -> None:
+        async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED + b"1\r\na\r\n")
+            await asyncio.sleep(0)
+            writer.write(b"1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [streams, server.answer]
+
+        def take(piece: bytes) -> bool:
+            raise LookupError(piece)
+
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            with pytest.raises(LookupError):
+                await answer.deliver(take, _never)
+            answer.close()
+            assert await fetch(client, server.url) == b"ok"
+        assert server.connections == 2
+
+    async def test_nothing_that_came_after_what_the_sink_refused_is_handed_over(self, server: Server) -> None:
+        awaited, refused = asyncio.Event(), asyncio.Event()
+
+        async def in_two_segments(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED)
+            await awaited.wait()
+            writer.write(b"1\r\na\r\n1\r\nb\r\n")
+            await refused.wait()
+            writer.write(b"1\r\nc\r\n0\r\n\r\n")
+            await reader.read()
+
+        server.scripts = [in_two_segments]
+        taken: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            taken.append(piece)
+            refused.set()
+            raise LookupError(piece)
+
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            delivering = asyncio.create_task(answer.deliver(take, _never))
+            await asyncio.sleep(0)  # the sink is there when the rest comes
+            awaited.set()
+            with pytest.raises(LookupError):
+                await delivering
+            answer.close()
+        assert taken == [b"ab"]
+
+    async def test_a_torn_body_is_told(self, server: Server) -> None:
+        async def tears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.head(reader)
+            writer.write(CHUNKED + b"1\r\na\r\n")
+
+        server.scripts = [tears]
+        async with upstream() as client, asyncio.timeout(5):
+            answer = await client.send(server.url, "POST", "/", [], b"")
+            with pytest.raises(ConnectionLostError):
+                await answer.deliver(lambda _: True, _never)
+            answer.close()
+
+
+async def _never() -> None:
+    raise AssertionError("the sink was never behind")
