@@ -1,0 +1,101 @@
+import asyncio
+
+import pytest
+
+from gateway.relay.asgi import BODY_EXTENSION, Body
+from tests.unit.relay.listening import GET, connected, serving
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+END = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_pieces_that_are_written_at_once_arrive_in_order_with_those_that_are_sent():
+    async def app(scope, receive, send):
+        body = Body(scope, send)
+        await send(START)
+        assert body.write(b"a")
+        await send({"type": "http.response.body", "body": b"b", "more_body": True})
+        assert body.write(b"c" * 20)
+        await send(END)
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(GET)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head.lower()
+        assert await reader.readuntil(b"\r\n0\r\n\r\n") == b"1\r\na\r\n1\r\nb\r\n14\r\n" + b"c" * 20 + b"\r\n0\r\n\r\n"
+
+
+async def test_a_client_that_is_behind_is_told_of_and_waited_for():
+    behind, caught_up = asyncio.Event(), asyncio.Event()
+    written = 0
+
+    async def app(scope, receive, send):
+        nonlocal written
+        body = Body(scope, send)
+        await send(START)
+        keeps_up = True
+        while keeps_up and written < 2**26:
+            keeps_up = body.write(bytes(2**16))
+            written += 2**16
+        behind.set()
+        await body.drained()
+        caught_up.set()
+        assert body.write(b"x")
+        await send(END)
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.transport.pause_reading()
+        writer.write(GET)
+        await behind.wait()
+        assert not caught_up.is_set()
+        writer.transport.resume_reading()
+        received = await reader.readuntil(b"\r\n\r\n")
+        received = 0
+        while size := int(await reader.readline(), 16):
+            received += len(await reader.readexactly(size + 2)) - 2
+        assert received == written + 1
+        assert caught_up.is_set()
+
+
+async def test_what_is_written_to_a_client_that_has_left_is_dropped():
+    left, said = asyncio.Event(), asyncio.Future()
+
+    async def app(scope, receive, send):
+        write = scope["extensions"][BODY_EXTENSION]
+        await send(START)
+        await receive()
+        left.set()
+        assert (await receive())["type"] == "http.disconnect"
+        said.set_result([write(b"a"), write(b"b")])
+
+    async with serving(app) as listener:
+        async with connected(listener) as (_, writer):
+            writer.write(GET)
+            await left.wait()
+        assert await asyncio.wait_for(said, 5) == [True, True], "nobody is waited for"
+
+
+EMPTY = {**START, "headers": [(b"content-length", b"0")]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([], [EMPTY, END]), ([START, END], []), ([EMPTY], [END])],
+    ids=["not begun", "ended", "of a given length"],
+)
+async def test_only_the_body_of_a_chunked_answer_under_way_is_written_at_once(before, after):
+    said = asyncio.Future()
+
+    async def app(scope, receive, send):
+        for message in before:
+            await send(message)
+        try:
+            scope["extensions"][BODY_EXTENSION](b"a")
+        except RuntimeError as error:
+            said.set_result(str(error))
+        for message in after:
+            await send(message)
+
+    async with serving(app) as listener, connected(listener) as (_, writer):
+        writer.write(GET)
+        assert "chunked answer" in await asyncio.wait_for(said, 5)
