@@ -255,5 +255,3 @@ class TestTls:
         async with upstream() as client:
             with pytest.raises(ConnectFailedError, match="certificate"):
                 await fetch(client, tls_server.url)
-
-
