@@ -4,7 +4,9 @@ import tracemalloc
 import pytest
 
 from gateway.relay.asgi import (
+    BODY_EXTENSION,
     Allowance,
+    Body,
     BodyTimeoutError,
     BodyTooLargeError,
     ClientGoneError,
@@ -184,6 +186,52 @@ async def test_an_answer_to_an_unread_body_outlives_its_client():
 
     await send_answer(send, ANSWER, unread=receiving(piece(b"x", more=True), LEFT))
     assert sent[-1]["more_body"] is False
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_unread_body_is_not_awaited_for_ever():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await send_answer(send, ANSWER, unread=receiving(piece(b"x", more=True)))
+    assert 9 < loop.time() - began < 11
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_an_answer_to_a_body_that_was_read_is_sent_at_once(close):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await send_answer(send, ANSWER, ((b"x-more", b"1"),), close=close)
+    start, body = sent
+    closing = [(b"connection", b"close")] if close else []
+    assert (start["status"], start["headers"]) == (400, [*ANSWER.headers, (b"x-more", b"1"), *closing])
+    assert body == {"type": "http.response.body", "body": b"{}"}
+
+
+async def test_a_body_is_written_by_the_server_where_it_offers_to_and_sent_piece_by_piece_elsewhere():
+    sent, written = [], []
+
+    async def send(message):
+        sent.append((message["body"], message["more_body"]))
+
+    direct = Body({"extensions": {BODY_EXTENSION: lambda data: written.append(data) or True}}, send)
+    assert direct.write(b"a")
+    assert (written, sent) == ([b"a"], [])
+    elsewhere = Body({}, send)
+    for data in (b"b", b"c"):
+        assert not elsewhere.write(data)
+    assert sent == []
+    await elsewhere.drained()
+    await elsewhere.drained()
+    assert sent == [(b"bc", True), (b"", True)]
 
 
 @pytest.mark.parametrize(

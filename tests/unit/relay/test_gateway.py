@@ -149,7 +149,7 @@ async def test_while_it_drains_it_takes_nothing_new_and_reads_bodies_only_to_dro
 
 async def test_a_body_over_the_limit_is_refused(serving, reporter, generates):
     generates(never)
-    asked = await Asking(serving(max_body_bytes=5), CHAT, body=[b"123", b"456"]).answered()
+    asked = await Asking(serving(max_body_bytes=5), CHAT, body=[b"123", b"456", b"789"]).answered()
     assert (asked.status, reporter.outcomes) == (413, [Outcome.BODY_TOO_LARGE])
 
 

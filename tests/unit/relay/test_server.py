@@ -1,12 +1,14 @@
 import asyncio
 import functools
+import gc
 import socket
 
 import httpx
 import pytest
 
+from engine.process import free_port
 from gateway.config.settings import ServerSettings
-from gateway.relay.server import Listener, PortTakenError, bind
+from gateway.relay.server import Listener, PortTakenError, bind, bind_all
 from tests.until import until
 
 
@@ -42,6 +44,55 @@ async def test_a_taken_port_is_known_before_anything_starts():
 async def test_a_host_that_is_not_ours_is_said_to_be():
     with pytest.raises(PortTakenError, match=r"cannot listen on 203\.0\.113\.1:"):
         listener(host="203.0.113.1")
+
+
+def test_a_gateway_has_a_socket_for_clients_and_perhaps_one_for_its_operator():
+    (main,) = bind_all(ServerSettings(host="127.0.0.1", port=0))
+    both = bind_all(ServerSettings(host="127.0.0.1", port=0, admin_port=free_port()))
+    try:
+        assert both[0].getsockname()[0] == "127.0.0.1"
+        assert len({listening.getsockname()[1] for listening in (main, *both)}) == 3
+    finally:
+        for listening in (main, *both):
+            listening.close()
+
+
+def test_of_two_ports_neither_is_kept_if_one_is_taken():
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(PortTakenError) as refused:
+            bind_all(ServerSettings(host="127.0.0.1", port=0, admin_port=number))
+    assert refused.value.port == number
+    del refused
+    gc.collect()  # warns of a socket that was left open
+
+
+async def test_other_limits_hold_for_what_comes_from_then_on():
+    listening = Listener(app, bind("127.0.0.1", 0), ServerSettings(max_connections=1))
+    listening.start()
+    head = b"GET / HTTP/1.1\r\nhost: x\r\nx-large: " + b"x" * 1000 + b"\r\n\r\n"
+
+    async def status():
+        reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+        writer.write(head)
+        line = await reader.readline()
+        return int(line.split()[1]), writer
+
+    told, first = await status()
+    assert told == 200
+    told, second = await status()
+    assert told == 503
+    listening.limit(ServerSettings(max_connections=4, max_header_bytes=1000))
+    told, third = await status()
+    assert told == 431
+    for writer in (first, second, third):
+        writer.close()
+    await listening.stop()
+
+
+async def test_a_listener_that_never_started_stops_at_once():
+    await listener().stop()
 
 
 async def test_stopping_does_not_wait_for_ever():

@@ -6,11 +6,17 @@ from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
-from gateway.relay.understand import Work, counted, foreground, parsed, ttft_target
-from gateway.tokens.count import PromptCount, Source
+from gateway.relay.understand import UncountedError, Work, counted, demanded, foreground, parsed, present, ttft_target
+from gateway.tokens.count import (
+    CountingOverloadedError,
+    CountUnavailableError,
+    PromptCount,
+    PromptTooLongError,
+    Source,
+)
 from gateway.tokens.features import Kind
 from gateway.tokens.pool import CountingPool
-from gateway.wire.request import INLINE_BYTES, Api, parse
+from gateway.wire.request import INLINE_BYTES, Api, InvalidRequestError, parse
 
 
 def scope(*headers):
@@ -109,6 +115,42 @@ async def test_a_large_body_is_read_off_the_loop_and_kept_as_it_is(pool):
 )
 def test_a_stream_of_many_tokens_an_event_is_not_counted_as_it_goes_by(body, streamed):
     assert work(body, Client("a", 0)).arrival(RequestId(1)).streamed is streamed
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "param", "retry_after"),
+    [
+        (PromptTooLongError(500), Outcome.CONTEXT_LENGTH_EXCEEDED, "messages", None),
+        (InvalidRequestError("Not so.", "tools"), Outcome.INVALID_REQUEST, "tools", None),
+        (CountingOverloadedError("full"), Outcome.QUEUE_FULL, None, 1.0),
+        (CountUnavailableError("nobody answers"), Outcome.NO_ENDPOINT, None, 5.0),
+    ],
+)
+async def test_a_prompt_that_cannot_be_counted_is_refused_and_why(error, outcome, param, retry_after):
+    class Counter:
+        async def count(self, *_args, **_more):
+            raise error
+
+    pool = SimpleNamespace(counter=Counter(), max_model_len=100)
+    with pytest.raises(RefusedError) as refused:
+        await counted(pool, parse(Api.CHAT, b"{}"), "flow")
+    told = refused.value
+    assert (told.outcome, told.param, told.retry_after) == (outcome, param, retry_after)
+    assert isinstance(told, UncountedError) is (outcome is Outcome.NO_ENDPOINT), "then it may be counted later"
+
+
+def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
+    refused = refusal(present, SimpleNamespace(endpoints={}))
+    assert (refused.outcome, refused.retry_after) == (Outcome.NO_ENDPOINT, 1.0)
+    present(SimpleNamespace(endpoints={"a": None}))
+
+
+def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
+    count = PromptCount((60,), Source.LOCAL, Kind(Api.CHAT))
+    pool = SimpleNamespace(max_model_len=100, takes=lambda total: total <= 100)
+    assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40)
+    refused = refusal(demanded, pool, parse(Api.CHAT, b'{"max_tokens":41}'), count)
+    assert (refused.outcome, refused.param) == (Outcome.CONTEXT_LENGTH_EXCEEDED, "max_tokens")
 
 
 async def test_what_is_sampled_from_all_prompts_is_bounded_as_what_is_sampled_from_one():
