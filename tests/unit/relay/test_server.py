@@ -92,7 +92,8 @@ async def test_other_limits_hold_for_what_comes_from_then_on():
 
 
 async def test_a_listener_that_never_started_stops_at_once():
-    await listener().stop()
+    with bind("127.0.0.1", 0) as listening:
+        await Listener(app, listening, ServerSettings()).stop()
 
 
 async def test_stopping_does_not_wait_for_ever():
