@@ -92,3 +92,18 @@ async def test_a_refusal_after_a_heartbeat_is_told_in_the_stream():
     assert client.body.endswith(b"\n\n")
     assert client.messages[-1]["more_body"] is False
     assert [message["type"] for message in client.messages].count("http.response.start") == 1
+
+
+async def test_nothing_else_is_sent_while_a_comment_is_still_leaving():
+    class Slow(Client):
+        async def send(self, message):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(1)
+                self.messages.append(message)
+
+    client = Slow()
+    async with heartbeat(client.exchange, 5):
+        await asyncio.sleep(6)
+    assert len(client.messages) == 1
