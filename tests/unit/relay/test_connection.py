@@ -206,7 +206,7 @@ async def test_what_arrives_while_nobody_reads_waits_up_to_a_bound_and_is_read_a
     server.scripts = [firehose]
     async with upstream() as client, asyncio.timeout(20):
         answer = await client.send(server.url, "POST", "/", [], b"")
-        await until(lambda: answer._connection._paused)
+        await until(lambda: answer._connection._paused)  # type: ignore[attr-defined]
         first = await answer.read_some()
         assert 2**16 < len(first) < 2**19
         received = len(first)

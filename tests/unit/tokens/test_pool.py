@@ -181,7 +181,7 @@ async def test_a_process_that_died_while_idle_costs_nobody_an_answer(pool: Count
     first = await pool.run("flow", LARGE, os.getpid)
     os.kill(first, signal.SIGKILL)
     (idle,) = pool._large._idle
-    await until(lambda: idle._executor._broken)
+    await until(lambda: idle._executor._broken)  # type: ignore[attr-defined]
     assert await pool.run("flow", LARGE, os.getpid) != first
 
 
