@@ -72,7 +72,7 @@ def ancestors(pid):
     return found
 
 
-def configuration(folder, args=(), server=None, engine=None):
+def configuration(folder, args=(), server=None, engine=None, health=None):
     model = folder / "model"
     given = ["--load-format=dummy", "--step-seconds=0.005", f"--fake-pids={folder}/pids", *args]
     engine = {
@@ -85,7 +85,7 @@ def configuration(folder, args=(), server=None, engine=None):
     }
     return {
         "server": server or {},
-        "health": {"interval": 0.2, "hung_after": 2.0},
+        "health": {"interval": 0.2, "hung_after": 2.0, **(health or {})},
         "admission": {"ttft_target": "none"},
         "models": [{"name": "fake", "tokenizer": "/nonexistent", "engine": engine}],
     }
@@ -99,9 +99,10 @@ def launched(tmp_path, monkeypatch):
     made(tmp_path)
     with contextlib.ExitStack() as stack:
 
-        def start(replicas=1, port=None, **engine):
+        def start(replicas=1, port=None, health=None, **engine):
             file = tmp_path / "kvgate.yaml"
-            file.write_text(yaml.safe_dump(configuration(tmp_path, engine={"replicas": replicas, **engine})))
+            engine = {"replicas": replicas, **engine}
+            file.write_text(yaml.safe_dump(configuration(tmp_path, engine=engine, health=health)))
             running = serving(tmp_path / "kvgate.log", port or free_port(), "--config", str(file))
             kvgate = stack.enter_context(running)
             kvgate.wait_healthy(replicas, 30)
@@ -233,7 +234,7 @@ def test_without_a_kvgate_reload_says_so(tmp_path, monkeypatch):
 
 
 async def test_killed_gateways_engines_that_hang_and_a_stop_during_a_reload(launched):
-    kvgate = launched(hung_timeout=1.0)
+    kvgate = launched(hung_timeout=1.0, health={"timeout": 2.0})
     (engine,) = kvgate.engines()
     for _ in range(2):
         (gateway,) = kvgate.gateways()
