@@ -14,8 +14,10 @@ _DMESG = "Most often the machine ran out of memory: `dmesg` names what was kille
 
 
 def _how(facts: Facts) -> Facts:
-    """The meaning of a multiprocessing exit code, negative for a signal."""
-    code = int(facts["code"] or 0)
+    """The meaning of a multiprocessing exit code, negative for a signal. An older vLLM does not print it."""
+    if not facts["code"]:
+        return {"how": "died"}
+    code = int(facts["code"])
     try:
         return {"how": f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"}
     except ValueError:

@@ -82,6 +82,8 @@ class Stop:
         """Handle the signals from now on, even after the loop has ended."""
 
         def asked(number: int, _frame: object) -> None:
+            if loop.is_closed():  # nothing is left to wait for
+                end_at_once(number)
             self._by = number
             if number == signal.SIGINT and os.isatty(2):
                 os.write(2, b"\r")  # over the terminal's own ^C

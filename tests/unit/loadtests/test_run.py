@@ -57,12 +57,14 @@ async def test_two_targets_are_measured_in_turn_and_everything_is_written(scenar
 
 
 @pytest.mark.slow
-async def test_the_last_target_decides_the_verdict(scenario):
+@pytest.mark.parametrize("last", ["good", "bad"])
+async def test_the_last_target_decides_the_verdict(scenario, last):
     faults = [Fault(FaultKind.RESET_MID_STREAM, after=1)] * 3
     async with FakeVllm() as good, FakeVllm(faults=faults) as bad:
-        names = [f"good={good.url}", f"bad={bad.url}"]
-        options = ["--capacity", "10"]
-        assert not await main([scenario, "--target", names[0], "--target", names[1], *options])
+        named = {"good": good.url, "bad": bad.url}
+        order = sorted(named, key=lambda name: name == last)
+        targets = [word for name in order for word in ("--target", f"{name}={named[name]}")]
+        assert await main([scenario, *targets, "--capacity", "10"]) is (last == "good")
 
 
 @pytest.mark.slow

@@ -95,9 +95,10 @@ def test_a_terminal_gets_a_console_and_a_file_gets_json():
 def test_names_that_clients_write_cannot_forge_lines_nor_carry_texts(format_):
     out = io.StringIO()
     forged = 'x\n{"event":"request"}\x1b[31m\udc80' + "a long secret prompt " * 100
-    AccessLog(LogSettings(format=format_), out)(**{**FIELDS, "request_id": forged, "model": forged, "path": forged})
+    written = dict.fromkeys(("request_id", "model", "path", "flow"), forged)
+    AccessLog(LogSettings(format=format_), out)(**{**FIELDS, **written})
     assert out.getvalue().removeprefix(f"{people.HEADER}\n").count("\n") == 1
-    assert "\x1b[31m\ufffd" not in out.getvalue()
+    assert "\x1b" not in out.getvalue()
     assert len(out.getvalue()) < 1500
 
 
@@ -163,35 +164,6 @@ def test_every_line_of_json_has_its_time_in_one_form():
     assert len(lines(out)) == 4
     for line in lines(out):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"]), line
-
-
-def test_a_request_for_people_is_as_wide_as_the_terminal_and_says_what_went_wrong():
-    line = {**FIELDS, "status": 429, "outcome": "wait_too_long", "model": "m" * 200, "queue_ms": 1500.0}
-    for width in (60, 80, 200):
-        shown = people.request(line, width=width, colors=False)
-        assert len(shown) <= width
-    assert "  429     chat         12+34         31 ms    512 ms   wait_too_long, queued 1.5 s, mmm" in shown
-
-
-@pytest.mark.parametrize(
-    ("event", "fields", "said"),
-    [
-        ("endpoint changed", {"endpoint": "h:1", "was": "up", "state": "down", "reason": "gone"}, "h:1 is down: gone"),
-        ("stopping", {"active": 0, "at_most": 120.0}, "stopping"),
-        ("stopping", {"active": 1, "at_most": 120.0}, "waits for 1 request, at most 120 s; Ctrl-C again ends it now"),
-        (
-            "a gate closed",
-            {"model": "m", "usage": 0.91, "of": ["a", "b"]},
-            "a gate closed (model m, usage 0.91, of a b)",
-        ),
-    ],
-)
-def test_people_read_sentences(event, fields, said):
-    out = Terminal()
-    configure(LogSettings(), out)
-    structlog.get_logger().info(event, **fields)
-    shown = re.sub(r"\x1b\[\d+m", "", out.getvalue())
-    assert re.fullmatch(rf"\d\d:\d\d:\d\d  .*{re.escape(said)}\n", shown)
 
 
 def test_a_terminal_is_not_sent_what_it_would_obey():
