@@ -43,10 +43,9 @@ from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
 from gateway.admission.snapshot import Load, PoolState
+from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
-MAX_FAILURES = 2
-"""Endpoints that may fail on a request before it ends: a poisonous request must not reach all of them."""
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.OVER_SHARE}
 
@@ -272,7 +271,7 @@ class AdmissionController:
             request.failures += 1
             request.avoid = endpoint.id
         self._endpoints.settle(endpoint, now)
-        if request.failures >= MAX_FAILURES:
+        if request.failures >= TUNING.max_failures:
             self._reject(request, Outcome.UPSTREAM_ERROR, now)
         else:
             self._wait(request, now)

@@ -2,33 +2,11 @@
 
 from math import sqrt
 
-LOWEST, HIGHEST = 0.0, 0.90
-TOP = 0.985
-"""Upper end of the range: the quantile of the most cautious prediction."""
-USUAL = 16
-"""Number of sequences in flight that `QuantileRange.value` is for. Fewer than `FEW` count as `FEW`."""
-FEW = 4
-START = 0.80
-"""Initial lower end if the forecast may fill the whole cache."""
-MARGIN = 5.0
-"""Decrease of that per share of the cache that the forecast must leave free: free room is caution, too."""
-RAISE = 0.1
-"""Step towards `HIGHEST` after one sign of too little caution, as a share of the distance. `RAISE` and `EASE` balance
-at one such sign in about a thousand requests. The predictions adapt by themselves; this covers what they miss."""
-EASE = 0.005
-"""Step down after one wasteful span, per share of the cache that stayed unused."""
-SETTLING = 5.0
-"""Seconds between two raises: requests admitted before the first are still there."""
-FULL = 0.97
-"""Cache usage that the forecast should have prevented."""
-NEAR = 0.01
-"""Distance below the forecast's bound at which a span's peak usage does not count as waste yet."""
-SPAN = 15.0
-"""Length of a span, seconds. Each span is judged by its peak usage."""
+from gateway.admission.tuning import TUNING
 
 
 class QuantileRange:
-    """The quantiles at which an endpoint's requests are predicted: from a lower end up to `TOP`.
+    """The quantiles at which an endpoint's requests are predicted: from a lower end up to `quantile_top`.
 
     A range that starts at 0 predicts the true distribution: right on average, too low half of the time. A higher lower
     end is more cautious. With more requests in flight less caution is enough, because errors even out: the error of a
@@ -45,8 +23,8 @@ class QuantileRange:
         Args:
             share: Share of the cache that the forecast may fill. A correct forecast reaches it now and then.
         """
-        self.value = max(LOWEST, START - MARGIN * (1.0 - share))
-        """The lower end with `USUAL` sequences in flight, from 0 to 1."""
+        self.value = max(0.0, TUNING.caution_start - TUNING.caution_margin * (1.0 - share))
+        """The lower end with `caution_sequences` sequences in flight, from 0 to 1."""
         self._share = share
         self._preemptions: float | None = None
         self._raised_at: float | None = None
@@ -56,15 +34,16 @@ class QuantileRange:
 
     def fill(self, share: float) -> None:
         """Let the forecast fill another share of the cache. The start moves; what was learned stays."""
-        self.value = min(HIGHEST, max(LOWEST, self.value + MARGIN * (share - self._share)))
+        self.value = min(TUNING.caution_most, max(0.0, self.value + TUNING.caution_margin * (share - self._share)))
         self._share = share
 
     def at(self, draw: float, sequences: int) -> float:
         """The quantile at position `draw` (0 to 1) of the range. `sequences` in flight count by powers of two."""
-        number = max(FEW, 1 << sequences.bit_length() >> 1)
-        left_out: float = 1.0 - (1.0 - self.value) ** sqrt(USUAL / number)
-        lower = min(TOP, left_out)
-        return lower + (TOP - lower) * draw
+        number = max(TUNING.caution_fewest, 1 << sequences.bit_length() >> 1)
+        left_out: float = 1.0 - (1.0 - self.value) ** sqrt(TUNING.caution_sequences / number)
+        top = TUNING.quantile_top
+        lower = min(top, left_out)
+        return lower + (top - lower) * draw
 
     def observe(self, usage: float, preemptions: float | None, now: float, *, holding: bool) -> None:
         """Take the effective usage and the engine's counter of preemptions.
@@ -77,16 +56,17 @@ class QuantileRange:
         """
         before, self._preemptions = self._preemptions, preemptions
         preempted = before is not None and preemptions is not None and preemptions > before
-        if preempted or usage >= FULL:
-            if self._raised_at is None or now - self._raised_at >= SETTLING:
-                self.value += (HIGHEST - self.value) * RAISE
+        if preempted or usage >= TUNING.caution_full:
+            if self._raised_at is None or now - self._raised_at >= TUNING.caution_settling:
+                self.value += (TUNING.caution_most - self.value) * TUNING.caution_raise
                 self._raised_at = now
             self._since = None
         if self._since is None:
             self._since, self._fullest, self._held = now, 0.0, 0
         self._fullest = max(self._fullest, usage)
         self._held += holding
-        if now - self._since >= SPAN:
-            if self._held > 1 and self._fullest < self._share - NEAR:
-                self.value = max(LOWEST, self.value - EASE * (self._share - NEAR - self._fullest))
+        if now - self._since >= TUNING.caution_span:
+            if self._held > 1 and self._fullest < self._share - TUNING.caution_near:
+                wasted = self._share - TUNING.caution_near - self._fullest
+                self.value = max(0.0, self.value - TUNING.caution_ease * wasted)
             self._since = None

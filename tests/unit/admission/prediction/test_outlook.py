@@ -6,8 +6,8 @@ from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.policy import Policy
-from gateway.admission.prediction.outlook import AGE_PER_REQUEST, MAX_AGE
 from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
 BLOCK = 16
 PREFIX = ((32, 1), (64, 2))
@@ -62,7 +62,8 @@ def test_a_new_request_counts_in_full_until_the_next_forecast(pool):
     pool.peak()
     pool.send(max_tokens=101)
     assert pool.peak() == 80 + 180
-    assert pool.peak(LATER + 2 * AGE_PER_REQUEST) == max(80 + 80, 180)  # the first ends before the second grows
+    later = LATER + 2 * TUNING.forecast_age_per_request
+    assert pool.peak(later) == max(80 + 80, 180)  # the first ends before the second grows
 
 
 def test_a_request_that_left_counts_until_the_next_forecast(pool):
@@ -70,7 +71,7 @@ def test_a_request_that_left_counts_until_the_next_forecast(pool):
     pool.peak()
     pool.leave(one)
     assert pool.peak() == 2 * 180
-    assert pool.peak(LATER + 1.5 * AGE_PER_REQUEST) == 180
+    assert pool.peak(LATER + 1.5 * TUNING.forecast_age_per_request) == 180
 
 
 def test_the_more_are_there_the_longer_it_holds(pool):
@@ -79,16 +80,16 @@ def test_the_more_are_there_the_longer_it_holds(pool):
     pool.peak()
     gone = pool.send()
     pool.leave(gone)
-    assert pool.peak(LATER + 19 * AGE_PER_REQUEST) == 21 * 180
-    assert pool.peak(LATER + 21 * AGE_PER_REQUEST) == 20 * 180
+    assert pool.peak(LATER + 19 * TUNING.forecast_age_per_request) == 21 * 180
+    assert pool.peak(LATER + 21 * TUNING.forecast_age_per_request) == 20 * 180
 
 
 def test_it_is_made_anew_now_and_then_although_nobody_comes_or_goes(pool):
     one = pool.send()
     pool.peak(LATER + 1)
     pool.endpoint.ledger.progress(one, 500, LATER + 1)
-    assert pool.peak(LATER + 1 + MAX_AGE / 2) == 180
-    assert pool.peak(LATER + 1 + MAX_AGE) > 180
+    assert pool.peak(LATER + 1 + TUNING.forecast_age / 2) == 180
+    assert pool.peak(LATER + 1 + TUNING.forecast_age) > 180
 
 
 def test_those_that_go_on_do_not_change_it(pool):
