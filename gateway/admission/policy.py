@@ -16,7 +16,7 @@ class Mode(StrEnum):
     OBSERVE = "observe"
 
 
-class Rule(StrEnum):
+class Bounds(StrEnum):
     """The bounds on an endpoint's KV cache."""
 
     HYSTERESIS = "hysteresis"
@@ -54,7 +54,7 @@ class Policy:
     """Most waiting requests."""
     max_bytes: int = 512 * 2**20
     """Most bytes of waiting bodies."""
-    rule: Rule = Rule.BOTH
+    bounds: Bounds = Bounds.BOTH
     ttft_target: float | None = 5.0
     """Seconds to the first token. A request that surely misses it is refused at once, others when it has passed.
     None: requests wait up to `ttl`."""

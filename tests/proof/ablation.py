@@ -118,12 +118,12 @@ class Cell:
 
     offered: Offered
     load: float
-    rule: str
+    bounds: str
 
     @property
     def name(self) -> str:
         """Name, for people and `--cells`."""
-        return f"{self.offered.name} {self.load:g} {self.rule}"
+        return f"{self.offered.name} {self.load:g} {self.bounds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class Figures:
 
 def cells() -> list[Cell]:
     """All cells."""
-    rules = ("forecast", "both")
+    bounds = ("forecast", "both")
     variants = ("plain", "outputs", "prompts", "prefix")
-    proof = product([Offered("conversation", 0, variant) for variant in variants], (0.6, 1.0, 1.5), rules)
+    proof = product([Offered("conversation", 0, variant) for variant in variants], (0.6, 1.0, 1.5), bounds)
     parts = [Offered("conversation", part, variant) for part in (1, 2, 3, 4) for variant in ("plain", "outputs")]
     code = [Offered("code", 0, "plain"), Offered("code", 0, "outputs")]
     flows = [Offered("conversation", 0, variant, flows=True) for variant in ("plain", "outputs")]
-    further = product([*parts, *code, *flows], (1.0, 1.5), rules)
+    further = product([*parts, *code, *flows], (1.0, 1.5), bounds)
     return [Cell(*cell) for cell in (*proof, *further)]
 
 
@@ -194,7 +194,9 @@ def workload_of(offered: Offered, requests: int) -> Any:
 def know(offered: Offered, loads: Sequence[float], requests: int) -> Known:
     """What the oracle reaches. The constants do not matter to it."""
     from gateway.simulation import workload
-    from gateway.simulation.compare import capacity, oracle, simulate
+    from gateway.simulation.compare import capacity
+    from gateway.simulation.contenders import oracle
+    from gateway.simulation.simulate import simulate
     from tests.proof.simulation import MACHINE, SLO
 
     chosen = workload_of(offered, requests)
@@ -213,7 +215,7 @@ def play(changes: Changes, chosen: Sequence[Cell], known: Known, requests: int) 
     if "gateway.admission.controller" in sys.modules:
         raise RuntimeError("the core has its constants already; play in a process of its own")
     tuning.TUNING = replace(TUNING, **dict(changes))
-    from gateway.admission.policy import Policy, Rule
+    from gateway.admission.policy import Bounds, Policy
     from gateway.simulation import workload
     from gateway.simulation.contenders import kvgate
     from gateway.simulation.simulate import simulate
@@ -222,7 +224,7 @@ def play(changes: Changes, chosen: Sequence[Cell], known: Known, requests: int) 
     offered = workload_of(chosen[0].offered, requests)
     played = []
     for cell in chosen:
-        policy = Policy(ttft_target=SLO.ttft, rule=Rule(cell.rule))
+        policy = Policy(ttft_target=SLO.ttft, bounds=Bounds(cell.bounds))
         result = simulate(workload.at_rate(offered, known.rate * cell.load), MACHINE, kvgate(policy))
         quiet = sorted(
             job.first_token_at - job.request.arrival

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.admission.prediction.forecast import Forecast
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.tuning import TUNING
@@ -32,7 +32,9 @@ class Outlooks(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.predictor = Predictor()
-        self.endpoint = EndpointRecord("a", Capacity(10_000, 1000, BLOCK), Policy(rule=Rule.FORECAST), self.predictor)
+        self.endpoint = EndpointRecord(
+            "a", Capacity(10_000, 1000, BLOCK), Policy(bounds=Bounds.FORECAST), self.predictor
+        )
         self.now = 10.0
         self.flying = []
         self.grown = 0

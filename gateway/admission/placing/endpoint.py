@@ -12,7 +12,7 @@ from gateway.admission.placing.gate import Gate
 from gateway.admission.placing.presence import TRANSITIONS, EndpointEvent, Presence
 from gateway.admission.placing.request import RequestRecord, service
 from gateway.admission.placing.sequence_limit import SequenceLimit
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.admission.prediction.outlook import Outlook
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.tuning import TUNING
@@ -46,8 +46,8 @@ class EndpointRecord:
 
     def _follow(self, policy: Policy) -> None:
         self._policy = policy
-        self._fences = policy.rule is not Rule.FORECAST
-        self.forecasts = policy.rule is not Rule.HYSTERESIS
+        self._fences = policy.bounds is not Bounds.FORECAST
+        self.forecasts = policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
         """Most usage of the cache that a dispatch may lead to."""
         self.fill = min(self.most, TUNING.forecast_share)
