@@ -38,7 +38,7 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import FORECAST, Next, may_fit, next_in_line
+from gateway.admission.placing.rules import Next, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
@@ -386,8 +386,6 @@ class AdmissionController:
             request.spare = self._pool.spare(request, now)
             claimed = {endpoint for endpoint, claim in kept.items() if claim != lane} if kept else ()
             placement = place(self._pool, request, now, claimed)
-            for endpoint, rule in placement.refusals:
-                endpoint.holding = endpoint.holding or rule is FORECAST
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN

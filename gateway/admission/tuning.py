@@ -90,27 +90,17 @@ class Tuning:
     caution_margin: float = 5.0
     """Decrease of that per share of the cache that the forecast must leave free: free room is caution, too. See
     `quantile_top`."""
-    caution_most: float = 0.90
-    """Highest lower end of the range. Judgement."""
     caution_sequences: int = 16
     """Sequences in flight that the lower end is for: with more it is lower, with fewer higher. See `quantile_top`."""
     caution_fewest: int = 4
     """Fewer sequences in flight than this count as this many. Judgement."""
     caution_raise: float = 0.1
-    """Step of the lower end towards `caution_most` after one sign of too little caution, as a share of the distance.
-    It and `caution_ease` balance at one such sign in about a thousand requests. The predictions adapt by themselves;
-    this covers what they miss. Judgement."""
-    caution_ease: float = 0.005
-    """Step down after one wasteful span, per share of the cache that stayed unused. Judgement, see `caution_raise`."""
-    caution_settling: float = 5.0
-    """Seconds between two raises: requests admitted before the first are still there. Judgement."""
+    """Step of the lower end towards `quantile_top` after a scrape with a sign of too little caution, as a share of the
+    distance. The predictions adapt by themselves; this covers what they miss. Judgement."""
+    caution_fade: float = 1000.0
+    """Time constant of its way back, seconds. Judgement."""
     caution_full: float = 0.97
     """Cache usage that the forecast should have prevented: a sign of too little caution. Judgement."""
-    caution_near: float = 0.01
-    """Distance below the forecast's bound at which a span's peak usage does not count as waste yet, as a share of the
-    cache. Judgement."""
-    caution_span: float = 15.0
-    """Length of a span, seconds. Each span is judged by its peak usage. Judgement."""
 
     # placing/: which endpoint takes a request
 

@@ -50,14 +50,10 @@ OUT: Mapping[str, float] = {
     "quantile_top": 1.0 - 1e-9,
     "caution_start": 0.0,
     "caution_margin": 0.0,
-    "caution_most": 1.0,
     "caution_fewest": 1,
     "caution_raise": 0.0,
-    "caution_ease": 0.0,
-    "caution_settling": 0.0,
+    "caution_fade": 1e-9,
     "caution_full": 2.0,
-    "caution_near": 0.0,
-    "caution_span": 0.0,
     "unseen_share": 1.0,
     "most_spared": 0.0,
     "prefix_pull": 0.0,
@@ -83,9 +79,7 @@ OUT: Mapping[str, float] = {
     "over_share": 1.0,
 }
 """The value with which a constant has no effect; one without an entry can only be halved and doubled."""
-NEAR_ONE = frozenset(
-    {"prior_quantile", "forecast_share", "quantile_top", "caution_start", "caution_most", "caution_full"}
-)
+NEAR_ONE = frozenset({"prior_quantile", "forecast_share", "quantile_top", "caution_start", "caution_full"})
 """Shares of which the distance to 1 is halved and doubled."""
 PART = 4000
 """Requests of the trace from one part to the next."""

@@ -34,8 +34,6 @@ class EndpointRecord:
         self._predictor = predictor
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.fill)
-        self.holding = False
-        """Whether the forecast alone has kept a request waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
         self.next_change = inf
@@ -57,7 +55,7 @@ class EndpointRecord:
     def govern(self, policy: Policy) -> None:
         """Apply another policy. `settle` is due afterwards."""
         self._follow(policy)
-        self.outlook.quantiles.fill(self.fill)
+        self.outlook.quantiles.share = self.fill
         self.limit.kv_low = policy.kv_low
         self.gate.govern(policy.kv_high, policy.kv_low)
         if not self._fences:
@@ -264,8 +262,7 @@ class EndpointRecord:
         self.settle(now)
         usage = self.usage(now)
         if usage is not None:
-            self.outlook.quantiles.observe(usage, sample.preemptions, now, holding=self.holding)
-            self.holding = False
+            self.outlook.quantiles.observe(usage, sample.preemptions, now)
 
     def _note(self, now: float) -> None:
         ledger = self.ledger
