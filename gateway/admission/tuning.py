@@ -175,8 +175,6 @@ class Tuning:
     kept_flows: int = 16
     """Most active flows that room is kept for: those with the latest dispatch. The others use what these leave.
     Judgement (ADR 11)."""
-    flow_mean_weight: float = 0.1
-    """Weight of one request in the mean size of its flow's requests. Judgement."""
     holdings_window: float = 10.0
     """Averaging window of a flow's holdings, seconds: a short burst does not take it beyond its share. Judgement
     (ADR 11)."""

@@ -36,13 +36,13 @@ class Holdings:
 class ActiveFlow:
     """One active flow."""
 
-    __slots__ = ("_before", "_fullest", "_since", "held", "mean", "sent_at", "weight")
+    __slots__ = ("_before", "_fullest", "_since", "held", "latest", "sent_at", "weight")
 
     def __init__(self, weight: float, tokens: float, now: float) -> None:
         self.weight = weight
         self.held = Holdings()
-        self.mean = tokens
-        """Mean of the expected final tokens of its requests."""
+        self.latest = tokens
+        """Expected final tokens of its latest request: the next will be about as large."""
         self.sent_at = now
         self._since = now
         self._fullest = self._before = 0.0
@@ -53,7 +53,7 @@ class ActiveFlow:
         if now - self._since >= TUNING.active_span:
             self._before = self._fullest if now - self._since < 2 * TUNING.active_span else 0.0
             self._fullest, self._since = 0.0, now
-        self.mean += (tokens - self.mean) * TUNING.flow_mean_weight
+        self.latest = tokens
         self.held.add(tokens, now)
         self._fullest = max(self._fullest, self.held.now)
         self.sent_at = now
@@ -61,7 +61,7 @@ class ActiveFlow:
     @property
     def room(self) -> float:
         """Tokens it may soon need: the distance to its peak holdings, plus one more request."""
-        return max(self._fullest, self._before) - self.held.now + self.mean
+        return max(self._fullest, self._before) - self.held.now + self.latest
 
 
 class Headroom:
@@ -123,6 +123,6 @@ class Headroom:
         kept = 0.0
         for name, other in active:
             room = other.room
-            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.mean <= room:
+            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.latest <= room:
                 kept += room
         return kept

@@ -82,9 +82,9 @@ def test_room_is_kept_only_for_flows_heard_of_lately():
     assert spare(headroom, "noisy", TUNING.active_span + 1) == 0
 
 
-def test_what_left_counts_no_more_and_what_one_needs_is_a_mean():
+def test_what_left_counts_no_more_and_what_one_needs_is_as_large_as_its_latest():
     headroom = flying(("noisy", 500), ("quiet", 80), ("quiet", 180))
-    assert spare(headroom, "noisy", 1.0) == 90
+    assert spare(headroom, "noisy", 1.0) == 180
     headroom.left("noisy", 500, 1.0)
     assert spare(headroom, "noisy", 1.0) == 0
 
