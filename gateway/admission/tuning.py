@@ -1,7 +1,8 @@
 """All tuned constants of the admission core: numbers chosen by measurement or judgement that change its decisions.
 
-`python -m tests.proof.ablation` tells what each is worth. Bounds of memory and of work, rounding guards, mathematical
-constants and what protocols fix stand where they are used. The operator's settings are in `policy.py`.
+`python -m tests.proof.ablation` tells what each is worth, ADR 24 what it told. Bounds of memory and of work, rounding
+guards, mathematical constants and what protocols fix stand where they are used. The operator's settings are in
+`policy.py`.
 
 "Judgement" means that no measurement of the value is known.
 """
@@ -86,7 +87,7 @@ class Tuning:
     """Upper end of the quantile range: the quantile of the most cautious prediction. Of ADR 14, which
     chose two constants on simulated workloads and does not say which."""
     caution_start: float = 0.80
-    """Initial lower end of the range if the forecast may fill the whole cache. See `quantile_top`."""
+    """Lower end of the range, before any sign, if the forecast may fill the whole cache. See `quantile_top`."""
     caution_margin: float = 5.0
     """Decrease of that per share of the cache that the forecast must leave free: free room is caution, too. See
     `quantile_top`."""
@@ -96,9 +97,10 @@ class Tuning:
     """Fewer sequences in flight than this count as this many. Judgement."""
     caution_raise: float = 0.1
     """Step of the lower end towards `quantile_top` after a scrape with a sign of too little caution, as a share of the
-    distance. The predictions adapt by themselves; this covers what they miss. Judgement."""
+    distance. The predictions adapt by themselves; this covers what they miss. Simulated (ADR 24): 0.05 and 0.2
+    are alike."""
     caution_fade: float = 1000.0
-    """Time constant of its way back, seconds. Judgement."""
+    """Time constant of its way back, seconds. Simulated (ADR 24): 300 is alike."""
     caution_full: float = 0.97
     """Cache usage that the forecast should have prevented: a sign of too little caution. Judgement."""
 
@@ -107,12 +109,13 @@ class Tuning:
     unseen_share: float = 1 / 3
     """Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
     does not show it: a burst must not fill the cache with prompts. Measured on a busy CPU: a tenth starved an engine
-    whose first tokens take a second (0.63 of direct's throughput)."""
+    whose first tokens take a second (0.63 of direct's throughput). Simulated (ADR 24): no bound at all is as good."""
     most_spared: float = 0.3
-    """Most of a cache that is kept free for flows within their share, as a share of it. Judgement (ADR 11)."""
+    """Most of a cache that is kept free for flows within their share, as a share of it. Judgement (ADR 11). It
+    trades the goodput of all for the TTFT of these flows (ADR 24)."""
     prefix_pull: float = 0.3
     """Extra usage at which an endpoint is still preferred if it has the whole prompt cached, as a share of its KV
-    cache. Judgement."""
+    cache. Judgement. Simulated (ADR 24): 0.15 to 1 are alike."""
     closing_samples: int = 2
     """Consecutive scrapes that must show waiting requests until the gate closes: one may be a burst on its way in.
     Judgement."""

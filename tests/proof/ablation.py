@@ -42,7 +42,7 @@ OUT: Mapping[str, float] = {
     "lengths_enough": 1,
     "prior_quantile": 0.5,
     "tail_lengths": 1,
-    "review_divisor": 1,
+    "review_divisor": 1 << 30,
     "predictions": 1,
     "most_predictions": 1 << 30,
     "forecast_age_per_request": 0.0,
