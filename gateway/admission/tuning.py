@@ -16,19 +16,16 @@ class Tuning:
 
     # account/: what requests in flight hold
 
-    correction_polls: float = 2.0
-    """Time constant of the EWMA of the difference between gauge and ledger, in polls. Judgement."""
+    smoothing_polls: float = 2.0
+    """Time constant of the EWMAs over scrapes, in polls: an endpoint's decode rate, and the difference between its
+    gauge and the ledger. Judgement."""
+    sample_weight: float = 0.1
+    """Weight of one request in the means over requests: the delay of first tokens, and the prefill time. Judgement."""
     fresh_polls: float = 3.0
     """Polls for which a scrape is fresh. An older one closes no gate by itself: the ledger carries on. Judgement."""
     gauge_lag: float = 0.25
     """Most seconds by which a gauge trails the engine, which sets it at the end of a step. Judgement: longer than any
     usual step."""
-    decode_rate_polls: float = 2.0
-    """Time constant of the EWMA of an endpoint's decode rate, in polls. Judgement."""
-    first_token_weight: float = 0.1
-    """Weight of one request in the mean delay of first tokens. Judgement."""
-    prefill_weight: float = 0.1
-    """Weight of one first token in the means of an endpoint's prefill time. Judgement."""
     prefill_deviations: float = 2.0
     """Mean deviations added to a predicted prefill: a first token that is promised in time should come in time.
     Judgement."""

@@ -29,11 +29,9 @@ from gateway.admission.tuning import TUNING
 # Nothing of the core is imported here: each process replaces the constants before it does so.
 
 OUT: Mapping[str, float] = {
-    "correction_polls": 1e-9,
-    "decode_rate_polls": 1e-9,
+    "smoothing_polls": 1e-9,
+    "sample_weight": 1.0,
     "gauge_lag": 0.0,
-    "first_token_weight": 1.0,
-    "prefill_weight": 1.0,
     "prefill_deviations": 0.0,
     "stream_pace": 1.0,
     "recheck_tokens": 1,

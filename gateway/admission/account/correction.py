@@ -63,7 +63,7 @@ class Correction:
     __slots__ = ("_difference", "_poll", "_sampled_at")
 
     def __init__(self, poll_interval: float) -> None:
-        self._difference = Ewma(TUNING.correction_polls * poll_interval)
+        self._difference = Ewma(TUNING.smoothing_polls * poll_interval)
         self._poll = poll_interval
         self._sampled_at = 0.0
 

@@ -19,7 +19,7 @@ class DecodeClock:
     def __init__(self, poll_interval: float) -> None:
         self._reading = 0.0
         self._at = 0.0
-        self._rate = Ewma(TUNING.decode_rate_polls * poll_interval)
+        self._rate = Ewma(TUNING.smoothing_polls * poll_interval)
         self._previous: Observed | None = None
         self._delay = 0.0
 
@@ -53,4 +53,4 @@ class DecodeClock:
 
     def saw_delay(self, tokens: float) -> None:
         """Learn from the clock tokens between a request's dispatch and its first token."""
-        self._delay += (max(0.0, tokens) - self._delay) * TUNING.first_token_weight
+        self._delay += (max(0.0, tokens) - self._delay) * TUNING.sample_weight

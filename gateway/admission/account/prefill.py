@@ -17,9 +17,9 @@ class PrefillRate:
         """Learn from a first token: the seconds since its dispatch, and the tokens computed until then."""
         if self._tokens:
             error = abs(seconds - tokens * self._seconds / self._tokens)
-            self._deviation += (error - self._deviation) * TUNING.prefill_weight
-        self._seconds += (seconds - self._seconds) * TUNING.prefill_weight
-        self._tokens += (tokens - self._tokens) * TUNING.prefill_weight
+            self._deviation += (error - self._deviation) * TUNING.sample_weight
+        self._seconds += (seconds - self._seconds) * TUNING.sample_weight
+        self._tokens += (tokens - self._tokens) * TUNING.sample_weight
 
     def seconds(self, tokens: int) -> float:
         """Seconds that this many tokens take, on the cautious side; 0 while nothing is known."""
