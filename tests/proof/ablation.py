@@ -7,10 +7,11 @@ several at once. A cell is a workload at a load under a policy. The cells are th
 parts of its trace, the trace of code, and five flows of which one sends ten times as much as each of the others;
 `--cells` takes those whose name contains one of the texts.
 
-Each row is a variant: its goodput (tokens of requests in SLO, as a share of the oracle's) less that of the constants as
-they are, in points, in the worst, the mean and the best cell; and preemptions per 1,000 requests, before and after, in
-the mean and the worst cell. With five flows also: the 99th percentile of the TTFT of the four, seconds, in the worst
-cell. A change without meaning moves single cells up and down: a worst and a best of the same size are noise.
+The first row is the goodput of the constants as they are: tokens of requests in SLO, as a share of the oracle's, in the
+worst, the mean and the best cell. Each other row is a variant: its goodput less that, in points, and preemptions per
+1,000 requests, before and after, in the mean and the worst cell. With five flows also: the 99th percentile of the TTFT
+of the four, seconds, in the worst cell. A change without meaning moves single cells up and down: a worst and a best of
+the same size are noise.
 """
 
 import argparse
@@ -297,6 +298,9 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"{'':36} {'worst':>6} {'mean':>6} {'best':>6}  {'before':>11} {'after':>11}  {'quiet':>5} {'after':>5}")
     results = iter(sweep([changes for _, changes in tried], chosen, arguments.requests))
     before = next(results)
+    goodputs = [figures.goodput * 100 for figures in before.values()]
+    mean = sum(goodputs) / len(goodputs)
+    print(f"{'as they are, %':36} {min(goodputs):6.2f} {mean:6.2f} {max(goodputs):6.2f}", flush=True)
     for (title, _), after in zip(tried, results, strict=True):
         print(row(title, before, after), flush=True)
 

@@ -47,7 +47,8 @@ def test_a_row_tells_the_worst_cell_the_mean_and_what_was_preempted():
 @pytest.mark.slow
 def test_a_changed_constant_reaches_the_core_and_another_s_name_changes_nothing(capsys):
     main(["forecast_share=0.5", "promise_late", "--cells", CELL.name, "--requests", "200"])
-    _, _, halved, *same = capsys.readouterr().out.splitlines()
+    _, _, kept, halved, *same = capsys.readouterr().out.splitlines()
+    assert 90 < float(kept.split()[-1]) < 110
     assert float(halved.split()[1]) < -3
     assert len(same) == 3
     assert all(float(line.split()[2]) == 0.0 for line in same)
