@@ -9,6 +9,7 @@ give the same commands. Read it from the top:
 - `placing/`: a request and its endpoints. `rules.py` is the table of reasons to hold it back.
 - `prediction/`: expected output lengths, and the KV cache peak that follows from them.
 - `account/`: the blocks that requests in flight hold now, and the engine's gauges.
+- `tuning.py` has every tuned constant.
 
 The values that go in and out are in `events.py`, `commands.py`, `outcomes.py`, `policy.py`, `snapshot.py` and
 `explanation.py`. `docs/architecture.md` has the formulas and their sources.

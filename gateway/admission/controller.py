@@ -38,15 +38,14 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import FORECAST, Next, may_fit, next_in_line
+from gateway.admission.placing.rules import Next, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
 from gateway.admission.snapshot import Load, PoolState
+from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
-MAX_FAILURES = 2
-"""Endpoints that may fail on a request before it ends: a poisonous request must not reach all of them."""
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.OVER_SHARE}
 
@@ -272,7 +271,7 @@ class AdmissionController:
             request.failures += 1
             request.avoid = endpoint.id
         self._endpoints.settle(endpoint, now)
-        if request.failures >= MAX_FAILURES:
+        if request.failures >= TUNING.max_failures:
             self._reject(request, Outcome.UPSTREAM_ERROR, now)
         else:
             self._wait(request, now)
@@ -387,8 +386,6 @@ class AdmissionController:
             request.spare = self._pool.spare(request, now)
             claimed = {endpoint for endpoint, claim in kept.items() if claim != lane} if kept else ()
             placement = place(self._pool, request, now, claimed)
-            for endpoint, rule in placement.refusals:
-                endpoint.holding = endpoint.holding or rule is FORECAST
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN

@@ -29,7 +29,7 @@ REASONS = {
 """Reasons beside the rules of the endpoints (`RULES`), with their meanings."""
 
 
-class Verdict(StrEnum):
+class Action(StrEnum):
     """The action on a request."""
 
     DISPATCH = "dispatch"
@@ -47,7 +47,7 @@ class Decision:
         endpoint: The endpoint it goes to, now or after its wait; None if there is none.
     """
 
-    verdict: Verdict
+    action: Action
     rule: str
     outcome: Outcome | None = None
     endpoint: EndpointRecord | None = None
@@ -55,7 +55,7 @@ class Decision:
     @property
     def would(self) -> str | None:
         """The note on a request that observe mode dispatches anyway: "queued" or an outcome; None if it may go."""
-        if self.verdict is Verdict.DISPATCH:
+        if self.action is Action.DISPATCH:
             return None
         return "queued" if self.outcome is None else self.outcome.value
 
@@ -122,18 +122,18 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
     """
     bar = barred(pool, pool.endpoints.lane(request))
     if bar is not None:
-        return Decision(Verdict.REFUSE, bar.rule, bar.outcome)
+        return Decision(Action.REFUSE, bar.rule, bar.outcome)
     placement = place(pool, request, now)
     if placement.endpoint is not None and _in_order(pool, request, now):
-        return Decision(Verdict.DISPATCH, "fits", endpoint=placement.endpoint)
+        return Decision(Action.DISPATCH, "fits", endpoint=placement.endpoint)
     away = turned_away(pool, request, now)
     if away is not None:
-        return Decision(Verdict.REFUSE, away.rule, away.outcome)
+        return Decision(Action.REFUSE, away.rule, away.outcome)
     if placement.endpoint is not None:
-        return Decision(Verdict.QUEUE, "order", endpoint=placement.endpoint)
+        return Decision(Action.QUEUE, "order", endpoint=placement.endpoint)
     if not placement.refusals:
-        return Decision(Verdict.QUEUE, "no_endpoint")
-    return Decision(Verdict.QUEUE, placement.refusals[0][1].name, endpoint=nearest(pool, request, now))
+        return Decision(Action.QUEUE, "no_endpoint")
+    return Decision(Action.QUEUE, placement.refusals[0][1].name, endpoint=nearest(pool, request, now))
 
 
 def nearest(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.admission.decide import Verdict, decide, let_through, nearest
+from gateway.admission.decide import Action, decide, let_through, nearest
 from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM
 from gateway.admission.placing.endpoint import EndpointRecord
@@ -67,14 +67,14 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
     waits, outcome = pool.waits, decision.outcome
     candidates = tuple(_candidate(e, request, now) for e in sorted(pool.endpoints, key=lambda e: e.id))
     near = decision.endpoint or nearest(pool, request, now)
-    verdict = decision.verdict.value if outcome is None else outcome.value
+    verdict = decision.action.value if outcome is None else outcome.value
     endpoint = decision.endpoint
     would = decision.would
     if pool.policy.mode is Mode.OBSERVE and would is not None and (anyway := let_through(pool, request, now)):
-        verdict, endpoint, outcome = Verdict.DISPATCH.value, anyway, None
+        verdict, endpoint, outcome = Action.DISPATCH.value, anyway, None
     else:
         would = None
-    goes = verdict == Verdict.DISPATCH.value
+    goes = verdict == Action.DISPATCH.value
     return Explanation(
         verdict=verdict,
         rule=decision.rule,

@@ -4,15 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-FRESH_POLLS = 3.0
-"""Polls for which a scrape is fresh. An older one closes no gate by itself: the ledger carries on."""
-
 LAST_BAND = 9
-"""The least urgent band. Each band is owed a share of service (`STARVED_SHARE`), so a client that could wait in any
+"""The least urgent band. Each band is owed a share of service (`starved_share`), so a client that could wait in any
 number of bands at once would take service from all others."""
-
-FORECAST_SHARE = 0.96
-"""Most of the cache that the forecast may fill if no fence is lower: the rest is for what it cannot know."""
 
 
 class Mode(StrEnum):
@@ -22,7 +16,7 @@ class Mode(StrEnum):
     OBSERVE = "observe"
 
 
-class Rule(StrEnum):
+class Bounds(StrEnum):
     """The bounds on an endpoint's KV cache."""
 
     HYSTERESIS = "hysteresis"
@@ -60,7 +54,7 @@ class Policy:
     """Most waiting requests."""
     max_bytes: int = 512 * 2**20
     """Most bytes of waiting bodies."""
-    rule: Rule = Rule.BOTH
+    bounds: Bounds = Bounds.BOTH
     ttft_target: float | None = 5.0
     """Seconds to the first token. A request that surely misses it is refused at once, others when it has passed.
     None: requests wait up to `ttl`."""

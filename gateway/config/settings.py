@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.admission.policy import LAST_BAND, Band, Mode, Policy, Rule
+from gateway.admission.policy import LAST_BAND, Band, Bounds, Mode, Policy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -350,7 +350,7 @@ class AdmissionSettings(_Section):
         """
         return Policy(
             mode=Mode(self.mode),
-            rule=Rule(self.policy),
+            bounds=Bounds(self.policy),
             kv_high=self.kv_high,
             kv_low=self.kv_low,
             ttl=self.queue.ttl,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.simulation.contenders import Contender, direct, kvgate, oracle, scraped
 from gateway.simulation.machine import Machine
 from gateway.simulation.result import Result, Slo
@@ -88,7 +88,7 @@ def contenders(policy: Policy, slo: Slo, known: Capacity) -> tuple[Contender, ..
         direct(watermark=0.05),
         direct(watermark=0.05, max_queued=most),
         scraped(policy.kv_high, policy.kv_low),
-        *(kvgate(replace(policy, rule=rule)) for rule in Rule),
+        *(kvgate(replace(policy, bounds=bounds)) for bounds in Bounds),
     )
 
 

@@ -101,7 +101,7 @@ def scraped(high: float = 0.9, low: float = 0.8) -> Contender:
 
 def kvgate(policy: Policy, name: str | None = None) -> Contender:
     """The admission core."""
-    return Contender(name or f"kvgate {policy.rule.value}", lambda *_: AdmissionController(policy))
+    return Contender(name or f"kvgate {policy.bounds.value}", lambda *_: AdmissionController(policy))
 
 
 def oracle(ttft_target: float | None) -> Contender:

@@ -29,18 +29,17 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
-from gateway.admission.policy import FORECAST_SHARE, Band, Policy, Rule
+from gateway.admission.policy import Band, Bounds, Policy
 from gateway.admission.prediction.forecast import Forecast
-from gateway.admission.prediction.outlook import PARTS
-from gateway.admission.queueing.retry_after import WAITING_SHARE
+from gateway.admission.tuning import TUNING
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=7.0, max_requests=5, max_bytes=4000, ttft_target=None, max_passes=0)
 POLICIES = (
-    replace(POLICY, rule=Rule.HYSTERESIS),
+    replace(POLICY, bounds=Bounds.HYSTERESIS),
     POLICY,
-    replace(POLICY, rule=Rule.HYSTERESIS, ttft_target=3.0),
-    replace(POLICY, rule=Rule.FORECAST, ttft_target=3.0, max_passes=2),
-    replace(POLICY, rule=Rule.FORECAST, max_passes=2, weights={"a": 3.0}),
+    replace(POLICY, bounds=Bounds.HYSTERESIS, ttft_target=3.0),
+    replace(POLICY, bounds=Bounds.FORECAST, ttft_target=3.0, max_passes=2),
+    replace(POLICY, bounds=Bounds.FORECAST, max_passes=2, weights={"a": 3.0}),
     replace(POLICY, ttft_target=3.0, max_passes=2, bands={1: Band(ttft_target=1.0, reserved=0.3)}),
 )
 OTHERS = (*POLICIES, replace(POLICY, max_requests=2, ttl=4.0, kv_high=0.5, kv_low=0.3, weights={"b": 0.5}))
@@ -339,7 +338,7 @@ class Admission(RuleBasedStateMachine):
         target = self.target(known)
         queue_budget = self.policy.ttl
         if target is not None:
-            queue_budget = min(queue_budget, target * WAITING_SHARE if earliest else target)
+            queue_budget = min(queue_budget, target * TUNING.waiting_share if earliest else target)
         ttl = queue_budget if live else self.policy.no_endpoint_ttl
         longest = known.arrived_at + self.policy.ttl + self.policy.no_endpoint_ttl
         return min(max(known.arrived_at, self.since) + ttl, longest)
@@ -404,7 +403,7 @@ class Admission(RuleBasedStateMachine):
     def check_dispatch(self, command, state):
         """At the instant of a dispatch the limits hold, or nothing else is on the endpoint; nobody is overtaken."""
         (shown,) = [e for e in state.endpoints if e.id == command.endpoint]
-        most = FORECAST_SHARE if self.policy.rule is Rule.FORECAST else self.policy.kv_high
+        most = TUNING.forecast_share if self.policy.bounds is Bounds.FORECAST else self.policy.kv_high
         if shown.in_flight > 1:
             assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
             assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
@@ -486,7 +485,7 @@ class Admission(RuleBasedStateMachine):
                 ends = (max(0, length - reservation.generated) for length in prediction.lengths)
                 rows.extend((weight, remaining, holds, reservation.sequences) for remaining in ends)
             else:
-                peak = Forecast(endpoint.outlook._ends(block), PARTS).peak + endpoint.ledger.shared_tokens
+                peak = Forecast(endpoint.outlook._ends(block), TUNING.predictions).peak + endpoint.ledger.shared_tokens
                 assert peak == most_held(rows, endpoint.ledger.shared_tokens)
 
     @invariant()

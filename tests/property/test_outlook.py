@@ -7,10 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.admission.prediction.forecast import Forecast
-from gateway.admission.prediction.outlook import MAX_AGE, PARTS
 from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
 BLOCK = 16
 PREFIXES = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((48, 4),))
@@ -19,11 +19,11 @@ PREFIXES = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((32, 1),), ((48, 4)
 def most_held(rows, shared):
     """Step by step, those that have not ended with it: where a request has several ends, the mean of what it holds.
 
-    A row's first number says how many of `PARTS` parts of a request it is.
+    A row's first number says how many of `TUNING.predictions` parts of a request it is.
     """
     steps = range(max((remaining for _, remaining, _, _ in rows), default=0) + 1)
     held = [sum([parts * (h + step * grows) for parts, r, h, grows in rows if r >= step]) for step in steps]
-    return shared - (-max(held) // PARTS)
+    return shared - (-max(held) // TUNING.predictions)
 
 
 class Outlooks(RuleBasedStateMachine):
@@ -32,7 +32,9 @@ class Outlooks(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.predictor = Predictor()
-        self.endpoint = EndpointRecord("a", Capacity(10_000, 1000, BLOCK), Policy(rule=Rule.FORECAST), self.predictor)
+        self.endpoint = EndpointRecord(
+            "a", Capacity(10_000, 1000, BLOCK), Policy(bounds=Bounds.FORECAST), self.predictor
+        )
         self.now = 10.0
         self.flying = []
         self.grown = 0
@@ -68,7 +70,7 @@ class Outlooks(RuleBasedStateMachine):
             for one in self.flying:
                 assert one.generated < outlook[one].review or outlook[one].lengths[0] <= one.generated + 1
         else:
-            assert self.now - outlook._made_at < MAX_AGE
+            assert self.now - outlook._made_at < TUNING.forecast_age
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), tokens=st.integers(1, 60))
@@ -92,7 +94,7 @@ class Outlooks(RuleBasedStateMachine):
         for length in lengths:
             self.predictor.learn(kind, min(length, max_tokens), max_tokens)
 
-    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, MAX_AGE]))
+    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, TUNING.forecast_age]))
     def wait(self, step):
         self.now += step
 
@@ -102,16 +104,17 @@ class Outlooks(RuleBasedStateMachine):
         rows = []
         for one in self.flying:
             holds, lengths = one.held * BLOCK - one.shared, self.endpoint.outlook[one].lengths
-            part = PARTS // len(lengths)
+            part = TUNING.predictions // len(lengths)
             rows += [(part, max(0, length - one.generated), holds, one.sequences) for length in lengths]
         return rows
 
     def brute_force(self, *more):
-        return most_held([*self.rows(), *((PARTS, *row) for row in more)], self.endpoint.ledger.shared_tokens)
+        rows = [*self.rows(), *((TUNING.predictions, *row) for row in more)]
+        return most_held(rows, self.endpoint.ledger.shared_tokens)
 
     @invariant()
     def made_now_it_is_exact(self):
-        forecast = Forecast(self.endpoint.outlook._ends(BLOCK), PARTS)
+        forecast = Forecast(self.endpoint.outlook._ends(BLOCK), TUNING.predictions)
         beside = self.endpoint.ledger.shared_tokens
         assert forecast.peak + beside == self.brute_force()
         for row in ((30, 100, 1), (0, 64, 1), (300, 10, 4)):

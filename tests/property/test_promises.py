@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.outcomes import Outcome
-from gateway.admission.queueing.promises import HORIZON, LEAD, Pressure
+from gateway.admission.queueing.promises import Pressure
 from gateway.admission.queueing.retry_after import FLOOR
+from gateway.admission.tuning import TUNING
 from tests.unit.admission.queueing.test_promises import Refusals
 
 RATE, WAIT = 100.0, 3.0
@@ -46,7 +47,7 @@ class Story:
             due = promises.grant(request, Outcome.QUEUE_FULL, Pressure(WAIT, RATE, 1.0), self.now)
             assert asked == due
             if due is not None:
-                assert self.now + FLOOR <= due <= self.now + HORIZON
+                assert self.now + FLOOR <= due <= self.now + TUNING.promise_horizon
                 self.open.append(max(promises._by_key[key], key=lambda promise: promise.order))
         elif (promise := promises.find(key, self.now)) is not None:
             assert promise in self.open
@@ -92,4 +93,4 @@ def test_one_flow_is_never_promised_more_than_drains(refused):
             given_.append((due, cost))
     for (due, cost), (following, _) in pairwise(given_):
         assert following - due >= cost / RATE - 1e-6
-    assert sum(cost for due, cost in given_ if due > now + LEAD) <= RATE * HORIZON
+    assert sum(cost for due, cost in given_ if due > now + TUNING.promise_lead) <= RATE * TUNING.promise_horizon

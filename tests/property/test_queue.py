@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band import MANY
-from gateway.admission.queueing.fairness import STARVED_SHARE
-from gateway.admission.queueing.queue import BACKFILL_TRIES, Answer, Queue
+from gateway.admission.queueing.queue import Answer, Queue
+from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import Waiting
 
 LANE = (1, None)
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
                 assert not over, "asked after its lane had ended"
                 assert request.size < head.size, "passed by one that is not smaller"
                 assert head.backfilled < MAX_PASSES
-                assert asked < BACKFILL_TRIES
+                assert asked < TUNING.backfill_tries
                 heads[stands] = (head, asked + 1, answer is Answer.CLOSED)
             elif answer is not Answer.TAKEN:
                 heads[stands] = (request, 0, answer is Answer.CLOSED)
@@ -262,8 +262,8 @@ def test_a_reserved_share_is_held_while_somebody_waits(reserved, data):
         crowd.join(band=band, cost=data.draw(COSTS))
         total = sum(service.values())
         for number, settings_of in bands.items():
-            assert service[number] >= max(settings_of.reserved, STARVED_SHARE) * total - 3 * 40
-    assert service[0] >= (1 - sum(max(share, STARVED_SHARE) for share in reserved)) * total - 3 * 40
+            assert service[number] >= max(settings_of.reserved, TUNING.starved_share) * total - 3 * 40
+    assert service[0] >= (1 - sum(max(share, TUNING.starved_share) for share in reserved)) * total - 3 * 40
 
 
 @given(
@@ -287,7 +287,7 @@ def test_nobody_starves(data, band, debt, size, depth):
     given_to_others = 0.0
     flows = depth + 3
     in_band = (debt + 2 * 40) * flows + 4 * 40 * flows
-    bound = in_band if band == 0 else (in_band + 20) / STARVED_SHARE + 10 * 40 / STARVED_SHARE
+    bound = in_band if band == 0 else (in_band + 20) / TUNING.starved_share + 10 * 40 / TUNING.starved_share
     for step in range(10**6):
         for number in range(depth if not step else 1):
             urgent = data.draw(st.booleans()) if step < 20 else (step + number) % 2

@@ -27,7 +27,7 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
-from gateway.admission.policy import Band, Policy, Rule
+from gateway.admission.policy import Band, Bounds, Policy
 from gateway.simulation.contenders import Contender
 from gateway.simulation.machine import Machine
 from gateway.simulation.simulate import simulate
@@ -36,8 +36,8 @@ from gateway.simulation.workload import Request
 MACHINE = Machine(kv_tokens=6000, block_size=16)
 POLICIES = {
     "default": Policy(),
-    "gate": Policy(rule=Rule.HYSTERESIS, max_passes=0, ttft_target=None),
-    "forecast": Policy(rule=Rule.FORECAST, weights={"b": 2.0}, bands={0: Band(ttft_target=2.0)}),
+    "gate": Policy(bounds=Bounds.HYSTERESIS, max_passes=0, ttft_target=None),
+    "forecast": Policy(bounds=Bounds.FORECAST, weights={"b": 2.0}, bands={0: Band(ttft_target=2.0)}),
 }
 
 
@@ -91,7 +91,7 @@ PREFIXES = ((), (), ((32, 1), (64, 2)), ((32, 1), (96, 3)), ((64, 4),))
 
 def policy(random):
     return Policy(
-        rule=random.choice(list(Rule)),
+        bounds=random.choice(list(Bounds)),
         max_requests=random.choice((5, 50)),
         ttft_target=random.choice((None, 1.0, 5.0)),
         bands=random.choice(({}, {1: Band(ttft_target=1.0, reserved=0.3)})),

@@ -5,10 +5,8 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.admission.account.ewma import Ewma
-from gateway.admission.policy import FRESH_POLLS
+from gateway.admission.tuning import TUNING
 
-SMOOTHING_POLLS = 2.0
-"""Time constant of the difference's EWMA, in polls."""
 GRAIN = 0.01
 """Least time between two history entries, seconds: finer than any engine's step."""
 
@@ -59,13 +57,13 @@ class Correction:
 
     A dispatched request may not have reached the engine yet. So a gauge differs from the ledger only when it is above
     the blocks held or below the blocks confirmed. An EWMA smooths the differences. A sample has full weight while it
-    is fresh (`FRESH_POLLS`) and fades to zero over the same time again: an old or frozen gauge must not rule.
+    is fresh (`fresh_polls`) and fades to zero over the same time again: an old or frozen gauge must not rule.
     """
 
     __slots__ = ("_difference", "_poll", "_sampled_at")
 
     def __init__(self, poll_interval: float) -> None:
-        self._difference = Ewma(SMOOTHING_POLLS * poll_interval)
+        self._difference = Ewma(TUNING.smoothing_polls * poll_interval)
         self._poll = poll_interval
         self._sampled_at = 0.0
 
@@ -92,7 +90,7 @@ class Correction:
         value = self._difference.value
         if not value:
             return 0.0
-        left = 2.0 - (now - self._sampled_at) / self._poll / FRESH_POLLS
+        left = 2.0 - (now - self._sampled_at) / self._poll / TUNING.fresh_polls
         if left >= 1.0:
             return value
         return value * left if left > 0.0 else 0.0

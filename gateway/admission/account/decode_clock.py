@@ -2,11 +2,7 @@
 
 from gateway.admission.account.ewma import Ewma
 from gateway.admission.events import Observed
-
-SMOOTHING_POLLS = 2.0
-"""Time constant of the decode rate's EWMA, in polls."""
-DELAY_WEIGHT = 0.1
-"""Weight of one request in the mean delay of first tokens."""
+from gateway.admission.tuning import TUNING
 
 
 class DecodeClock:
@@ -23,7 +19,7 @@ class DecodeClock:
     def __init__(self, poll_interval: float) -> None:
         self._reading = 0.0
         self._at = 0.0
-        self._rate = Ewma(SMOOTHING_POLLS * poll_interval)
+        self._rate = Ewma(TUNING.smoothing_polls * poll_interval)
         self._previous: Observed | None = None
         self._delay = 0.0
 
@@ -57,4 +53,4 @@ class DecodeClock:
 
     def saw_delay(self, tokens: float) -> None:
         """Learn from the clock tokens between a request's dispatch and its first token."""
-        self._delay += (max(0.0, tokens) - self._delay) * DELAY_WEIGHT
+        self._delay += (max(0.0, tokens) - self._delay) * TUNING.sample_weight

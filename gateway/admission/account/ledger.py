@@ -11,18 +11,7 @@ from gateway.admission.account.footprint import Footprint
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.account.prefixes import SharedPrefixes
 from gateway.admission.events import Arrived, Capacity, Prefix
-
-ABORT_BOUND = 1.0
-"""Seconds until an aborted request counts as gone from the engine, even if no step was seen."""
-REPORT_SPAN = 0.05
-"""A progress report may tell of steps up to this many seconds ago: one that comes sooner after an abort does not prove
-a step after it."""
-STREAM_PACE = 0.8
-"""Speed of the decode clock for a stream, as a share of its rate: slower, so that its noise does not overtake the
-stream's own, better reports. Not 0, as tokens that are merged into one delta or held back are not reported in time."""
-RECHECK_TOKENS = 64
-"""Tokens until the clock checks a reporting request again. A request that does not report is checked exactly at each
-block boundary."""
+from gateway.admission.tuning import TUNING
 
 
 class Phase(Enum):
@@ -119,7 +108,7 @@ class Ledger:
     """Reservations of one endpoint and their totals, kept up to date: an event costs only what it touches.
 
     The progress of a request is the larger of two counts: the tokens that the relay saw, and those that the decode
-    clock counted. For a stream the clock starts with its first token and runs at `STREAM_PACE`. A request that reports
+    clock counted. For a stream the clock starts with its first token and runs at `stream_pace`. A request that reports
     nothing until its end gets its first token after the endpoint's mean delay; from then on the clock counts for it at
     full speed. Every count stops at `max_tokens`.
     """
@@ -234,7 +223,7 @@ class Ledger:
             reservation.origin = reading
             reservation.base = reservation.generated
             if reservation.streamed:
-                reservation.pace = STREAM_PACE
+                reservation.pace = TUNING.stream_pace
             self._schedule(reservation)
 
     def progressed(self, reservation: Reservation, now: float) -> int:
@@ -249,7 +238,7 @@ class Ledger:
     def stepped(self, now: float) -> None:
         """Note progress of any request: the engine has taken a step and dropped requests aborted before it."""
         if self._aborting:
-            self._release_aborted(REPORT_SPAN, now)
+            self._release_aborted(TUNING.report_span, now)
 
     def settle(self, now: float) -> None:
         """Bring the account up to this time.
@@ -258,7 +247,7 @@ class Ledger:
         carried over a block boundary.
         """
         if self._aborting:
-            self._release_aborted(ABORT_BOUND, now)
+            self._release_aborted(TUNING.abort_bound, now)
         growth = self._growth
         if not growth:
             return
@@ -297,7 +286,7 @@ class Ledger:
     @property
     def next_abort_expiry(self) -> float:
         """Latest time at which the next aborted request is released; infinity if there is none."""
-        return self._aborting[0].aborted_at + ABORT_BOUND if self._aborting else inf
+        return self._aborting[0].aborted_at + TUNING.abort_bound if self._aborting else inf
 
     def rebase(self, capacity: Capacity) -> None:
         """Recount every reservation, after the endpoint's blocks have changed."""
@@ -361,7 +350,7 @@ class Ledger:
             return
         tokens = int(reservation.edge)
         if reservation.seen:
-            tokens = max(tokens, min(reservation.generated + RECHECK_TOKENS, reservation.limit))
+            tokens = max(tokens, min(reservation.generated + TUNING.recheck_tokens, reservation.limit))
         reservation.due_tokens = tokens
         due = reservation.origin + (tokens - reservation.base) / reservation.pace
         self._look_again(reservation, due)

@@ -1,9 +1,6 @@
 """The time from a dispatch to its first token."""
 
-SAMPLE_WEIGHT = 0.1
-"""Weight of one first token in the means."""
-DEVIATIONS = 2.0
-"""Mean deviations added to an estimate: a first token that is promised in time should come in time."""
+from gateway.admission.tuning import TUNING
 
 
 class PrefillRate:
@@ -20,10 +17,12 @@ class PrefillRate:
         """Learn from a first token: the seconds since its dispatch, and the tokens computed until then."""
         if self._tokens:
             error = abs(seconds - tokens * self._seconds / self._tokens)
-            self._deviation += (error - self._deviation) * SAMPLE_WEIGHT
-        self._seconds += (seconds - self._seconds) * SAMPLE_WEIGHT
-        self._tokens += (tokens - self._tokens) * SAMPLE_WEIGHT
+            self._deviation += (error - self._deviation) * TUNING.sample_weight
+        self._seconds += (seconds - self._seconds) * TUNING.sample_weight
+        self._tokens += (tokens - self._tokens) * TUNING.sample_weight
 
     def seconds(self, tokens: int) -> float:
         """Seconds that this many tokens take, on the cautious side; 0 while nothing is known."""
-        return tokens * self._seconds / self._tokens + DEVIATIONS * self._deviation if self._tokens else 0.0
+        if not self._tokens:
+            return 0.0
+        return tokens * self._seconds / self._tokens + TUNING.prefill_deviations * self._deviation

@@ -12,15 +12,12 @@ from gateway.admission.placing.gate import Gate
 from gateway.admission.placing.presence import TRANSITIONS, EndpointEvent, Presence
 from gateway.admission.placing.request import RequestRecord, service
 from gateway.admission.placing.sequence_limit import SequenceLimit
-from gateway.admission.policy import FORECAST_SHARE, FRESH_POLLS, Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.admission.prediction.outlook import Outlook
 from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
-GAUGE_LAG = 0.25
-"""Most seconds by which a gauge trails the engine, which sets it at the end of a step."""
 UNBOUNDED = 2**63
-UNDISPATCHED = 0.5
-"""Position in the quantile range assumed for a request not yet dispatched: the middle."""
 
 
 class EndpointRecord:
@@ -37,8 +34,6 @@ class EndpointRecord:
         self._predictor = predictor
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.fill)
-        self.holding = False
-        """Whether the forecast alone has kept a request waiting since the last scrape."""
         self._was_busy = False
         self._settled_at = -inf
         self.next_change = inf
@@ -49,18 +44,18 @@ class EndpointRecord:
 
     def _follow(self, policy: Policy) -> None:
         self._policy = policy
-        self._fences = policy.rule is not Rule.FORECAST
-        self.forecasts = policy.rule is not Rule.HYSTERESIS
+        self._fences = policy.bounds is not Bounds.FORECAST
+        self.forecasts = policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
         """Most usage of the cache that a dispatch may lead to."""
-        self.fill = min(self.most, FORECAST_SHARE)
+        self.fill = min(self.most, TUNING.forecast_share)
         """Share of the cache that the forecast may fill. Inside the fence this keeps the gate from closing: each time
         it closes, the cache runs down to `kv_low`."""
 
     def govern(self, policy: Policy) -> None:
         """Apply another policy. `settle` is due afterwards."""
         self._follow(policy)
-        self.outlook.quantiles.fill(self.fill)
+        self.outlook.quantiles.share = self.fill
         self.limit.kv_low = policy.kv_low
         self.gate.govern(policy.kv_high, policy.kv_low)
         if not self._fences:
@@ -74,7 +69,7 @@ class EndpointRecord:
         room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
         self.longest_prompt = min(capacity.max_model_len, room) - 1
         """Most prompt tokens that it can serve: one more token must fit its model length and its blocks."""
-        self._history = History(2 * FRESH_POLLS * policy.poll_interval)
+        self._history = History(2 * TUNING.fresh_polls * policy.poll_interval)
         self._note(0.0)
         self._correction = Correction(policy.poll_interval)
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
@@ -122,7 +117,7 @@ class EndpointRecord:
         if blocks is not None:
             return max(0.0, self.ledger.used + self._correction.read(now)) / blocks
         observed = self.observed
-        if observed is None or now - observed.sampled_at > FRESH_POLLS * self._policy.poll_interval:
+        if observed is None or now - observed.sampled_at > TUNING.fresh_polls * self._policy.poll_interval:
             return None
         return observed.kv_usage
 
@@ -157,7 +152,8 @@ class EndpointRecord:
 
     def expected_length(self, request: RequestRecord) -> int:
         """Expected length of each sequence of the request here, tokens."""
-        return request.expected_length(self._predictor, self.outlook.quantiles.at(UNDISPATCHED, self.ledger.sequences))
+        quantile = self.outlook.quantiles.at(TUNING.waiting_draw, self.ledger.sequences)
+        return request.expected_length(self._predictor, quantile)
 
     def reserve(self, request: RequestRecord, now: float) -> Reservation:
         """Enter a request as it is dispatched here."""
@@ -254,7 +250,7 @@ class EndpointRecord:
         self.gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)
         if previous is None or not _same(previous, sample):
-            account = self._history.since(sample.sampled_at - GAUGE_LAG)
+            account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
             blocks = self.capacity.kv_blocks
             if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
                 self._correction.sample(
@@ -266,8 +262,7 @@ class EndpointRecord:
         self.settle(now)
         usage = self.usage(now)
         if usage is not None:
-            self.outlook.quantiles.observe(usage, sample.preemptions, now, holding=self.holding)
-            self.holding = False
+            self.outlook.quantiles.observe(usage, sample.preemptions, now)
 
     def _note(self, now: float) -> None:
         ledger = self.ledger

@@ -2,12 +2,7 @@
 
 from math import inf
 
-from gateway.admission.policy import FRESH_POLLS
-
-CLOSING_SAMPLES = 2
-"""Consecutive samples that must show waiting requests: a single one may be a burst on its way in."""
-BUSY_HOLD = 1.0
-"""Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner."""
+from gateway.admission.tuning import TUNING
 
 
 class Gate:
@@ -18,7 +13,7 @@ class Gate:
     def __init__(self, kv_high: float, kv_low: float, poll_interval: float) -> None:
         self._high = kv_high
         self._low = kv_low
-        self._fresh = FRESH_POLLS * poll_interval
+        self._fresh = TUNING.fresh_polls * poll_interval
         self.closed = False
         """Whether effective usage went over the high mark and is not yet below the low one."""
         self._over = 0
@@ -44,13 +39,13 @@ class Gate:
 
     def hold(self, now: float) -> None:
         """Note that the endpoint refused a request for lack of room."""
-        self.busy_until = now + BUSY_HOLD
+        self.busy_until = now + TUNING.busy_hold
 
     def scraped(self, sampled_at: float) -> None:
         """Note a scrape: it is newer than any refusal before it."""
-        if sampled_at > self.busy_until - BUSY_HOLD:
+        if sampled_at > self.busy_until - TUNING.busy_hold:
             self.busy_until = -inf
 
     def engine_waits(self, now: float) -> bool:
         """Whether requests that we cannot account for wait in the engine."""
-        return self._over >= CLOSING_SAMPLES and now - self._sampled_at <= self._fresh
+        return self._over >= TUNING.closing_samples and now - self._sampled_at <= self._fresh

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-
-PREFIX_PULL = 0.3
-"""Extra usage at which an endpoint is still preferred if it has the whole prompt cached, as a share of its KV cache."""
+from gateway.admission.tuning import TUNING
 
 
 def pick(candidates: Sequence[EndpointRecord], request: RequestRecord, now: float) -> EndpointRecord | None:
@@ -18,7 +16,7 @@ def pick(candidates: Sequence[EndpointRecord], request: RequestRecord, now: floa
         return candidates[0] if candidates else None
 
     def load(endpoint: EndpointRecord) -> tuple[float, int, str]:
-        pull = PREFIX_PULL * endpoint.cached(request) / request.size
+        pull = TUNING.prefix_pull * endpoint.cached(request) / request.size
         return (endpoint.usage(now) or 0.0) - pull, len(endpoint.ledger), endpoint.id
 
     return min(candidates, key=load)

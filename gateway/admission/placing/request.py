@@ -7,17 +7,16 @@ from gateway.admission.events import Arrived, EndpointId
 from gateway.admission.placing.lifecycle import TRANSITIONS, State, Trigger
 from gateway.admission.placing.promise import Promise
 from gateway.admission.prediction.predictor import Kind, Predictor
+from gateway.admission.tuning import TUNING
 
 LaneKey = tuple[int, EndpointId | None]
 """What decides where a request can go: the least `longest_prompt` that serves it, and the endpoint to avoid."""
 MEDIAN = 0.5
-OUTPUT_WEIGHT = 2
-"""Service of an output token, in prompt tokens (Virtual Token Counter, arXiv 2401.00588)."""
 
 
 def service(prompt_tokens: int, generated: int) -> float:
     """Service that a request takes from its pool, in tokens; `generated` counts all its sequences."""
-    return float(prompt_tokens + OUTPUT_WEIGHT * generated)
+    return float(prompt_tokens + TUNING.output_weight * generated)
 
 
 class RequestRecord:

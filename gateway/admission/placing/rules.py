@@ -13,13 +13,7 @@ from math import inf
 
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-
-UNSEEN_SHARE = 1 / 3
-"""Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
-does not show it: a burst must not fill the cache with prompts. A tenth starved an engine whose first tokens take a
-second (0.63 of direct's throughput on a busy machine)."""
-MOST_SPARED = 0.3
-"""Most of a cache that is kept free for flows within their share, as a share of it."""
+from gateway.admission.tuning import TUNING
 
 
 class Unit(StrEnum):
@@ -125,7 +119,7 @@ def _engine_waiting(ask: Ask) -> float:
 
 def _prefill(ask: Ask) -> float:
     unseen = ask.endpoint.ledger.unseen
-    return unseen + ask.first - UNSEEN_SHARE * ask.blocks if unseen else 0
+    return unseen + ask.first - TUNING.unseen_share * ask.blocks if unseen else 0
 
 
 def _kv(ask: Ask) -> float:
@@ -139,7 +133,7 @@ def _forecast(ask: Ask) -> float:
 def _share(ask: Ask) -> float:
     if ask.request is None or not ask.request.spare:
         return 0
-    kept = min(ask.request.spare / ask.endpoint.capacity.block_size, MOST_SPARED * ask.blocks)
+    kept = min(ask.request.spare / ask.endpoint.capacity.block_size, TUNING.most_spared * ask.blocks)
     return kept + max(ask.short, ask.short_at_peak)
 
 

@@ -1,18 +1,14 @@
 """The most sequences that an endpoint runs at once, configured or learned."""
 
 from gateway.admission.events import Observed
-
-PROBE_AFTER = 30.0
-"""Seconds at a learned limit, with no request waiting in the engine, until a higher limit is tried."""
-PROBE_SHARE = 8
-"""A probe adds 1 / `PROBE_SHARE` of the limit, at least one sequence."""
+from gateway.admission.tuning import TUNING
 
 
 class SequenceLimit:
     """The configured limit, or a limit learned from a plateau of the engine.
 
     An engine has reached its limit if two scrapes show the same number of running requests while others wait and its
-    KV cache has room. A plateau may be chance, so a learned limit is probed: after each `PROBE_AFTER` without a waiting
+    KV cache has room. A plateau may be chance, so a learned limit is probed: after each `probe_after` without a waiting
     request it goes up a little. A true limit shows again; a false one is soon gone.
     """
 
@@ -47,7 +43,7 @@ class SequenceLimit:
             self.value is not None
             and not sample.waiting
             and sequences >= self.value
-            and at - self._settled_at > PROBE_AFTER
+            and at - self._settled_at > TUNING.probe_after
         ):
-            self.value += max(1, self.value // PROBE_SHARE)
+            self.value += max(1, self.value // TUNING.probe_divisor)
             self._settled_at = at

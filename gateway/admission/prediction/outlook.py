@@ -5,19 +5,7 @@ from gateway.admission.prediction.forecast import Ends, Forecast, Row
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.prediction.quantile_range import QuantileRange
 from gateway.admission.prediction.spread import spread
-
-AGE_PER_REQUEST = 250e-6
-"""Seconds per request in flight for which a forecast stays valid although requests come and go. A new forecast takes
-about a microsecond per request, less if compiled; so this bounds its cost on a busy endpoint."""
-MAX_AGE = 0.25
-"""Longest validity of a forecast, seconds: requests make progress, and some outlive their predictions."""
-REVIEW = 2
-"""A request is predicted again when its shortest prediction has only 1 / `REVIEW` of its tokens left. Its progress
-says more about its length, and an early review catches most requests before they outlive their prediction."""
-PARTS = 4
-"""Predictions per request while few are in flight."""
-MOST_PREDICTIONS = 256
-"""Bound on predictions per request times sequences in flight: above it a new request gets fewer predictions."""
+from gateway.admission.tuning import TUNING
 
 
 class LengthPrediction:
@@ -67,7 +55,7 @@ class Outlook:
         self.quantiles = QuantileRange(share)
         self._predictions: dict[Reservation, LengthPrediction] = {}
         """Of each request in the ledger, and of some that have just left it."""
-        self._forecast = Forecast(Ends(), PARTS)
+        self._forecast = Forecast(Ends(), TUNING.predictions)
         self._made_at = 0.0
         self._changed = False
         self._shared = 0
@@ -102,7 +90,8 @@ class Outlook:
     def stale(self, now: float) -> bool:
         """Whether the forecast is too old to use."""
         age = now - self._made_at
-        return age >= MAX_AGE or (self._changed and age >= len(self._ledger) * AGE_PER_REQUEST)
+        enough = len(self._ledger) * TUNING.forecast_age_per_request if self._changed else TUNING.forecast_age
+        return age >= min(enough, TUNING.forecast_age)
 
     def refresh(self, block_size: int, now: float) -> None:
         """Review the predictions and make a new forecast."""
@@ -110,7 +99,7 @@ class Outlook:
         for reservation, prediction in self._predictions.items():
             if reservation.generated >= prediction.review:
                 self._predict(reservation, prediction, len(prediction.lengths))
-        self._forecast, self._shared = Forecast(self._ends(block_size), PARTS), self._ledger.shared_tokens
+        self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
         self._made_at, self._changed, self._arrived = now, False, 0
 
     @property
@@ -129,18 +118,18 @@ class Outlook:
         """
         moved = shared - other.shared
         ends = self._ends(block_size, sharer=other, shares=moved)
-        return Forecast(ends, PARTS).with_request(row) + self._ledger.shared_tokens + moved
+        return Forecast(ends, TUNING.predictions).with_request(row) + self._ledger.shared_tokens + moved
 
     def _ends(self, block_size: int, *, sharer: Reservation | None = None, shares: int = 0) -> Ends:
         """Ends of all requests in flight as of now, with `shares` more shared tokens of the request `sharer`."""
-        ends = Ends()
+        ends, most = Ends(), TUNING.predictions
         for reservation in self._ledger:
             generated = reservation.generated
             holds = reservation.held * block_size - reservation.shared
             if reservation is sharer:
                 holds -= shares
             lengths = self._predictions[reservation].lengths
-            weight = PARTS // len(lengths)
+            weight = most // len(lengths)
             for length in lengths:
                 remaining = length - generated if length > generated else 0
                 ends.add(remaining, holds * weight, reservation.sequences * weight)
@@ -153,12 +142,12 @@ class Outlook:
             quantiles = self.quantiles.at((part + prediction.draw) / parts, self._ledger.sequences)
             lengths.append(self._predictor.predict(prediction.kind, quantiles, generated, reservation.limit))
         prediction.lengths = lengths
-        prediction.review = lengths[0] - (lengths[0] - generated) // REVIEW
+        prediction.review = lengths[0] - (lengths[0] - generated) // TUNING.review_divisor
 
 
 def _parts(sequences: int) -> int:
-    """Predictions per request with this many sequences in flight: a power of two that divides `PARTS`."""
-    parts = PARTS
-    while parts > 1 and parts * sequences > MOST_PREDICTIONS:
+    """Predictions per request with this many sequences in flight: a power of two that divides the most."""
+    parts = TUNING.predictions
+    while parts > 1 and parts * sequences > TUNING.most_predictions:
         parts //= 2
     return parts

@@ -6,23 +6,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from gateway.admission.events import Arrived, Learned, Outputs
+from gateway.admission.tuning import TUNING
 
-WINDOW = 256
-"""Number of latest lengths remembered per kind."""
-ENOUGH = 24
-"""Least number of lengths for a prediction from a kind's own lengths."""
 KINDS = 2048
 """Most kinds remembered; the least recently used is dropped."""
 TOLD = 64
 """Most kinds handed to another core."""
-PRIOR = (16.0, 32.0, 64.0, 128.0, 192.0, 256.0, 384.0, 512.0, 1024.0, 2048.0)
-"""Prior of output lengths, tokens: used while nothing is known."""
-CAUTIOUS = 0.7
-"""Quantile of every prediction while only the prior is known. If the lengths themselves are a guess, errors do not even
-out: all predictions are wrong in the same way, and requests sent together end together. Higher quantiles left more of
-the cache unused in the first minute than preemptions cost; lower ones led to preemptions."""
-TAIL = 4
-"""Least number of longer lengths for a prediction from them; with fewer, a Pareto tail is used."""
 
 Likeness = tuple[str, int, int, bool, bool]
 """Key of a kind: flow, class of prompt length, class of `max_tokens`, tools, streamed."""
@@ -49,7 +38,7 @@ class Lengths:
     def add(self, length: float) -> None:
         """Add a length, and drop the oldest if there are too many."""
         recent, ordered = self._recent, self.ordered
-        if len(recent) == WINDOW:
+        if len(recent) == TUNING.lengths_kept:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(length)
         insort(ordered, length)
@@ -58,13 +47,13 @@ class Lengths:
 def conditional_quantile(ordered: Sequence[float], quantile: float, beyond: float) -> float:
     """The quantile of the lengths over `beyond`.
 
-    If too few are longer, it is the quantile of a Pareto tail of index 2 that starts at `beyond`.
+    If too few are longer, it is the quantile of a Pareto tail that starts at `beyond`.
     """
     shorter = bisect_right(ordered, beyond)
     longer = len(ordered) - shorter
-    if longer < TAIL:
+    if longer < TUNING.tail_lengths:
         known = ordered[-1] if longer else 0.0
-        return float(max(beyond / (1.0 - quantile) ** 0.5, known, beyond + 1))
+        return float(max(beyond / (1.0 - quantile) ** (1.0 / TUNING.tail_index), known, beyond + 1))
     return ordered[shorter + int(quantile * longer)]
 
 
@@ -92,7 +81,7 @@ class Predictor:
     def __init__(self) -> None:
         self._lengths: OrderedDict[Likeness, Lengths] = OrderedDict()
         self._all = Lengths()
-        self._guess = list(PRIOR)
+        self._guess = list(TUNING.prior_lengths)
         """In order of size."""
 
     def kind(self, arrival: Arrived) -> Kind:
@@ -118,7 +107,7 @@ class Predictor:
         kind.own.add(length)
         if kind.everybody is not kind.own:
             kind.everybody.add(length)
-        if len(self._all.ordered) < ENOUGH:
+        if len(self._all.ordered) < TUNING.lengths_enough:
             insort(self._guess, length)
         self._all.add(length)
 
@@ -126,7 +115,7 @@ class Predictor:
         """The lengths learned, for another core of this model: without any flow's name."""
         outputs = []
         for (flow, prompt, max_tokens, tools, streamed), lengths in self._lengths.items():
-            if not flow and len(lengths.ordered) >= ENOUGH:
+            if not flow and len(lengths.ordered) >= TUNING.lengths_enough:
                 outputs.append(Outputs(prompt, max_tokens, tools, streamed, lengths.latest))
         return Learned(self._all.latest, tuple(outputs[-TOLD:]))
 
@@ -152,11 +141,11 @@ class Predictor:
         """
         ordered = self._guess
         for lengths in (kind.own, kind.everybody, self._all):
-            if len(lengths.ordered) >= ENOUGH:
+            if len(lengths.ordered) >= TUNING.lengths_enough:
                 ordered = lengths.ordered
                 break
         else:
-            quantile = CAUTIOUS
+            quantile = TUNING.prior_quantile
         predicted = conditional_quantile(ordered, quantile, float(generated))  # floats, as the known lengths are
         return max_tokens if predicted >= max_tokens else max(int(predicted), min(generated + 1, max_tokens))
 

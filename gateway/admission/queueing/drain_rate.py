@@ -2,12 +2,7 @@
 
 from math import exp
 
-TIME_CONSTANT = 10.0
-"""Averaging window of the rate, seconds of pressure."""
-MIN_SPAN = 1.0
-"""Shortest measured span that gives a rate, seconds."""
-PRESSED_FOR = 1.0
-"""Seconds for which a pool counts as under pressure after a request could not go at once: it is still about full."""
+from gateway.admission.tuning import TUNING
 
 
 class DrainRate:
@@ -28,7 +23,7 @@ class DrainRate:
     def pressed(self, now: float) -> None:
         """Note that a request could not go at once, or still waits."""
         self._advance(now)
-        self._until = now + PRESSED_FOR
+        self._until = now + TUNING.drain_pressed
 
     def completed(self, cost: float, now: float) -> None:
         """Note that a request has left its endpoint after this much service."""
@@ -39,7 +34,7 @@ class DrainRate:
     def rate(self, now: float) -> float | None:
         """Tokens of service per second; None while unknown. Changes nothing."""
         served, span = self._at_time(now)
-        return served / span if span >= MIN_SPAN else None
+        return served / span if span >= TUNING.drain_least_span else None
 
     def _advance(self, now: float) -> None:
         if now > self._at:
@@ -51,5 +46,5 @@ class DrainRate:
         elapsed = min(now, self._until) - self._at
         if elapsed <= 0:
             return self._served, self._span
-        fade = exp(-elapsed / TIME_CONSTANT)
-        return self._served * fade, self._span * fade + TIME_CONSTANT * (1 - fade)
+        fade = exp(-elapsed / TUNING.drain_window)
+        return self._served * fade, self._span * fade + TUNING.drain_window * (1 - fade)

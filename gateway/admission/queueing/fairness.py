@@ -4,13 +4,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from gateway.admission.placing.request import RequestRecord
+from gateway.admission.tuning import TUNING
 
 MAX_IDLE_FLOWS = 4096
 """Most idle flows of a band whose service is remembered: those that left last."""
-STARVED_SHARE = 0.02
-"""Least share of service of a band, so that none starves. If the shares sum up to over 1, none gets its full share."""
-CREDIT = 4.0
-"""Most service that a band may be owed, in requests as costly as the costliest that waits."""
 
 
 class Flow:
@@ -170,7 +167,7 @@ class Share:
 
     def resize(self, share: float) -> None:
         """Apply another share of all service."""
-        self.share = max(share, STARVED_SHARE)
+        self.share = max(share, TUNING.starved_share)
 
     def begin(self, served: float) -> None:
         """Begin to wait, at this total service of the pool: nothing is owed from before."""
@@ -186,5 +183,5 @@ class Share:
 
         `largest` is an upper bound of the cost of all waiting requests.
         """
-        self._paid_to = max(self._paid_to, served - CREDIT * largest / self.share)
+        self._paid_to = max(self._paid_to, served - TUNING.band_credit * largest / self.share)
         return self._paid_to + cost / self.share

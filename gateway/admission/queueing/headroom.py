@@ -5,16 +5,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice, takewhile
 from math import exp
 
-ACTIVE = 30.0
-"""Seconds for which a flow counts as active after its last dispatch, and window of its peak holdings."""
-KEPT_FLOWS = 16
-"""Most active flows that room is kept for: those with the latest dispatch. The others use what these leave."""
-REQUEST_WEIGHT = 0.1
-"""Weight of one request in the mean size of its flow's requests."""
-HOLDINGS_WINDOW = 10.0
-"""Averaging window of a flow's holdings, seconds: a short burst does not take it beyond its share."""
-OVER_SHARE = 1.1
-"""Multiple of its share above which a flow is beyond it: flows with equal demand must not take turns in being so."""
+from gateway.admission.tuning import TUNING
 
 
 class Holdings:
@@ -35,7 +26,7 @@ class Holdings:
 
     def average(self, at: float) -> float:
         """Average over the window; 0 at first. The averages of several flows add up to the average of their sum."""
-        return self.now + (self._average - self.now) * exp((self._at - at) / HOLDINGS_WINDOW)
+        return self.now + (self._average - self.now) * exp((self._at - at) / TUNING.holdings_window)
 
     def at_least(self, at: float) -> float:
         """The lower of the two: neither a burst nor past holdings take a flow beyond its share."""
@@ -45,24 +36,24 @@ class Holdings:
 class ActiveFlow:
     """One active flow."""
 
-    __slots__ = ("_before", "_fullest", "_since", "held", "mean", "sent_at", "weight")
+    __slots__ = ("_before", "_fullest", "_since", "held", "latest", "sent_at", "weight")
 
     def __init__(self, weight: float, tokens: float, now: float) -> None:
         self.weight = weight
         self.held = Holdings()
-        self.mean = tokens
-        """Mean of the expected final tokens of its requests."""
+        self.latest = tokens
+        """Expected final tokens of its latest request: the next will be about as large."""
         self.sent_at = now
         self._since = now
         self._fullest = self._before = 0.0
-        """Peak holdings since `_since`; `_before`: in the `ACTIVE` seconds before that."""
+        """Peak holdings since `_since`; `_before`: in the `active_span` seconds before that."""
 
     def sent(self, tokens: float, now: float) -> None:
         """Add a request that was dispatched."""
-        if now - self._since >= ACTIVE:
-            self._before = self._fullest if now - self._since < 2 * ACTIVE else 0.0
+        if now - self._since >= TUNING.active_span:
+            self._before = self._fullest if now - self._since < 2 * TUNING.active_span else 0.0
             self._fullest, self._since = 0.0, now
-        self.mean += (tokens - self.mean) * REQUEST_WEIGHT
+        self.latest = tokens
         self.held.add(tokens, now)
         self._fullest = max(self._fullest, self.held.now)
         self.sent_at = now
@@ -70,7 +61,7 @@ class ActiveFlow:
     @property
     def room(self) -> float:
         """Tokens it may soon need: the distance to its peak holdings, plus one more request."""
-        return max(self._fullest, self._before) - self.held.now + self.mean
+        return max(self._fullest, self._before) - self.held.now + self.latest
 
 
 class Headroom:
@@ -107,7 +98,7 @@ class Headroom:
         known.sent(tokens, now)
         self._all.add(tokens, now)
         oldest = next(iter(self._active.values()))
-        if oldest.sent_at < now - ACTIVE and not oldest.held.now:
+        if oldest.sent_at < now - TUNING.active_span and not oldest.held.now:
             _, gone = self._active.popitem(last=False)
             self._weight -= gone.weight
 
@@ -123,15 +114,15 @@ class Headroom:
         """
         if len(self._active) <= 1:
             return 0.0
-        most = OVER_SHARE * self._all.average(now) / self._weight
+        most = TUNING.over_share * self._all.average(now) / self._weight
         known = self._active.get(flow)
         if known is None or known.held.at_least(now) <= most * known.weight:
             return 0.0
-        latest = islice(reversed(self._active.items()), KEPT_FLOWS)
-        active = takewhile(lambda item: item[1].sent_at >= now - ACTIVE, latest)
+        latest = islice(reversed(self._active.items()), TUNING.kept_flows)
+        active = takewhile(lambda item: item[1].sent_at >= now - TUNING.active_span, latest)
         kept = 0.0
         for name, other in active:
             room = other.room
-            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.mean <= room:
+            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.latest <= room:
                 kept += room
         return kept

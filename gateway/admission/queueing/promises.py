@@ -10,18 +10,11 @@ from gateway.admission.placing.promise import Promise
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.queueing.lane import SLACK
 from gateway.admission.queueing.retry_after import CAP, FLOOR
+from gateway.admission.tuning import TUNING
 
-LATE = 2.0
-"""Least validity of a promise after its due time, seconds: the header has whole seconds, and a client may be slow."""
-LATE_SHARE = 0.25
-"""The same as a share of the time told, if that is more."""
-LEAD = 2.0
-"""Most seconds by which a request is told to come back before its turn: so a late one leaves no turn empty."""
 MOST_OF_FLOW = 4096
 """Most open promises of one flow in all bands; `MOST`: of all flows."""
 MOST = 65536
-HORIZON = 120.0
-"""Longest time ahead that is promised, seconds."""
 ROUNDING = 1e-3
 """Most difference between two sums of the same costs, tokens."""
 
@@ -104,7 +97,7 @@ class Promises:
             return None
         wait, rate, weight = pressure
         span, arrival, due = request.cost / rate, request.arrival, _due(request, start, now)
-        until = due + max(LATE, LATE_SHARE * min(due - now, CAP))
+        until = due + max(TUNING.promise_late, TUNING.promise_late_share * min(due - now, CAP))
         promise = Promise(arrival, request.order, outcome, due, until)
         mine, band = self._schedule_of(request), self._bands.get(arrival.band)
         if band is None:
@@ -172,10 +165,10 @@ class Promises:
                 self.end(promise)
 
     def next_in_turn(self, promise: Promise, now: float) -> bool:
-        """Whether no other request of its flow is about to come back, within `LEAD` seconds, for an earlier turn."""
+        """Whether no other request of its flow is about to come back for an earlier turn, within `promise_lead`."""
         for first in self._schedules(promise)[0].promises:
-            if first.due >= now - LEAD:
-                return first is promise or first.due > now + LEAD
+            if first.due >= now - TUNING.promise_lead:
+                return first is promise or first.due > now + TUNING.promise_lead
         return True
 
     def _schedules(self, promise: Promise) -> tuple[Schedule, Schedule]:
@@ -201,7 +194,7 @@ class Promises:
             stretch = max(weight, band.weight + (0.0 if known else mine.weight)) / mine.weight
             start = mine.begin(after, rate / stretch, now)
             start = max(start, min(band.begin(after, rate, now), start + span * (stretch - 1)))
-        return start if start + span <= now + HORIZON else None
+        return start if start + span <= now + TUNING.promise_horizon else None
 
     def _schedule_of(self, request: RequestRecord) -> Schedule:
         """The schedule of its flow in its band, or a new one."""
@@ -212,4 +205,4 @@ class Promises:
 
 def _due(request: RequestRecord, start: float, now: float) -> float:
     """Time at which a request with its turn at `start` should come back."""
-    return max(now + FLOOR, start - min(LEAD, request.queue_budget / 2))
+    return max(now + FLOOR, start - min(TUNING.promise_lead, request.queue_budget / 2))

@@ -10,15 +10,11 @@ from typing import NamedTuple
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band import BandQueue
-from gateway.admission.queueing.fairness import STARVED_SHARE
 from gateway.admission.queueing.lane import SLACK, Lane
+from gateway.admission.tuning import TUNING
 
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
-BACKFILL_WINDOW = 8
-"""Requests behind a blocked head that are considered for backfill."""
-BACKFILL_TRIES = 4
-"""Most of these that are offered to an endpoint."""
 DEFAULTS = Band()
 
 
@@ -127,7 +123,7 @@ class Queue:
         return Ahead(
             urgent=urgent,
             same=max(0.0, same - own) if own else same,
-            reserved=max(self._settings.get(band, DEFAULTS).reserved, STARVED_SHARE),
+            reserved=max(self._settings.get(band, DEFAULTS).reserved, TUNING.starved_share),
             yielded=yielded,
         )
 
@@ -288,12 +284,11 @@ class Queue:
 
         The smallest fit soonest, and more of them are served from the same part of the cache.
         """
-        backfills = [
-            other for other in lane.behind(BACKFILL_WINDOW) if self._may_backfill(other, head, yields=lane.yields)
-        ]
+        behind = lane.behind(TUNING.backfill_window)
+        backfills = [other for other in behind if self._may_backfill(other, head, yields=lane.yields)]
         if not lane.yields:
             backfills.sort(key=lambda request: request.size)
-        for request in backfills[:BACKFILL_TRIES]:
+        for request in backfills[: TUNING.backfill_tries]:
             answer = accept(request)
             if answer is Answer.CLOSED:
                 return

@@ -1,17 +1,11 @@
 """The queue budget of a request, and the Retry-After of a refused one."""
 
 from gateway.admission.prediction.spread import spread
+from gateway.admission.tuning import TUNING
 
 FLOOR = 1.0
 CAP = 60.0
 """Bounds of a Retry-After, seconds. OpenAI's SDKs obey up to a minute in every release."""
-UNKNOWN = 5.0
-"""Retry-After while no rate is known, seconds."""
-JITTER = 0.25
-"""Jitter as a share of the Retry-After: requests refused together must not come back together."""
-WAITING_SHARE = 0.5
-"""Least queue budget as a share of the TTFT target, however long the prefill: a long prompt alone is no reason to
-refuse a request."""
 
 
 def queue_budget(target: float | None, prefill: float, ttl: float) -> float:
@@ -24,7 +18,7 @@ def queue_budget(target: float | None, prefill: float, ttl: float) -> float:
     """
     if target is None:
         return ttl
-    return min(ttl, max(target - prefill, target * WAITING_SHARE))
+    return min(ttl, max(target - prefill, target * TUNING.waiting_share))
 
 
 class RetryAfter:
@@ -38,6 +32,6 @@ class RetryAfter:
     def after(self, seconds: float | None) -> float:
         """Retry-After for a request that could go in `seconds`: jittered upwards, from `FLOOR` to `CAP`."""
         self._refusals += 1
-        jitter = 1 + JITTER * spread(self._refusals)
-        wait = UNKNOWN if seconds is None else seconds
-        return min(max(wait, FLOOR), CAP / (1 + JITTER)) * jitter
+        jitter = 1 + TUNING.retry_jitter * spread(self._refusals)
+        wait = TUNING.retry_unknown if seconds is None else seconds
+        return min(max(wait, FLOOR), CAP / (1 + TUNING.retry_jitter)) * jitter

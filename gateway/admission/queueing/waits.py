@@ -12,10 +12,7 @@ from gateway.admission.queueing.drain_rate import DrainRate
 from gateway.admission.queueing.promises import Pressure, Promises
 from gateway.admission.queueing.queue import Queue
 from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter, queue_budget
-
-SURE = 2.0
-"""Multiple of its queue budget that the predicted wait of a request must exceed for a refusal on arrival. Predictions
-err, and a request that runs out of time in the queue costs nobody but itself."""
+from gateway.admission.tuning import TUNING
 
 
 class Waits:
@@ -100,7 +97,7 @@ class Waits:
         if not self._endpoints.live or self.target(request) is None or self._queue.may_backfill(request):
             return False
         wait = self.predicted(request, now)
-        return wait is not None and wait > request.queue_budget * SURE
+        return wait is not None and wait > request.queue_budget * TUNING.sure_multiple
 
     def told(self, request: RequestRecord, outcome: Outcome, now: float) -> float:
         """Retry-After of a request refused with this outcome. If possible, its turn is kept until then."""

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from tests.unit.admission.playbook import Playbook
 
 
@@ -10,7 +10,7 @@ def play():
     scripts = []
 
     def start(**settings) -> Playbook:
-        defaults = {"rule": Rule.HYSTERESIS, "ttft_target": None, "max_passes": 0}
+        defaults = {"bounds": Bounds.HYSTERESIS, "ttft_target": None, "max_passes": 0}
         scripts.append(Playbook(Policy(**{**defaults, **settings})))
         return scripts[-1]
 

@@ -6,10 +6,10 @@ import pytest
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Tick
-from gateway.admission.policy import Rule
+from gateway.admission.policy import Bounds
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, scrape, up
 
-FORECASTS = [Rule.FORECAST, Rule.BOTH]
+FORECASTS = [Bounds.FORECAST, Bounds.BOTH]
 GROWS_20 = 1 + 20 * 16
 """max_tokens of a request that, cold, is expected to grow by 20 blocks after its first token."""
 SHARED = ((64, 1), (16 * 76, 2))
@@ -25,65 +25,80 @@ def taught(p, *lengths, first=1000, max_tokens=500):
 
 
 class TestForecast:
-    @pytest.mark.parametrize("rule", FORECASTS)
-    def test_a_request_that_would_outgrow_the_cache_waits_although_it_fits_now(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a")
+    @pytest.mark.parametrize("bounds", FORECASTS)
+    def test_a_request_that_would_outgrow_the_cache_waits_although_it_fits_now(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a")
         p >> progress(r1=1) >> arrived(2, blocks=20, max_tokens=GROWS_20) << nothing  # 70 now, 110 then
         assert p.endpoint("a").closed_by == ()
         p >> done(1) << Dispatch(2, "a")
 
     def test_the_gate_alone_dispatches_a_request_that_would_outgrow_the_cache(self, play):
-        p = play(rule=Rule.HYSTERESIS) >> up("a", blocks=100)
+        p = play(bounds=Bounds.HYSTERESIS) >> up("a", blocks=100)
         p >> arrived(1, blocks=50, max_tokens=GROWS_20) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=20, max_tokens=GROWS_20) << Dispatch(2, "a")
 
-    @pytest.mark.parametrize("rule", FORECASTS)
-    def test_an_early_end_makes_room_for_the_growth_of_another_request(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=40, max_tokens=17) << Dispatch(1, "a")
+    @pytest.mark.parametrize("bounds", FORECASTS)
+    def test_an_early_end_makes_room_for_the_growth_of_another_request(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> arrived(1, blocks=40, max_tokens=17) << Dispatch(1, "a")
         p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << Dispatch(2, "a")  # 41 + 60
 
-    @pytest.mark.parametrize("rule", FORECASTS)
-    def test_a_request_that_goes_on_as_long_makes_no_room(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1 + 20 * 16) << Dispatch(1, "a")
+    @pytest.mark.parametrize("bounds", FORECASTS)
+    def test_a_request_that_goes_on_as_long_makes_no_room(self, play, bounds):
+        p = (
+            play(bounds=bounds)
+            >> up("a", blocks=100)
+            >> arrived(1, blocks=30, max_tokens=1 + 20 * 16)
+            << Dispatch(1, "a")
+        )
         p >> progress(r1=1) >> at(1) >> arrived(2, blocks=30, max_tokens=1 + 30 * 16) << nothing  # 60 + 2 * 20
 
     def test_progress_brings_the_end_nearer_and_makes_room_at_last(self, play):
-        p = play(rule=Rule.FORECAST) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=501)
+        p = play(bounds=Bounds.FORECAST) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=501)
         p << Dispatch(1, "a") >> progress(r1=1) >> arrived(2, blocks=20, max_tokens=1 + 30 * 16) << nothing
         p >> at(1) >> progress(r1=16) << nothing >> at(2) >> progress(r1=16 * 10) << Dispatch(2, "a")
 
     @pytest.mark.parametrize(
-        ("rule", "blocks", "goes"),
-        [(Rule.FORECAST, 16, True), (Rule.FORECAST, 17, False), (Rule.BOTH, 10, True), (Rule.BOTH, 11, False)],
+        ("bounds", "blocks", "goes"),
+        [(Bounds.FORECAST, 16, True), (Bounds.FORECAST, 17, False), (Bounds.BOTH, 10, True), (Bounds.BOTH, 11, False)],
     )
-    def test_without_the_fence_it_fills_the_cache_further(self, play, rule, blocks, goes):
-        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=80, max_tokens=1) << Dispatch(1, "a")
+    def test_without_the_fence_it_fills_the_cache_further(self, play, bounds, blocks, goes):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> arrived(1, blocks=80, max_tokens=1) << Dispatch(1, "a")
         p >> progress(r1=1) >> at(1) >> arrived(2, blocks=blocks, max_tokens=1)
         if goes:
             p << Dispatch(2, "a")
         p << nothing
 
     def test_without_the_fence_no_gate_closes(self, play):
-        p = play(rule=Rule.FORECAST) >> up("a", blocks=100) >> arrived(1, blocks=94, max_tokens=1) << Dispatch(1, "a")
+        p = (
+            play(bounds=Bounds.FORECAST)
+            >> up("a", blocks=100)
+            >> arrived(1, blocks=94, max_tokens=1)
+            << Dispatch(1, "a")
+        )
         p >> progress(r1=1) >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a")
         assert p.endpoint("a").gate_open
 
     def test_inside_the_fence_the_gate_still_closes(self, play):
-        p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=85, max_tokens=1000) << Dispatch(1, "a")
+        p = (
+            play(bounds=Bounds.BOTH)
+            >> up("a", blocks=100)
+            >> arrived(1, blocks=85, max_tokens=1000)
+            << Dispatch(1, "a")
+        )
         p >> progress(r1=16 * 7)
         assert p.endpoint("a").closed_by == ("gate",)
 
     def test_cold_it_takes_nobody_at_max_tokens(self, play):
-        p = play(rule=Rule.BOTH) >> up("a", blocks=100)
+        p = play(bounds=Bounds.BOTH) >> up("a", blocks=100)
         for request in (1, 2):  # 10 blocks and at most 1024 tokens by the prior, not 4000
             p >> at(request) >> arrived(request, blocks=10, max_tokens=4000) << Dispatch(request, "a")
         p >> progress(r1=1, r2=1) >> at(3) >> arrived(3, blocks=10, max_tokens=4000) << nothing
         p >> at(4) >> done(1) << Dispatch(3, "a")
 
-    @pytest.mark.parametrize("rule", FORECASTS)
+    @pytest.mark.parametrize("bounds", FORECASTS)
     @pytest.mark.parametrize(("length", "goes"), [(5, True), (400, False)])
-    def test_predictions_follow_the_lengths_seen(self, play, rule, length, goes):
-        p = taught(play(rule=rule) >> up("a", blocks=100), *[length] * 30)
+    def test_predictions_follow_the_lengths_seen(self, play, bounds, length, goes):
+        p = taught(play(bounds=bounds) >> up("a", blocks=100), *[length] * 30)
         p >> arrived(1, blocks=50, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500)
         if goes:
@@ -91,7 +106,7 @@ class TestForecast:
         p << nothing
 
     def test_a_length_that_a_failure_cut_short_teaches_nothing(self, play):
-        p = play(rule=Rule.BOTH) >> up("a", blocks=100)
+        p = play(bounds=Bounds.BOTH) >> up("a", blocks=100)
         for request in range(1000, 1030):
             p >> at(p.now + 2) >> arrived(request, max_tokens=500) << Dispatch(request, "a")
             p >> progress(**{f"r{request}": 5}) >> aborted(request)
@@ -99,14 +114,14 @@ class TestForecast:
         p >> at(p.now + 2) >> arrived(2, blocks=30, max_tokens=500) << nothing
 
     def test_a_request_that_outlives_its_prediction_is_predicted_again(self, play):
-        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 40, *[400] * 10)
+        p = taught(play(bounds=Bounds.BOTH) >> up("a", blocks=100), *[5] * 40, *[400] * 10)
         p >> arrived(1, blocks=30, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500) << Dispatch(2, "a") >> progress(r1=20, r2=20)
         p >> at(p.now + 1) >> arrived(3, blocks=5, max_tokens=500) << nothing  # both are of the long kind: 62 + 2 * 23
 
     @pytest.mark.parametrize(("preemptions", "goes"), [(0, True), (3, False)])
     def test_an_engine_that_preempts_makes_it_more_cautious(self, play, preemptions, goes):
-        p = taught(play(rule=Rule.BOTH) >> up("a", blocks=100), *[5] * 77, *[400] * 23)
+        p = taught(play(bounds=Bounds.BOTH) >> up("a", blocks=100), *[5] * 77, *[400] * 23)
         p >> arrived(1, blocks=10, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=0, preemptions=0) >> at(p.now + 1)
         p >> scrape("a", p.now, kv=0.1, running=1, waiting=0, tokens=2, preemptions=preemptions)
@@ -115,9 +130,9 @@ class TestForecast:
             p << Dispatch(2, "a")
         p << nothing
 
-    @pytest.mark.parametrize("rule", FORECASTS)
-    def test_what_others_use_of_the_engine_is_not_there_to_grow_into(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=1) << Dispatch(1, "a")
+    @pytest.mark.parametrize("bounds", FORECASTS)
+    def test_what_others_use_of_the_engine_is_not_there_to_grow_into(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> arrived(1, blocks=20, max_tokens=1) << Dispatch(1, "a")
         p >> progress(r1=1) >> scrape("a", 0.0, kv=0.2, running=1, waiting=0, tokens=0)
         for second in range(1, 12):
             p >> at(second) >> scrape("a", second, kv=0.5, running=5, waiting=0, tokens=second)
@@ -125,7 +140,7 @@ class TestForecast:
         p >> done(1) << Dispatch(2, "a")
 
     def test_every_sequence_of_a_group_grows(self, play):
-        p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1) << Dispatch(1, "a")
+        p = play(bounds=Bounds.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=30, max_tokens=1) << Dispatch(1, "a")
         p >> progress(r1=1) >> arrived(2, 15, n=10, max_tokens=1 + 16 * 7) << nothing
         p >> arrived(3, 15, n=4, max_tokens=1 + 16 * 7) << nothing  # behind it
         p >> done(1) << Dispatch(2, "a") >> done(2) << Dispatch(3, "a")
@@ -158,7 +173,7 @@ class TestBackfill:
         self.crowded(play, 0) >> arrived(3, blocks=5) << nothing
 
     def test_a_larger_request_is_not_backfilled_although_it_would_fit(self, play):
-        p = play(rule=Rule.FORECAST, max_passes=8) >> up("a", blocks=100)
+        p = play(bounds=Bounds.FORECAST, max_passes=8) >> up("a", blocks=100)
         p >> arrived(1, blocks=40, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> arrived(2, blocks=10, max_tokens=500) << nothing  # 50 + 62
         p >> arrived(3, blocks=11, max_tokens=1) << nothing
@@ -185,21 +200,21 @@ class TestPrefixes:
     def sharing(self, request, blocks=80, prefix=SHARED):
         return arrived(request, blocks=blocks, max_tokens=1, prefix=prefix)
 
-    @pytest.mark.parametrize("rule", Rule)
-    def test_who_shares_fits_where_another_of_its_size_would_not(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
+    @pytest.mark.parametrize("bounds", Bounds)
+    def test_who_shares_fits_where_another_of_its_size_would_not(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
         p >> self.sharing(2) << Dispatch(2, "a") >> progress(r2=1)
         assert p.endpoint("a").effective_usage == pytest.approx(0.84)
         p >> self.sharing(3, prefix=()) << nothing
 
-    @pytest.mark.parametrize("rule", Rule)
-    def test_other_hashes_share_nothing(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
+    @pytest.mark.parametrize("bounds", Bounds)
+    def test_other_hashes_share_nothing(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100) >> self.sharing(1) << Dispatch(1, "a") >> progress(r1=1)
         p >> self.sharing(2, prefix=((64, 8), (16 * 76, 9))) << nothing
 
-    @pytest.mark.parametrize("rule", Rule)
-    def test_an_endpoint_without_a_prefix_cache_shares_nothing(self, play, rule):
-        p = play(rule=rule) >> up("a", blocks=100, shares_prefix=False) >> self.sharing(1) << Dispatch(1, "a")
+    @pytest.mark.parametrize("bounds", Bounds)
+    def test_an_endpoint_without_a_prefix_cache_shares_nothing(self, play, bounds):
+        p = play(bounds=bounds) >> up("a", blocks=100, shares_prefix=False) >> self.sharing(1) << Dispatch(1, "a")
         p >> progress(r1=1) >> self.sharing(2) << nothing
 
     @pytest.mark.parametrize("order", list(permutations((1, 2, 3))))
@@ -235,7 +250,7 @@ class TestPrefixes:
 
 def test_who_shares_with_one_that_ends_soon_needs_the_whole_prefix(play):
     """The forecast with a request is that after its dispatch: its prefix stays when the first holder has ended."""
-    p = play(rule=Rule.FORECAST) >> up("a", blocks=100)
+    p = play(bounds=Bounds.FORECAST) >> up("a", blocks=100)
     p >> arrived(1, blocks=41, max_tokens=2, prefix=((16 * 40, 1),)) << Dispatch(1, "a") >> progress(r1=1)
     second = arrived(2, blocks=41, max_tokens=400, prefix=((16 * 40, 1),))
     predicted = p.controller.explain(second, p.now).candidates[0].forecast_with

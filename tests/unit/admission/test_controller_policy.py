@@ -5,10 +5,10 @@ import pytest
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import PolicyChanged, Returned, Tick
 from gateway.admission.outcomes import Outcome
-from gateway.admission.policy import Band, Mode, Policy, Rule
+from gateway.admission.policy import Band, Bounds, Mode, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
 
-UNHURRIED = {"ttft_target": None, "rule": Rule.HYSTERESIS}
+UNHURRIED = {"ttft_target": None, "bounds": Bounds.HYSTERESIS}
 
 
 def changed(**settings):
@@ -22,7 +22,7 @@ def test_a_higher_fence_lets_go_who_waits_and_a_lower_one_touches_nobody_in_flig
     p >> changed(kv_high=0.2, kv_low=0.1) << nothing
     assert p.endpoint("a").in_flight == 2
     assert p.endpoint("a").closed_by == ("gate",)
-    p >> changed(rule=Rule.FORECAST) << nothing
+    p >> changed(bounds=Bounds.FORECAST) << nothing
     assert p.endpoint("a").gate_open, "there is no gate to stay closed"
 
 
@@ -95,5 +95,5 @@ def test_passes_and_the_forecast_are_those_of_now(play):
     p = play(**UNHURRIED, max_passes=0) >> up("a", blocks=100) >> arrived(1, blocks=80) << Dispatch(1, "a")
     p >> arrived(2, blocks=30) >> arrived(3, blocks=5) << nothing >> progress(r1=1)
     p >> changed(max_passes=1) << Dispatch(3, "a") >> arrived(4, blocks=2) << nothing
-    p >> changed(rule=Rule.BOTH, max_passes=9) << nothing
+    p >> changed(bounds=Bounds.BOTH, max_passes=9) << nothing
     assert p.controller.explain(arrived(5, blocks=1), 0.0).candidates[0].rule == "forecast"

@@ -9,7 +9,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointDown, Returned, ShutdownStarted, Tick
 from gateway.admission.outcomes import Outcome
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, scrape, up
 
 
@@ -35,7 +35,7 @@ def test_what_fits_goes(play):
 
 
 def test_each_endpoint_shows_its_use_and_forecast_with_and_without_it(play):
-    p = play(rule=Rule.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=10, max_tokens=1 + 160) << Dispatch(1, "a")
+    p = play(bounds=Bounds.BOTH) >> up("a", blocks=100) >> arrived(1, blocks=10, max_tokens=1 + 160) << Dispatch(1, "a")
     (candidate,) = asked(p >> at(1) >> Tick(), blocks=20, max_tokens=1 + 320).candidates
     assert (candidate.usage, candidate.forecast_without) == (0.1, 0.2)
     assert candidate.forecast_with == pytest.approx(0.5)  # at the end of the first: 10 + 20 + 2 * 10
@@ -57,7 +57,12 @@ def test_where_the_size_is_unknown_there_is_no_forecast(play):
 
 @pytest.mark.parametrize("rule", ["kv", "forecast", "sequences", "prefill", "busy"])
 def test_what_does_not_fit_is_queued_by_the_rule_that_keeps_it(play, rule):
-    p = play(rule=Rule.BOTH) >> up("a", blocks=100, seqs=2) >> arrived(1, blocks=30, max_tokens=400) << Dispatch(1, "a")
+    p = (
+        play(bounds=Bounds.BOTH)
+        >> up("a", blocks=100, seqs=2)
+        >> arrived(1, blocks=30, max_tokens=400)
+        << Dispatch(1, "a")
+    )
     settings = {"blocks": 10, "max_tokens": 1}
     if rule != "prefill":
         p >> progress(r1=1)
@@ -154,12 +159,12 @@ def written(thing, known):
     return [(name, written(getattr(thing, name, None), known)) for name in names]
 
 
-@pytest.mark.parametrize("rule", Rule)
-def test_it_leaves_no_trace_in_what_the_core_knows(play, rule):
+@pytest.mark.parametrize("bounds", Bounds)
+def test_it_leaves_no_trace_in_what_the_core_knows(play, bounds):
     prefix = ((64, 1),)
-    p = play(rule=rule, ttft_target=5.0) >> up("a", blocks=100) >> up("b", blocks=10)
+    p = play(bounds=bounds, ttft_target=5.0) >> up("a", blocks=100) >> up("b", blocks=10)
     p >> arrived(1, blocks=50, max_tokens=400, prefix=prefix) << Dispatch(1, "a") >> progress(r1=1)
-    p >> at(1) >> arrived(2, blocks=39, max_tokens=400) << Dispatch(2, "a") if rule is Rule.HYSTERESIS else p
+    p >> at(1) >> arrived(2, blocks=39, max_tokens=400) << Dispatch(2, "a") if bounds is Bounds.HYSTERESIS else p
     core = p.controller
     known = [core._endpoints, core._predictor, core._waits, core._headroom]
     before = written(known, {})
@@ -169,9 +174,9 @@ def test_it_leaves_no_trace_in_what_the_core_knows(play, rule):
     assert before == written(known, {})
 
 
-@pytest.mark.parametrize("rule", Rule)
-def test_asking_changes_nothing(rule):
-    policy = Policy(rule=rule, ttft_target=1.0, max_passes=2)
+@pytest.mark.parametrize("bounds", Bounds)
+def test_asking_changes_nothing(bounds):
+    policy = Policy(bounds=bounds, ttft_target=1.0, max_passes=2)
     silent, curious = AdmissionController(policy), AdmissionController(policy)
     answers = set()
 

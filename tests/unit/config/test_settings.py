@@ -1,7 +1,7 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from gateway.admission.policy import Band, Mode, Policy, Rule
+from gateway.admission.policy import Band, Bounds, Mode, Policy
 from gateway.config.settings import AdmissionSettings, Settings
 
 
@@ -52,7 +52,7 @@ def test_every_setting_of_admission_reaches_the_core():
     settings = AdmissionSettings.model_validate({**given, "bands": bands, "queue": queue})
     assert settings.to_policy(weights={"a": 2.0}, poll_interval=0.5) == Policy(
         mode=Mode.OBSERVE,
-        rule=Rule.FORECAST,
+        bounds=Bounds.FORECAST,
         kv_high=0.7,
         kv_low=0.6,
         ttl=1,

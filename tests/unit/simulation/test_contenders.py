@@ -1,6 +1,6 @@
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, Observed
-from gateway.admission.policy import Policy, Rule
+from gateway.admission.policy import Bounds, Policy
 from gateway.simulation.contenders import ScrapedGate, direct, kvgate
 from gateway.simulation.engine import Engine
 from gateway.simulation.machine import Machine
@@ -38,5 +38,5 @@ def test_the_scraped_gate_knows_only_what_the_last_scrape_showed():
 
 
 def test_contenders_are_told_apart_by_name():
-    names = [direct().name, direct(0.05).name, direct(0.05, 48).name, kvgate(Policy(rule=Rule.FORECAST)).name]
+    names = [direct().name, direct(0.05).name, direct(0.05, 48).name, kvgate(Policy(bounds=Bounds.FORECAST)).name]
     assert names == ["vllm", "vllm, 5% watermark", "vllm, 5% watermark, <= 48", "kvgate forecast"]

@@ -4,9 +4,10 @@ import pytest
 
 from gateway.admission.account.decode_clock import DecodeClock
 from gateway.admission.account.footprint import Footprint
-from gateway.admission.account.ledger import STREAM_PACE, Ledger
+from gateway.admission.account.ledger import Ledger
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.events import Arrived, Capacity, Demand
+from gateway.admission.tuning import TUNING
 from tests.unit.admission.playbook import scrape
 
 BLOCK = 16
@@ -123,7 +124,7 @@ def test_a_stream_whose_tokens_come_merged_is_counted_by_the_clock_at_its_pace()
         bench.ledger.progress(reservation, 1 + step * 5 // 10, step * 0.1)
         bench.ledger.settle(step * 0.1)
     truth = 1 + 501 / BLOCK
-    assert truth * STREAM_PACE * 0.85 < bench.ledger.held <= truth
+    assert truth * TUNING.stream_pace * 0.85 < bench.ledger.held <= truth
 
 
 def test_a_stream_without_a_token_is_not_counted_by_the_clock():
@@ -200,7 +201,7 @@ def test_who_wants_many_tokens_in_an_event_is_counted_by_the_clock_in_full():
     for reservation in (merged, streamed):
         bench.ledger.progress(reservation, 1, 0.0)
     assert bench.ledger.progressed(merged, 2.0) == 201
-    assert bench.ledger.progressed(streamed, 2.0) == 1 + STREAM_PACE * 200
+    assert bench.ledger.progressed(streamed, 2.0) == 1 + TUNING.stream_pace * 200
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -2,7 +2,8 @@
 
 from gateway.admission.events import Arrived, Demand
 from gateway.admission.placing.request import RequestRecord, service
-from gateway.admission.prediction.predictor import ENOUGH, Predictor
+from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
 
 def weighed(predictor):
@@ -14,7 +15,7 @@ def weighed(predictor):
 
 
 def learn(predictor, request, tokens):
-    for _ in range(2 * ENOUGH):
+    for _ in range(2 * TUNING.lengths_enough):
         predictor.learn(request.kind, tokens, 1000)
 
 

@@ -6,8 +6,8 @@ from gateway.admission.events import Arrived, Capacity, Demand
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.policy import Policy
-from gateway.admission.prediction.outlook import AGE_PER_REQUEST, MAX_AGE
 from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
 BLOCK = 16
 PREFIX = ((32, 1), (64, 2))
@@ -62,7 +62,8 @@ def test_a_new_request_counts_in_full_until_the_next_forecast(pool):
     pool.peak()
     pool.send(max_tokens=101)
     assert pool.peak() == 80 + 180
-    assert pool.peak(LATER + 2 * AGE_PER_REQUEST) == max(80 + 80, 180)  # the first ends before the second grows
+    later = LATER + 2 * TUNING.forecast_age_per_request
+    assert pool.peak(later) == max(80 + 80, 180)  # the first ends before the second grows
 
 
 def test_a_request_that_left_counts_until_the_next_forecast(pool):
@@ -70,7 +71,7 @@ def test_a_request_that_left_counts_until_the_next_forecast(pool):
     pool.peak()
     pool.leave(one)
     assert pool.peak() == 2 * 180
-    assert pool.peak(LATER + 1.5 * AGE_PER_REQUEST) == 180
+    assert pool.peak(LATER + 1.5 * TUNING.forecast_age_per_request) == 180
 
 
 def test_the_more_are_there_the_longer_it_holds(pool):
@@ -79,16 +80,16 @@ def test_the_more_are_there_the_longer_it_holds(pool):
     pool.peak()
     gone = pool.send()
     pool.leave(gone)
-    assert pool.peak(LATER + 19 * AGE_PER_REQUEST) == 21 * 180
-    assert pool.peak(LATER + 21 * AGE_PER_REQUEST) == 20 * 180
+    assert pool.peak(LATER + 19 * TUNING.forecast_age_per_request) == 21 * 180
+    assert pool.peak(LATER + 21 * TUNING.forecast_age_per_request) == 20 * 180
 
 
 def test_it_is_made_anew_now_and_then_although_nobody_comes_or_goes(pool):
     one = pool.send()
     pool.peak(LATER + 1)
     pool.endpoint.ledger.progress(one, 500, LATER + 1)
-    assert pool.peak(LATER + 1 + MAX_AGE / 2) == 180
-    assert pool.peak(LATER + 1 + MAX_AGE) > 180
+    assert pool.peak(LATER + 1 + TUNING.forecast_age / 2) == 180
+    assert pool.peak(LATER + 1 + TUNING.forecast_age) > 180
 
 
 def test_those_that_go_on_do_not_change_it(pool):
@@ -119,7 +120,7 @@ def test_those_in_flight_are_predicted_to_end_as_so_many_do(pool):
     """Of lengths from 1 to 100, a range from the middle on is predicted evenly, not one length for all."""
     for length in range(1, 101):
         pool.learn(length)
-    pool.outlook.quantiles.value = 0.5
+    pool.outlook.quantiles.share = 0.94  # a lower end of 0.5
     lengths = sorted(length for _ in range(25) for length in pool.outlook[pool.send(max_tokens=500)].lengths)
     assert 50 <= lengths[0] <= 55
     assert 95 <= lengths[-1] <= 100
@@ -130,7 +131,7 @@ def test_one_of_few_counts_as_the_mean_of_what_it_may_come_to(pool):
     """Half of them end with 2 tokens, the others with 100: at the end of these, half of the request is there."""
     pool.learn(2, times=50)
     pool.learn(100, times=50)
-    pool.outlook.quantiles.value = 0.0
+    pool.outlook.quantiles.share = 0.0  # free room is caution enough: the range begins at 0
     one = pool.send(max_tokens=500)
     assert pool.outlook[one].lengths == [2, 2, 100, 100]
     assert pool.peak(LATER + 1) == (80 + 99 + 1) / 2

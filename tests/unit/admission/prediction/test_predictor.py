@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.events import Arrived, Demand
-from gateway.admission.prediction.predictor import ENOUGH, KINDS, WINDOW, Lengths, Predictor, conditional_quantile
+from gateway.admission.prediction.predictor import KINDS, Lengths, Predictor, conditional_quantile
+from gateway.admission.tuning import TUNING
 
 
 def arrival(flow="alice", limit=2000, prompt=10, **rest):
@@ -58,21 +59,21 @@ def test_outputs_cut_at_their_limit_want_all_there_is():
 def test_a_flow_is_like_the_others_until_it_is_known_itself():
     taught = Taught(*[500] * 50)
     assert taught.predict(0.6, flow="bob") == 500
-    taught.learn(*[20] * ENOUGH, flow="bob")
+    taught.learn(*[20] * TUNING.lengths_enough, flow="bob")
     assert taught.predict(0.6, flow="bob") == 20
 
 
 @pytest.mark.parametrize("other", [{"limit": 500}, {"tools": True}, {"streamed": False}, {"prompt": 20}])
 def test_requests_are_of_a_kind_by_limit_tools_stream_and_prompt(other):
     taught = Taught(*[400] * 50)
-    taught.learn(*[20] * ENOUGH, **other)
+    taught.learn(*[20] * TUNING.lengths_enough, **other)
     assert taught.predict(0.6, **other) == 20
     assert taught.predict(0.6) == 400
 
 
 def test_prompts_of_about_the_same_length_are_of_one_kind():
     taught = Taught(*[400] * 50)
-    taught.learn(*[20] * ENOUGH, prompt=1000)
+    taught.learn(*[20] * TUNING.lengths_enough, prompt=1000)
     assert taught.predict(0.6, prompt=960) == taught.predict(0.6, prompt=1020) == 20
 
 
@@ -81,7 +82,7 @@ def test_a_kind_nobody_has_seen_is_like_all():
 
 
 def test_only_the_last_lengths_count():
-    assert Taught(*[10] * WINDOW, *[300] * WINDOW).predict(0.05) == 300
+    assert Taught(*[10] * TUNING.lengths_kept, *[300] * TUNING.lengths_kept).predict(0.05) == 300
 
 
 def test_memory_is_bounded():
@@ -102,7 +103,7 @@ def test_a_window_keeps_its_last_lengths_in_order(lengths):
     window = Lengths()
     for length in lengths:
         window.add(length)
-    assert window.ordered == sorted(lengths[-WINDOW:])
+    assert window.ordered == sorted(lengths[-TUNING.lengths_kept :])
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 0.99), st.integers(0, 300))
@@ -122,7 +123,7 @@ def test_while_next_to_nothing_is_known_all_are_predicted_alike_and_long():
 
 
 def test_what_little_is_known_joins_the_guess():
-    assert Taught(*[40] * (ENOUGH - 1)).predict(0.5) < 100
+    assert Taught(*[40] * (TUNING.lengths_enough - 1)).predict(0.5) < 100
     assert Taught(*[1500] * 4).predict(0.5) > 512
 
 
@@ -134,18 +135,18 @@ def test_another_predictor_starts_from_what_one_has_learned():
 
 
 def test_endless_outputs_are_told_as_such():
-    taught = Taught(*[100] * ENOUGH, limit=100)
-    assert taught.predictor.learned().everything == (None,) * ENOUGH
+    taught = Taught(*[100] * TUNING.lengths_enough, limit=100)
+    assert taught.predictor.learned().everything == (None,) * TUNING.lengths_enough
     other = Taught()
     other.predictor.recall(taught.predictor.learned())
     assert other.predict(0.5, limit=120) == 120
 
 
 def test_one_that_has_learned_itself_recalls_nothing():
-    taught = Taught(*[10] * ENOUGH)
-    taught.predictor.recall(Taught(*[900] * ENOUGH).predictor.learned())
+    taught = Taught(*[10] * TUNING.lengths_enough)
+    taught.predictor.recall(Taught(*[900] * TUNING.lengths_enough).predictor.learned())
     assert taught.predict(0.5) == 10
 
 
 def test_what_is_told_says_nothing_of_who_asked():
-    assert "alice" not in repr(Taught(*[10] * ENOUGH).predictor.learned())
+    assert "alice" not in repr(Taught(*[10] * TUNING.lengths_enough).predictor.learned())

@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.admission.queueing.drain_rate import PRESSED_FOR, DrainRate
+from gateway.admission.queueing.drain_rate import DrainRate
+from gateway.admission.tuning import TUNING
 
 
 def pressed(per_second, seconds, cost=100.0):
@@ -29,7 +30,7 @@ def test_it_is_unknown_until_the_pool_was_pressed_for_a_while():
 
 def test_what_ends_while_nobody_waits_says_nothing():
     rate = pressed(10, 60)
-    rate.completed(1e9, 60.1 + PRESSED_FOR)
+    rate.completed(1e9, 60.1 + TUNING.drain_pressed)
     assert rate.rate(10_000.0) == pytest.approx(1000, rel=0.15)
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.admission.queueing.fairness import CREDIT, MAX_IDLE_FLOWS, STARVED_SHARE, Fairness, Share
+from gateway.admission.queueing.fairness import MAX_IDLE_FLOWS, Fairness, Share
+from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import Waiting
 
 
@@ -165,9 +166,9 @@ def test_what_is_owed_is_bounded():
     share.begin(0.0)
     served = 1e6
     owed = (served - share.due(0.0, served, 100.0)) * 0.5
-    assert owed == CREDIT * 100.0
+    assert owed == TUNING.band_credit * 100.0
 
 
-@pytest.mark.parametrize("reserved", [0.0, STARVED_SHARE / 2])
+@pytest.mark.parametrize("reserved", [0.0, TUNING.starved_share / 2])
 def test_a_band_that_reserved_nothing_has_a_small_share(reserved):
-    assert Share(reserved).share == STARVED_SHARE
+    assert Share(reserved).share == TUNING.starved_share

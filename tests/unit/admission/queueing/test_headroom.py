@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.admission.queueing.headroom import ACTIVE, HOLDINGS_WINDOW, KEPT_FLOWS, Headroom, Holdings
+from gateway.admission.queueing.headroom import Headroom, Holdings
+from gateway.admission.tuning import TUNING
 
 
 def flying(*sent, weights=None, now=0.0):
@@ -45,11 +46,11 @@ def test_room_is_kept_for_what_a_flow_had_at_its_fullest_of_late():
     headroom.left("quiet", 80, 1.0)
     headroom.left("quiet", 80, 1.0)
     assert spare(headroom, "noisy", 2.0) == 160 + 80
-    headroom.sent("quiet", 80, ACTIVE)
-    assert spare(headroom, "noisy", ACTIVE) == 80 + 80  # it is known for one span more
-    headroom.left("quiet", 80, ACTIVE)
-    headroom.sent("quiet", 80, 2 * ACTIVE)
-    assert spare(headroom, "noisy", 2 * ACTIVE) == 80
+    headroom.sent("quiet", 80, TUNING.active_span)
+    assert spare(headroom, "noisy", TUNING.active_span) == 80 + 80  # it is known for one span more
+    headroom.left("quiet", 80, TUNING.active_span)
+    headroom.sent("quiet", 80, 2 * TUNING.active_span)
+    assert spare(headroom, "noisy", 2 * TUNING.active_span) == 80
 
 
 def test_a_burst_does_not_take_a_flow_beyond_its_share_before_it_has_lasted():
@@ -57,7 +58,7 @@ def test_a_burst_does_not_take_a_flow_beyond_its_share_before_it_has_lasted():
     headroom.sent("noisy", 1, 60.0)
     headroom.sent("quiet", 800, 60.0)
     assert spare(headroom, "quiet", 61.0) == 0
-    assert spare(headroom, "quiet", 60.0 + 2 * HOLDINGS_WINDOW) > 0
+    assert spare(headroom, "quiet", 60.0 + 2 * TUNING.holdings_window) > 0
 
 
 def test_who_holds_less_than_its_share_now_leaves_nothing_whatever_it_held_before():
@@ -77,26 +78,26 @@ def test_nothing_is_kept_for_who_has_more_than_that_waiting():
 
 def test_room_is_kept_only_for_flows_heard_of_lately():
     headroom = flying(("noisy", 500), ("quiet", 80))
-    assert spare(headroom, "noisy", ACTIVE) == 80
-    assert spare(headroom, "noisy", ACTIVE + 1) == 0
+    assert spare(headroom, "noisy", TUNING.active_span) == 80
+    assert spare(headroom, "noisy", TUNING.active_span + 1) == 0
 
 
-def test_what_left_counts_no_more_and_what_one_needs_is_a_mean():
+def test_what_left_counts_no_more_and_what_one_needs_is_as_large_as_its_latest():
     headroom = flying(("noisy", 500), ("quiet", 80), ("quiet", 180))
-    assert spare(headroom, "noisy", 1.0) == 90
+    assert spare(headroom, "noisy", 1.0) == 180
     headroom.left("noisy", 500, 1.0)
     assert spare(headroom, "noisy", 1.0) == 0
 
 
 def test_idle_flows_are_forgotten_and_few_are_looked_at():
     headroom = Headroom({})
-    for number in range(5 * KEPT_FLOWS):
+    for number in range(5 * TUNING.kept_flows):
         headroom.sent(f"f{number}", 10, 0.0)
         headroom.left(f"f{number}", 10, 0.0)
     headroom.sent("noisy", 1000, 1.0)
-    assert spare(headroom, "noisy", 2.0) == (KEPT_FLOWS - 1) * 20
-    for number in range(5 * KEPT_FLOWS):
-        headroom.sent("noisy", 1000, ACTIVE + 5.0 + number)
+    assert spare(headroom, "noisy", 2.0) == (TUNING.kept_flows - 1) * 20
+    for number in range(5 * TUNING.kept_flows):
+        headroom.sent("noisy", 1000, TUNING.active_span + 5.0 + number)
     assert len(headroom._active) == 1
 
 
@@ -105,9 +106,9 @@ class TestHeld:
         held = Holdings()
         held.add(100, 0.0)
         assert held.average(0.0) == 0
-        assert held.average(10 * HOLDINGS_WINDOW) > 99
-        held.add(-100, 10 * HOLDINGS_WINDOW)
-        assert 30 < held.average(11 * HOLDINGS_WINDOW) < 45
+        assert held.average(10 * TUNING.holdings_window) > 99
+        held.add(-100, 10 * TUNING.holdings_window)
+        assert 30 < held.average(11 * TUNING.holdings_window) < 45
 
     def test_averages_of_parts_add_up_to_that_of_the_whole(self):
         one, other, both = Holdings(), Holdings(), Holdings()
@@ -120,4 +121,4 @@ class TestHeld:
         held = Holdings()
         held.add(1000, 60.0)
         held.add(-1000, 60.1)
-        assert held.average(60.1) < 1000 * 0.1 / HOLDINGS_WINDOW * 1.1
+        assert held.average(60.1) < 1000 * 0.1 / TUNING.holdings_window * 1.1

@@ -9,8 +9,9 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.queueing import promises as module
-from gateway.admission.queueing.promises import HORIZON, LATE, LATE_SHARE, LEAD, Pressure, Promises
+from gateway.admission.queueing.promises import Pressure, Promises
 from gateway.admission.queueing.retry_after import CAP
+from gateway.admission.tuning import TUNING
 
 FULL = Outcome.QUEUE_FULL
 
@@ -43,7 +44,7 @@ def refusals():
 
 
 def test_it_comes_back_a_little_before_its_turn(refusals):
-    assert refusals.refuse(wait=10.0, now=100.0) == 110.0 - LEAD
+    assert refusals.refuse(wait=10.0, now=100.0) == 110.0 - TUNING.promise_lead
 
 
 def test_half_of_a_small_queue_budget_is_left_for_waiting(refusals):
@@ -72,14 +73,14 @@ def test_what_the_rate_seems_to_be_from_one_to_the_next_hardly_matters(refusals)
 
 def test_it_holds_until_a_little_after_its_moment(refusals):
     due = refusals.refuse(wait=6.0)
-    assert refusals.promises.find(1, due + LATE).due == due
-    assert refusals.promises.find(1, due + LATE + 0.01) is None
+    assert refusals.promises.find(1, due + TUNING.promise_late).due == due
+    assert refusals.promises.find(1, due + TUNING.promise_late + 0.01) is None
 
 
 def test_who_was_told_a_long_time_may_be_later(refusals):
     due = refusals.refuse(wait=42.0)
-    assert refusals.promises.find(1, due * (1 + LATE_SHARE)) is not None
-    assert refusals.promises.find(1, due * (1 + LATE_SHARE) + 0.01) is None
+    assert refusals.promises.find(1, due * (1 + TUNING.promise_late_share)) is not None
+    assert refusals.promises.find(1, due * (1 + TUNING.promise_late_share) + 0.01) is None
 
 
 def test_it_has_the_turn_of_its_first_arrival(refusals):
@@ -108,15 +109,15 @@ def test_nothing_is_known_of_another(refusals):
 
 def test_what_is_too_far_off_is_not_promised(refusals):
     given = [refusals.refuse(key, cost=1000.0) for key in range(1, 20)]
-    assert given.count(None) == 19 - HORIZON / 10
+    assert given.count(None) == 19 - TUNING.promise_horizon / 10
     assert given[-1] is None
-    assert refusals.refuse(30, wait=HORIZON) is None
+    assert refusals.refuse(30, wait=TUNING.promise_horizon) is None
 
 
 def test_who_did_not_come_leaves_room_for_others(refusals):
     for key in range(1, 20):
         refusals.refuse(key, cost=1000.0)
-    later = HORIZON + CAP * LATE_SHARE + 1
+    later = TUNING.promise_horizon + CAP * TUNING.promise_late_share + 1
     assert refusals.refuse(30, now=later) == later + 1.0
     assert len(refusals.promises) == 1
 
@@ -130,7 +131,7 @@ def test_the_time_of_one_who_goes_early_is_there_for_others(refusals):
 def test_who_is_back_and_waits_is_still_owed_its_service(refusals):
     refusals.refuse(1, cost=2000.0)
     back = refusals.come_back(1, 1.5)
-    assert refusals.refuse(2, now=1.5) == 1.5 + 20.0 - LEAD
+    assert refusals.refuse(2, now=1.5) == 1.5 + 20.0 - TUNING.promise_lead
     refusals.promises.end(back)
     assert refusals.refuse(3, now=1.5) < 1.5 + 20.0 + 2
 
@@ -162,7 +163,7 @@ class TestFlows:
     def test_a_flow_has_its_share_of_what_drains(self, refusals):
         for key in range(1, 11):
             refusals.refuse(key, flow="a", wait=5.0)
-        assert refusals.refuse(20, flow="b", wait=5.0) == 6.0 - LEAD
+        assert refusals.refuse(20, flow="b", wait=5.0) == 6.0 - TUNING.promise_lead
         dues = [refusals.refuse(key, flow="a", wait=5.0) for key in range(30, 34)]
         assert [later - earlier for earlier, later in pairwise(dues)] == pytest.approx([2.0] * 3)
 
@@ -182,7 +183,7 @@ class TestFlows:
     def test_more_urgent_bands_go_first(self, refusals):
         for key in range(1, 11):
             refusals.refuse(key, band=0, wait=3.0)
-        assert refusals.refuse(20, band=1, wait=3.0) == pytest.approx(10 + 3 + 3 - LEAD)
+        assert refusals.refuse(20, band=1, wait=3.0) == pytest.approx(10 + 3 + 3 - TUNING.promise_lead)
         assert refusals.refuse(21, band=-1, wait=3.0) == 1.0
 
     def test_a_flow_has_only_so_many(self, refusals, monkeypatch):
@@ -215,7 +216,8 @@ class TestTurns:
         due = refusals.refuse(1, wait=10.0)
         refusals.refuse(2, wait=10.0)
         second = refusals.promises.find(2, 0.0)
-        for now, free in [(due - LEAD - 0.1, True), (due - LEAD, False), (due, False), (due + LEAD + 0.1, True)]:
+        lead = TUNING.promise_lead
+        for now, free in [(due - lead - 0.1, True), (due - lead, False), (due, False), (due + lead + 0.1, True)]:
             assert refusals.promises.next_in_turn(second, now) == free
 
 

@@ -1,7 +1,8 @@
 import pytest
 
 from gateway.admission.policy import Band
-from gateway.admission.queueing.queue import BACKFILL_WINDOW, MAX_IDLE_BANDS, Answer, Queue
+from gateway.admission.queueing.queue import MAX_IDLE_BANDS, Answer, Queue
+from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import Waiting
 
 TAKEN, NO_ROOM, CLOSED = Answer.TAKEN, Answer.NO_ROOM, Answer.CLOSED
@@ -371,7 +372,7 @@ def test_a_smaller_new_request_may_be_backfilled_before_a_head_that_did_not_fit(
 @pytest.mark.parametrize("flows", [1, 3])
 def test_a_new_request_beyond_the_backfill_window_may_not_go(row, flows):
     row.join(1, size=9, flow="f1")
-    for name in range(2, 1 + BACKFILL_WINDOW):
+    for name in range(2, 1 + TUNING.backfill_window):
         row.join(name, size=1, flow=f"f{name % flows}")
     row.asked(lambda r: NO_ROOM)
     assert row.queue.may_go(row.join(98, size=1, flow="f0"))
@@ -384,7 +385,7 @@ def test_a_new_request_beyond_the_backfill_window_may_not_go(row, flows):
 @pytest.mark.parametrize("flow", ["", "other"])
 def test_a_request_outside_the_queue_may_be_backfilled_as_if_it_were_the_last_in_it(row, flow):
     row.join(1, size=9)
-    for name in range(2, 1 + BACKFILL_WINDOW):
+    for name in range(2, 1 + TUNING.backfill_window):
         row.join(name, size=1)
     row.asked(lambda r: NO_ROOM)
     small = row.join(90, size=8, flow=flow)

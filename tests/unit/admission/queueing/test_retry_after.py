@@ -1,6 +1,7 @@
 from itertools import pairwise
 
-from gateway.admission.queueing.retry_after import CAP, FLOOR, UNKNOWN, RetryAfter, queue_budget
+from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter, queue_budget
+from gateway.admission.tuning import TUNING
 
 
 def test_a_wait_and_a_prefill_together_take_the_target():
@@ -23,7 +24,7 @@ def test_it_keeps_to_its_bounds():
 
 
 def test_unknown_is_a_few_seconds():
-    assert UNKNOWN <= RetryAfter().after(None) <= UNKNOWN * 1.25
+    assert TUNING.retry_unknown <= RetryAfter().after(None) <= TUNING.retry_unknown * 1.25
 
 
 def test_those_refused_together_are_spread_evenly():

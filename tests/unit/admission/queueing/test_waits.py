@@ -5,13 +5,14 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.lifecycle import Trigger
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.policy import Band, Policy, Rule
+from gateway.admission.policy import Band, Bounds, Policy
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.queueing.queue import Answer, Queue
-from gateway.admission.queueing.waits import SURE, Waits
+from gateway.admission.queueing.waits import Waits
+from gateway.admission.tuning import TUNING
 
 POLICY = Policy(
-    rule=Rule.HYSTERESIS,
+    bounds=Bounds.HYSTERESIS,
     ttl=60.0,
     no_endpoint_ttl=30.0,
     ttft_target=5.0,
@@ -155,7 +156,7 @@ class TestPredicted:
         pool = Pool()
         now = pool.drain(100.0)
         rate = pool.waits.rate(now)
-        pool.push(cost=5.0 * rate * SURE - 1)
+        pool.push(cost=5.0 * rate * TUNING.sure_multiple - 1)
         assert not pool.waits.in_vain(pool.request(), now)
         pool.push(cost=2.0)
         assert pool.waits.in_vain(pool.request(), now)
