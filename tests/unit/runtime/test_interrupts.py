@@ -84,6 +84,7 @@ HANGS_UP = """
 import signal, sys
 from gateway.runtime import interrupts
 interrupts.has_terminal = lambda: "terminal" in sys.argv
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 interrupts.early.listen()
 print("ready", flush=True)
 signal.raise_signal(signal.SIGHUP)
