@@ -298,20 +298,17 @@ class AdmissionController:
     def _shed(self, event: Arrived, now: float) -> None:
         """Refuse a new request that fits neither an endpoint nor the queue, or would wait in vain.
 
-        One that comes back too early is told the same time again. One that comes back in time takes the place of a
-        later request if the queue is full.
+        One that comes back too early is told the same time again. If the queue is full, another request may have to
+        give up its place (`Waits.gives_way`).
         """
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not State.WAITING:
             return
         self._waits.drain_rate.pressed(now)
-        promise = request.promise
-        while promise is not None and promise.used and self._waits.full_with(request):
-            last = self._queue.last(request)
-            if last is None:
-                break
-            self._evict(last, Outcome.QUEUE_FULL, now)
         away = turned_away(self._pool, request, now)
+        while away is None and self._waits.full_with(request) and (last := self._waits.gives_way(request)) is not None:
+            self._evict(last, Outcome.QUEUE_FULL, now)
+            away = turned_away(self._pool, request, now)
         if away is not None:
             self._evict(request, away.outcome, now)
 

@@ -108,7 +108,7 @@ def turned_away(pool: Pool, request: RequestRecord, now: float) -> Refused | Non
     promise = request.promise
     if promise is not None and not promise.used and promise.due > now:
         return Refused(promise.outcome, "promise")
-    if pool.waits.full_with(request) and (promise is None or pool.queue.last(request) is None):
+    if pool.waits.full_with(request) and pool.waits.gives_way(request) is None:
         return Refused(Outcome.QUEUE_FULL, "queue_full")
     if promise is None and pool.waits.in_vain(request, now):
         return Refused(Outcome.WAIT_TOO_LONG, "ttft_target")

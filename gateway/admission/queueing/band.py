@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from itertools import islice
+from typing import NamedTuple
 
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.queueing.fairness import Fairness, Flow, Share
@@ -13,6 +14,21 @@ STEPS = 4
 """Most requests of a flow that are added up one by one."""
 ROUNDING = 1e-6
 """Most difference between two sums of the same costs, tokens."""
+
+
+class Most(NamedTuple):
+    """The bounds of a queue."""
+
+    requests: int
+    bytes: int
+
+    def filled_by(self, flow: Flow, requests: int = 0, size: int = 0) -> float:
+        """Part of the queue that a flow fills, with so many more requests and bytes, divided by its weight.
+
+        The larger of its parts in requests and in bytes counts (dominant resource fairness, NSDI 2011).
+        """
+        part = max((flow.waiting + requests) / max(self.requests, 1), (flow.bytes + size) / max(self.bytes, 1))
+        return part / flow.weight
 
 
 class BandQueue:
@@ -100,8 +116,12 @@ class BandQueue:
 
     def last(self, flow: str) -> RequestRecord | None:
         """The last request of a flow that has no promise; None if it has none here."""
-        lines = [request for lane in self.lanes.values() for request in lane.line(flow) if request.promise is None]
-        return max(lines, key=lambda request: request.order, default=None)
+        of_lanes = [found for lane in self.lanes.values() if (found := lane.last(flow)) is not None]
+        return max(of_lanes, key=lambda request: request.order, default=None)
+
+    def crowding(self, most: Most) -> Flow:
+        """The flow that fills the most of the queue. The band must not be empty."""
+        return max(self.fairness.active.values(), key=most.filled_by)
 
     def turn(self, request: RequestRecord, lane: Lane) -> float:
         """The counter of its flow at the turn of its last request, or of a new one."""

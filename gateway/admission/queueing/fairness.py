@@ -13,7 +13,7 @@ MAX_IDLE_FLOWS = 4096
 class Flow:
     """One flow of one band: its counter and its backlog. Costs are tokens of service."""
 
-    __slots__ = ("backlog", "counter", "largest", "name", "waiting", "weight")
+    __slots__ = ("backlog", "bytes", "counter", "largest", "name", "waiting", "weight")
 
     def __init__(self, name: str, weight: float, counter: float) -> None:
         self.name = name
@@ -25,6 +25,8 @@ class Flow:
         self.largest = 0.0
         """Upper bound of the cost of its waiting requests."""
         self.waiting = 0
+        self.bytes = 0
+        """Of the bodies of its waiting requests."""
 
 
 class Fairness:
@@ -76,6 +78,7 @@ class Fairness:
             self.active[name] = flow
             self.weight += flow.weight
         flow.waiting += 1
+        flow.bytes += request.arrival.body_bytes
         if flow.waiting == 2:  # noqa: PLR2004 - more than one
             self.several[name] = flow
         cost = request.cost
@@ -91,6 +94,7 @@ class Fairness:
         name = request.arrival.flow
         flow = self.active[name]
         flow.waiting -= 1
+        flow.bytes -= request.arrival.body_bytes
         flow.backlog -= request.cost
         if flow.waiting == 1:
             del self.several[name]

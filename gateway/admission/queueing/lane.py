@@ -111,6 +111,13 @@ class Lane:
         if line is not None:
             self._enter(line)
 
+    def last(self, flow: str) -> RequestRecord | None:
+        """The last request of a flow in this lane that has no promise; None if it has none."""
+        line = self._lines.get(flow)
+        if line is None:
+            return None
+        return next((request for request in reversed(line.waiting.values()) if request.promise is None), None)
+
     def line(self, flow: str) -> Iterator[RequestRecord]:
         """Requests of a flow in this lane, in order."""
         line = self._lines.get(flow)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Band
-from gateway.admission.queueing.band import BandQueue
+from gateway.admission.queueing.band import BandQueue, Most
+from gateway.admission.queueing.fairness import Flow
 from gateway.admission.queueing.lane import SLACK, Lane
 from gateway.admission.tuning import TUNING
 
@@ -138,20 +139,37 @@ class Queue:
         known = None if waiting is None else waiting.fairness.active.get(flow)
         return 0.0 if known is None else known.backlog
 
-    def last(self, request: RequestRecord) -> RequestRecord | None:
-        """The request that gives up its place for one with an earlier turn; never one with a promise.
+    def last(self, request: RequestRecord, most: Most) -> RequestRecord | None:
+        """The request that gives up its place in a full queue for another; never one with a promise.
 
-        It is the last of its flow, else the last of the longest backlog.
+        It is the last of the flow that fills the most of the queue: in the least urgent band, if that is less urgent
+        than its own, else in its own band if that flow fills more than its own flow would. A request that comes back
+        for an earlier turn takes the place of a later one of its flow, too.
         """
-        band = self._bands.get(request.arrival.band)
-        if band is None or not band.depth:
-            return None
-        longest = max(band.fairness.active.values(), key=lambda flow: flow.backlog)
-        for flow in (request.arrival.flow, longest.name):
-            found = band.last(flow)
-            if found is not None and found.order > request.order:
+        for band in reversed(self._order):
+            if band.number < request.arrival.band:
+                break
+            if band.number == request.arrival.band:
+                return self._last_of_its_band(band, request, most)
+            if (found := band.last(band.crowding(most).name)) is not None:
                 return found
         return None
+
+    def _last_of_its_band(self, band: BandQueue, request: RequestRecord, most: Most) -> RequestRecord | None:
+        arrival, promise = request.arrival, request.promise
+        crowding = band.crowding(most)
+        if promise is not None and promise.used:
+            for name in (arrival.flow, crowding.name):
+                found = band.last(name)
+                if found is not None and found.order > request.order:
+                    return found
+            return None
+        own = band.fairness.active.get(arrival.flow)
+        if own is None:
+            own = Flow(arrival.flow, self._weights.get(arrival.flow, 1.0), 0.0)
+        joins = not request.ticket
+        would_fill = most.filled_by(own, joins, joins * arrival.body_bytes)
+        return band.last(crowding.name) if most.filled_by(crowding) > would_fill else None
 
     def push(self, request: RequestRecord, lane: LaneKey) -> None:
         """Enter a request into a lane of its band."""

@@ -8,6 +8,7 @@ from gateway.admission.placing.lifecycle import State
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.placing.rules import deficit
 from gateway.admission.policy import Policy
+from gateway.admission.queueing.band import Most
 from gateway.admission.queueing.drain_rate import DrainRate
 from gateway.admission.queueing.promises import Pressure, Promises
 from gateway.admission.queueing.queue import Queue
@@ -88,6 +89,10 @@ class Waits:
         queue, policy = self._queue, self._policy
         requests, size = (0, 0) if request.state is State.WAITING else (1, request.arrival.body_bytes)
         return queue.depth + requests > policy.max_requests or queue.bytes + size > policy.max_bytes
+
+    def gives_way(self, request: RequestRecord) -> RequestRecord | None:
+        """The waiting request that gives up its place for this one if the queue is full; see `Queue.last`."""
+        return self._queue.last(request, Most(self._policy.max_requests, self._policy.max_bytes))
 
     def in_vain(self, request: RequestRecord, now: float) -> bool:
         """Whether a request would surely wait longer than its queue budget.

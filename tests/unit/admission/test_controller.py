@@ -164,6 +164,32 @@ class TestWaiting:
         p = play(max_requests=0) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
         p >> arrived(2) << refused(2, Outcome.QUEUE_FULL)
 
+    def test_a_full_queue_has_room_for_a_more_urgent_band(self, play):
+        p = play(max_requests=2) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2, band=5, blocks=90, flow="batch") << nothing >> arrived(3, band=5, flow="batch") << nothing
+        p >> arrived(4, band=0, blocks=80, flow="batch") << refused(3, Outcome.QUEUE_FULL)
+        p >> arrived(5, band=9) << refused(5, Outcome.QUEUE_FULL)
+        p >> done(1) << Dispatch(4, "a")
+
+    def test_of_a_full_queue_the_flow_that_fills_the_most_leaves_room_for_another(self, play):
+        p = play(max_requests=5) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        for request in range(2, 7):
+            p >> arrived(request, blocks=90, flow="many") << nothing
+        p >> arrived(7, flow="many") << refused(7, Outcome.QUEUE_FULL)
+        p >> arrived(8, blocks=80, flow="b") << refused(6, Outcome.QUEUE_FULL)
+        p >> arrived(9, blocks=80, flow="b") << refused(5, Outcome.QUEUE_FULL)
+        p >> arrived(10, blocks=80, flow="b") << refused(10, Outcome.QUEUE_FULL)
+        p >> arrived(11, blocks=80, flow="c") << refused(4, Outcome.QUEUE_FULL)
+
+    def test_of_a_queue_full_of_bytes_the_largest_bodies_leave_room(self, play):
+        p = play(max_bytes=100) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
+        p >> arrived(2, blocks=90, size=50, flow="large") << nothing
+        p >> arrived(3, blocks=90, size=40, flow="large") << nothing
+        for request in range(4, 14):
+            p >> arrived(request, blocks=90, size=1, flow="small") << nothing
+        p >> arrived(14, blocks=90, size=30, flow="b") << refused(3, Outcome.QUEUE_FULL)
+        p >> arrived(15, blocks=90, size=60, flow="c") << refused(15, Outcome.QUEUE_FULL)
+
     def test_with_a_live_endpoint_the_ttl_ends_in_a_timeout(self, play):
         p = play(ttl=10) >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a")
         p >> at(1) >> arrived(2) << nothing >> at(10.9) >> Tick() << nothing

@@ -167,6 +167,10 @@ class TestFull:
         serve(p, due, 20, 21)
         p >> one(61, flow="b") << nothing >> one(62, 7, flow="c") << refused(61, FULL)
 
+    def test_one_that_would_wait_in_vain_takes_nobodys_place(self, play):
+        p = crowded(play, waiting=2, ttft_target=None, max_requests=3)
+        p >> one(60, flow="b", ttft=0.1) << refused(60, TOO_LONG) >> one(61, flow="b") << refused(23, FULL)
+
     def test_who_has_a_turn_of_its_own_gives_way_to_nobody(self, play):
         p = crowded(play, waiting=1, ttft_target=None, max_requests=2)
         times = [refuse(p, 60 + key, key) for key in (1, 2, 3)]
