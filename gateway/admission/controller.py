@@ -387,7 +387,8 @@ class AdmissionController:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN
             for endpoint, rule in placement.refusals:
-                kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
+                if rule.after is not Next.OTHER_FLOWS:
+                    kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
             return _ANSWERS[next_in_line(placement.refusals)]
 
         self._queue.offer(accept)

@@ -1,9 +1,8 @@
 """The rules by which an endpoint refuses a request: one table, a row per rule, in the order of evaluation.
 
 Refusals, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
-documentation's table all come from this table. A new rule is a new row, in what it refuses. A head that is refused
-keeps its endpoint from other lanes and less urgent bands, and only a few requests behind it are looked at: a rule that
-may refuse one flow for long needs more than a row.
+documentation's table all come from this table. A new rule is a new row. A head that is refused keeps its endpoint from
+other lanes and less urgent bands; a rule that holds back one flow says `Next.OTHER_FLOWS`, and keeps nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ class Next(Enum):
     SMALLER = auto()
     """Smaller requests of its lane: they may fit."""
     OTHER_FLOWS = auto()
-    """Requests of other flows, among the few behind it in its lane. The endpoint stays kept for it."""
+    """Requests of other flows: the endpoint is not kept for it."""
 
 
 class Ask:

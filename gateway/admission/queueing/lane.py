@@ -146,17 +146,18 @@ class Lane:
         counter, order, _, _ = self._heap[0]
         return counter, order
 
-    def behind(self, count: int) -> list[RequestRecord]:
+    def behind(self, count: int, *, others: bool = False) -> list[RequestRecord]:
         """The next `count` requests after the head, in the order in which they would go if each was taken.
 
-        Sets `reach`.
+        With `others`, those of its own flow are left out. Sets `reach`.
         """
+        self.reach = inf
         if len(self._lines) == 1:
-            return self._behind_in_line(count)
+            return [] if others else self._behind_in_line(count)
+        skipped = self.head().arrival.flow if others else None
         taken: list[Entry] = []
         again: list[tuple[float, int, RequestRecord, Iterator[RequestRecord], Flow]] = []
         found: list[RequestRecord] = []
-        self.reach = inf
         while len(found) <= count and (again or len(taken) < len(self._lines)):
             fresh: Entry | None = None
             if len(taken) < len(self._lines):
@@ -171,7 +172,7 @@ class Lane:
                 request = next(line)
             found.append(request)
             following = next(line, None)
-            if following is not None:
+            if following is not None and flow.name != skipped:
                 heappush(again, (counter + request.cost / flow.weight, following.order, following, line, flow))
             if len(found) > count:
                 self.reach = counter

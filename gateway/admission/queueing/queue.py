@@ -302,7 +302,7 @@ class Queue:
 
         The smallest fit soonest, and more of them are served from the same part of the cache.
         """
-        behind = lane.behind(TUNING.backfill_window)
+        behind = lane.behind(TUNING.backfill_window, others=lane.yields)
         backfills = [other for other in behind if self._may_backfill(other, head, yields=lane.yields)]
         if not lane.yields:
             backfills.sort(key=lambda request: request.size)

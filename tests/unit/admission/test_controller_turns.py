@@ -269,13 +269,14 @@ class TestBands:
         p >> costs_100(61, band=2, ttft=1.5) << refused(61, TOO_LONG)
 
 
-def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free(play):
+@pytest.mark.parametrize("band", [0, 3])
+def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free(play, band):
     """Without it, it would wait for somebody's end each time."""
     p = play() >> up("a", blocks=100)
     p >> arrived(1, blocks=5, flow="quiet") << Dispatch(1, "a") >> progress(r1=1)
     p >> arrived(2, blocks=60, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
     p >> arrived(3, blocks=24, flow="noisy") << nothing  # fits, but would leave less than a request of the other
-    p >> arrived(4, blocks=5, flow="quiet") << Dispatch(4, "a")
+    p >> arrived(4, blocks=5, flow="quiet", band=band) << Dispatch(4, "a")
 
 
 class TestWhatAnAnswerTook:

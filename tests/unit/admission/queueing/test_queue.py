@@ -340,6 +340,25 @@ def test_where_the_head_yields_other_flows_are_offered_in_order(row):
     assert row.asked(lambda r: Answer.OVER_SHARE) == [0, 1, 2, 3]
 
 
+def test_however_many_of_its_flow_wait_with_the_head_other_flows_are_offered(row):
+    for name in range(30):
+        row.join(name, flow="a")
+    row.join(30, flow="b", cost=500.0)
+    row.join(31, flow="b")
+    row.join(32, flow="c", cost=900.0)
+    row.queue._bands[0].fairness.charge("b", 10_000)
+    assert sorted(row.asked(lambda r: Answer.OVER_SHARE)) == [0, 30, 31, 32]
+    assert row.queue.may_go(row.join(33, flow="d"))
+
+
+def test_a_newcomer_may_pass_a_head_that_yields_although_only_its_flow_waits(row):
+    for name in range(30):
+        row.join(name, flow="a")
+    row.asked(lambda r: Answer.OVER_SHARE)
+    assert not row.queue.may_go(row.join(30, flow="a"))
+    assert row.queue.may_go(row.join(31, flow="b"))
+
+
 # Whether a newcomer changes anything
 
 
