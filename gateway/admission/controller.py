@@ -66,8 +66,8 @@ class AdmissionController:
     """Admission to the endpoints of one model.
 
     Deadlines: a request waits at most `ttl` while an endpoint is live, and at most `no_endpoint_ttl` while none is.
-    Each counts from its arrival, or from the moment at which the pool came into that state, if that is later. In all
-    it never waits longer than both together. The outcome tells which of the two passed.
+    Each counts from its arrival or from the last change between these two states, whichever is later. Its whole wait
+    never exceeds both together. The outcome tells which of the two passed.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -104,7 +104,7 @@ class AdmissionController:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle one event of time `now` (seconds, never before the last one), and return the commands.
 
-        An event changes nothing if its request or endpoint is unknown, has ended, or is in a state without it.
+        An event changes nothing if its request or endpoint is unknown, has ended, or cannot take it in its state.
         """
         commands = self._commands = []
         self._handlers[type(event)](event, now)
@@ -118,7 +118,7 @@ class AdmissionController:
                 self._dispatch_waiting(now)
         if type(event) is Arrived:
             self._shed(event, now)
-        self._changed = True
+        self._changed = True  # unless a handler of the next event says otherwise
         if self._queue.depth:
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -159,7 +159,7 @@ class AdmissionController:
         return self._predictor.learned()
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
-        """For each request in flight, the tokens from which a report changes the account; 0: the first report does.
+        """For each request in flight, the token count that a report must reach to change the account; 0: any report does.
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
@@ -181,7 +181,7 @@ class AdmissionController:
             self._recognise(request, now)
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
-        # A new request behind a refused head makes no room: the head need not be offered again.
+        # Its arrival frees nothing for a refused head, so the queue is offered only if it may go itself.
         self._changed = request.state is State.WAITING and self._queue.may_go(request) and self._in_turn(request, now)
 
     def _recognise(self, request: RequestRecord, now: float) -> None:
@@ -192,7 +192,7 @@ class AdmissionController:
             request.order = promise.order
 
     def _in_turn(self, request: RequestRecord, now: float) -> bool:
-        """Whether a request may go without taking an earlier promised turn: only one that came back early may not."""
+        """False only for a request that came back early while another has an earlier promise."""
         promise = request.promise
         return promise is None or promise.used or self._promises.next_in_turn(promise, now)
 
@@ -249,7 +249,7 @@ class AdmissionController:
         generated = endpoint.ledger.progressed(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # refused by the endpoint or failed at once, unless the length is unknown
+        else:  # nothing was generated: only an answer of unknown length is charged, as expected
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
@@ -376,7 +376,7 @@ class AdmissionController:
                 self._queue.offer(self._observe_only(now))
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
-        """For each endpoint that a head waits for, the lane that may be backfilled there; None: no lane may."""
+        """Endpoints that a head waits for, each with the lane whose requests may still go there; None: nobody's."""
 
         def accept(request: RequestRecord) -> Answer:
             lane = (request.arrival.band, request.lane)

@@ -15,12 +15,14 @@ from gateway.admission.tuning import TUNING
 
 
 class Phase(Enum):
-    """Certainty that a reservation's blocks are in use."""
+    """Stage of a reservation."""
 
     UNCONFIRMED = auto()
     """It has no token yet and may still wait inside the engine."""
     CONFIRMED = auto()
+    """It has a token, so the engine holds its blocks."""
     ABORTING = auto()
+    """Its client has left. Its blocks count until the engine has taken a step."""
 
 
 class Reservation:
@@ -77,7 +79,7 @@ class Reservation:
         self.computed = computed
         """Prompt tokens that the engine has to compute for it: those that are not cached."""
         self.backlog = 0
-        """At its dispatch: prompt tokens that the engine had to compute before its first token, others' included."""
+        """Prompt tokens queued in the engine at its dispatch, its own included."""
         self.shared = 0
         """Tokens of its prompt that another request in flight also holds."""
         self.phase = Phase.UNCONFIRMED
@@ -92,15 +94,16 @@ class Reservation:
         self.edge: float = edge if edge <= self.limit else inf
         """Tokens per sequence at which it will hold more blocks; infinity if its limit comes first."""
         self.news = 0.0
-        """Least tokens over all sequences at which a progress report changes the account."""
+        """A report of fewer tokens than this, over all sequences, changes nothing."""
         self.origin = 0.0
         """Reading of the decode clock when the clock began to count its tokens."""
         self.base = 0
         """Tokens per sequence at that reading."""
         self.pace = 1.0
         self.due_tokens = 1
-        """Tokens per sequence at which the clock checks it next; `ticket` numbers the heap entry for that (0: none)."""
+        """Tokens per sequence at which the clock checks it next."""
         self.ticket = 0
+        """Number of its valid entry in the heap of checks; 0 if it has none."""
         self.aborted_at = 0.0
 
 
@@ -108,9 +111,9 @@ class Ledger:
     """Reservations of one endpoint and their totals, kept up to date: an event costs only what it touches.
 
     The progress of a request is the larger of two counts: the tokens that the relay saw, and those that the decode
-    clock counted. For a stream the clock starts with its first token and runs at `stream_pace`. A request that reports
-    nothing until its end gets its first token after the endpoint's mean delay; from then on the clock counts for it at
-    full speed. Every count stops at `max_tokens`.
+    clock counted. For a stream the clock starts at its first reported token and runs at `stream_pace`. For a request
+    that reports nothing until its end it starts after the endpoint's mean delay of first tokens, and runs at full
+    speed. Every count stops at `max_tokens`.
     """
 
     def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int) -> None:
@@ -198,7 +201,7 @@ class Ledger:
         return self._prefixes.held(prefix)
 
     def sole_sharer(self, prefix: Prefix) -> Reservation | None:
-        """The request that alone holds a part of this prefix now; the next request with this prefix would share it."""
+        """The one request that holds a part of this prefix unshared; None if there is none, or it is shared already."""
         return self._prefixes.sole(prefix)
 
     def progress(self, reservation: Reservation, seen: int, now: float) -> None:
@@ -302,8 +305,9 @@ class Ledger:
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )
+            # Reports within a block of the old size were only noted in `seen`.
             seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
-            reservation.generated = max(reservation.generated, seen)  # reported, but within a block of the old size
+            reservation.generated = max(reservation.generated, seen)
             self._measure(reservation)
             self.held += reservation.held
             if reservation.unseen:
@@ -364,7 +368,7 @@ class Ledger:
             heapify(self._growth)
 
     def _release_aborted(self, after: float, now: float) -> None:
-        # The same sum as in `next_abort_expiry`: with other rounding, a wake-up at that time might come too early.
+        # Exactly the sum of `next_abort_expiry`: rounded otherwise, a wake-up could come just too early.
         while self._aborting and self._aborting[0].aborted_at + after <= now:
             self._drop(self._aborting.popleft())
 
