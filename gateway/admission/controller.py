@@ -159,7 +159,7 @@ class AdmissionController:
         return self._predictor.learned()
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
-        """For each request in flight, the token count that a report must reach to change the account; 0: any report does.
+        """For each request in flight, the token count that a report must reach to change the account; 0: any does.
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
