@@ -1,4 +1,4 @@
-"""PURE. The settings that can change while kvgate serves, and what must restart for the others."""
+"""PURE. The settings that a reload (SIGHUP, `kvgate reload`) changes live, and what must restart for the others."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

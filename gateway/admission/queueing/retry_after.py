@@ -1,4 +1,4 @@
-"""The queue budget of a request, and the Retry-After of a refused one."""
+"""The queue budget of a request, and the jitter and bounds of a Retry-After. `waits.py` predicts the time itself."""
 
 from gateway.admission.prediction.spread import spread
 from gateway.admission.tuning import TUNING
