@@ -218,8 +218,9 @@ class ModelCounter:
         return await self._pool.run(flow, size, work, self._source, api, body, max_model_len, distrusted)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
+        proven = Feature.PROMPT not in self._distrusted(Api.CHAT)
         try:
-            convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused())
+            convert = functools.partial(engine_work, excludes_unused=self._all_exclude_unused(), proven=proven)
             size = request.counted_bytes
             work = await self._pool.run(flow, size, convert, request.api, request.body, max_model_len)
         except (NeedsEngineError, NotCountableError):

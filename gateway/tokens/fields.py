@@ -100,7 +100,8 @@ OTHER_FIELDS = frozenset(
         "truncation_side",
     }
 )  # fmt: skip
-"""All other fields. `response_format` enters the prompts only of models that the engine counts (Kimi K3, Cohere)."""
+"""All other fields. `response_format` enters the prompts only of models that the engine counts (Kimi K3): see
+`gateway.tokens.local_count.engine_work`."""
 
 
 def set_aside(api: Api, fields: Mapping[str, Any]) -> None:

@@ -62,7 +62,8 @@ class EngineWork:
     encoding: Encoding
     kind: Kind
     exact: bool = True
-    """Whether the count is exact: for some APIs the counting route orders the keys of tool calls differently."""
+    """Whether the count is exact: a counting route orders the keys of some tool calls differently, and is not told all
+    that some models' prompts show."""
 
 
 # No prompt's average comes near it: except for runs of blanks, vocabularies have no token that long.
@@ -125,7 +126,9 @@ def count_body(
     return Counted(tuple(one.tokens for one in measured), Kind(api, brought), prefix)
 
 
-def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool = False) -> EngineWork:
+def engine_work(
+    api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool = False, proven: bool = True
+) -> EngineWork:
     """The engine's own counting requests for a body.
 
     Args:
@@ -133,6 +136,8 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
         body: its bytes.
         max_model_len: in tokens. Counting routes have no limit of their own, so what cannot fit is not sent to them.
         excludes_unused: as for `count_body`. The route for conversations does not know which tools may be used.
+        proven: whether the engine is known to build conversations with the template that kvgate has. Other ways to build
+            them may show `response_format` and `tool_choice`, which `/tokenize` takes as template variables only.
 
     Raises:
         NeedsEngineError, NotCountableError: no counting route takes such a request.
@@ -146,27 +151,29 @@ def engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: b
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
     fields = _fields(body)
+    unseen = {} if proven else _unseen(api, fields)
     if api is Api.CHAT:
         if excludes_unused and _forbids_tools(api, fields):
             fields.pop("tools", None)
-        call = max_model_len if long else _tokenize(_messages_field(fields) | _chat_fields(fields))
-        return EngineWork((call,), chat_encoding(fields), Kind(api))
+        call = max_model_len if long else _tokenize(_messages_field(fields) | _chat_fields(fields, unseen))
+        return EngineWork((call,), chat_encoding(fields), Kind(api), exact=not unseen)
     if api is Api.BATCH:
-        _check_shared(fields)
+        _check_shared(fields, unseen)
         fields.pop("tools", None)
-        shared = b"" if long else json.dumps(_chat_fields(fields)).encode()
+        shared = b"" if long else json.dumps(_chat_fields(fields, unseen)).encode()
         chats = tuple(
             max_model_len if long else replace(_tokenize(_messages_field({"messages": each})), shared=shared)
             for each in conversations(fields)
         )
-        return EngineWork(chats, chat_encoding(fields), Kind(api))
+        return EngineWork(chats, chat_encoding(fields), Kind(api), exact=not unseen)
     set_aside(api, fields)
     model = {"model": fields["model"]} if "model" in fields else {}
     if api is Api.RESPONSES:
         (prompt,), brought = _brought(api, fields, excludes_unused=excludes_unused)
         assert isinstance(prompt, ChatPrompt)  # noqa: S101  # as this API has it
-        call = _tokenize(model | _rendered_fields(prompt))
-        return EngineWork((call,), prompt.encoding, Kind(api, brought), exact=Feature.TOOL_CALLS not in brought)
+        call = _tokenize(model | _rendered_fields(prompt, unseen))
+        exact = not unseen and Feature.TOOL_CALLS not in brought
+        return EngineWork((call,), prompt.encoding, Kind(api, brought), exact)
     texts = text_prompt(fields)
     special = {"add_special_tokens": texts.encoding.add_special_tokens}
     calls: list[EngineCall | int] = []
@@ -208,14 +215,14 @@ def _values(body: bytes) -> int:
     return body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{")
 
 
-def _check_shared(fields: Mapping[str, Any]) -> None:
+def _check_shared(fields: Mapping[str, Any], unseen: Json | None = None) -> None:
     """Check the fields that the conversations of a batch share: the engine reads and renders them for each.
 
     Raises:
         InvalidRequestError: for so many conversations they are too large.
     """
     number = len(conversations(fields))
-    names = [name for name in PROMPT_FIELDS[Api.BATCH] if name != "messages" and name in fields]
+    names = [name for name in (*PROMPT_FIELDS[Api.BATCH], *(unseen or ())) if name != "messages" and name in fields]
     shared = json.dumps({name: fields[name] for name in names}).encode()
     if number * len(shared) > MAX_REPEATED_BYTES or number * _values(shared) > _MOST_VALUES:
         raise InvalidRequestError(
@@ -294,7 +301,17 @@ _TOKENIZE_FIELDS = (
 )  # fmt: skip
 
 
-def _chat_fields(fields: Mapping[str, Any]) -> Json:
+def _unseen(api: Api, fields: Mapping[str, Any]) -> Json:
+    """The fields of a conversation that a model's own code may show (Kimi K3 does) and `/tokenize` is not told."""
+    names = []
+    if api is not Api.RESPONSES and fields.get("response_format") is not None:
+        names.append("response_format")
+    if api is not Api.BATCH and fields.get("tools") and fields.get("tool_choice") not in (None, "auto"):
+        names.append("tool_choice")
+    return {name: fields[name] for name in names}
+
+
+def _chat_fields(fields: Mapping[str, Any], unseen: Json) -> Json:
     """A chat request for `/tokenize`, but its messages: fields that route does not know become template variables."""
     asked = {name: fields[name] for name in _TOKENIZE_FIELDS if name in fields}
     given = fields.get("chat_template_kwargs")
@@ -303,8 +320,8 @@ def _chat_fields(fields: Mapping[str, Any]) -> Json:
     own = {name: fields[name] for name in ("documents", "reasoning_effort") if fields.get(name) is not None}
     if "reasoning_effort" in own:
         own = {"enable_thinking": own["reasoning_effort"] != "none"} | (given or {}) | own
-    if given or own:
-        asked["chat_template_kwargs"] = (given or {}) | own
+    if variables := (given or {}) | own | unseen:
+        asked["chat_template_kwargs"] = variables
     return asked
 
 
@@ -324,12 +341,12 @@ def _renamed(message: Any) -> Any:
     return renamed
 
 
-def _rendered_fields(prompt: ChatPrompt) -> Json:
+def _rendered_fields(prompt: ChatPrompt, unseen: Json) -> Json:
     kwargs = dict(prompt.template_kwargs)
     flags = {name: kwargs.pop(name) for name in ("add_generation_prompt", "continue_final_message")}
     tools = {} if prompt.tools is None else {"tools": prompt.tools}
     special = {"add_special_tokens": prompt.encoding.add_special_tokens}
-    return {"messages": prompt.messages, "chat_template_kwargs": kwargs} | flags | tools | special
+    return {"messages": prompt.messages, "chat_template_kwargs": kwargs | unseen} | flags | tools | special
 
 
 # Keys under which media come as base64, besides those of URLs.

@@ -244,6 +244,20 @@ async def test_without_a_tokenizer_the_engine_counts(made: Any, name: str | None
     assert (await counter.count(Api.RESPONSES, input="the fox")).source is Source.ENGINE
 
 
+async def test_where_nobody_knows_how_prompts_are_built_what_may_show_in_them_makes_an_estimate(made: Any) -> None:
+    counter = await made(None)
+    schema = {"type": "json_object"}
+    assert (await counter.count(response_format=schema)).source is Source.ESTIMATE
+    assert (await counter.count(Api.RESPONSES, input="hi", text={"format": schema})).source is Source.ENGINE
+    assert (await counter.count(Api.MESSAGES, output_config={"format": schema})).source is Source.ENGINE
+
+
+async def test_where_the_template_is_known_a_schema_shows_in_no_prompt(ours: Counter) -> None:
+    schema = {"type": "json_object"}
+    assert (await ours.count(response_format=schema)).source is Source.LOCAL
+    assert (await ours.count(tools=[], response_format=schema)).source is Source.ENGINE
+
+
 async def test_what_the_counting_route_refuses_the_engine_is_to_refuse_in_its_own_words(made: Any) -> None:
     counter = await made(None)
     assert (await counter.count(messages="x")).source is Source.ESTIMATE

@@ -182,6 +182,55 @@ def test_a_chat_is_asked_of_the_engine_with_what_its_route_does_not_know_as_vari
     }
 
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "shown"),
+    [
+        (Api.CHAT, {"messages": [USER], "response_format": SCHEMA}, {"response_format": SCHEMA}),
+        (Api.CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "required"}, {"tool_choice": "required"}),
+        (Api.CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "none"}),
+        (Api.CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": NAMED}, {"tool_choice": NAMED}),
+        (Api.CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "auto"}, {}),
+        (Api.CHAT, {"messages": [USER], "tools": [TOOL], "response_format": None, "tool_choice": None}, {}),
+        (Api.CHAT, {"messages": [USER], "tools": [], "tool_choice": "none"}, {}),
+        (
+            Api.BATCH,
+            {"messages": [[USER]], "tool_choice": "none", "response_format": SCHEMA},
+            {"response_format": SCHEMA},
+        ),
+        (
+            Api.RESPONSES,
+            {"input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {}}], "tool_choice": "required"},
+            {"tool_choice": "required"},
+        ),
+        (Api.RESPONSES, {"input": "hi", "text": {"format": SCHEMA}, "tool_choice": "auto"}, {}),
+    ],
+)
+def test_what_some_models_show_in_their_prompts_is_asked_for_where_nobody_knows_how_they_build_them(
+    api: Api, fields: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    fields |= {"chat_template_kwargs": {"flavour": "sweet"}}
+    body = json.dumps(fields).encode()
+    own = engine_work(api, body, FAR)
+    [known], [unknown] = (
+        [json.loads(prompt.body) for prompt in work.prompts if isinstance(prompt, EngineCall)]
+        for work in (own, engine_work(api, body, FAR, proven=False))
+    )
+    assert unknown == known | {"chat_template_kwargs": known["chat_template_kwargs"] | shown}
+    assert own.exact
+    assert engine_work(api, body, FAR, proven=False).exact is not bool(shown)
+
+
+def test_a_schema_that_conversations_share_is_bounded_where_it_is_asked_for() -> None:
+    body = json.dumps({"messages": [[USER]] * 2000, "response_format": {"type": "x" * 20_000}}).encode()
+    assert engine_work(Api.BATCH, body, FAR).prompts
+    with pytest.raises(InvalidRequestError, match="2000 conversations brings response_format again"):
+        engine_work(Api.BATCH, body, FAR, proven=False)
+
+
 def test_messages_go_to_the_engine_as_they_came() -> None:
     body = b'{ "messages" : [ ] }'
     assert engine_work(Api.MESSAGES, body, FAR).prompts == (EngineCall("/v1/messages/count_tokens", body),)
