@@ -70,8 +70,8 @@ class ServerSettings(_Section):
     max_connections: int | None = Field(
         None,
         gt=0,
-        description="Most connections of clients at once; a further one is answered with 503 and closed. Where not "
-        "given, a third of the file descriptors the process may have.",
+        description="Most connections of clients at once; a further one takes the place of one that is idle, or is "
+        "answered with 503 and closed. Where not given, a third of the file descriptors the process may have.",
     )
     body_timeout: Seconds = Field(30.0, description="Longest silence while a client sends its headers or body.")
     body_min_rate: int = Field(

@@ -113,7 +113,7 @@ class Metrics:
         )
         self.refused_connections = Counter(
             "kvgate_refused_connections",
-            "Connections beyond `server.max_connections`: answered with 503 and closed.",
+            "Connections beyond `server.max_connections`, with none idle to give way: answered with 503 and closed.",
             registry=registry,
         )
         self.queue_wait = Histogram(

@@ -304,6 +304,23 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not self._in_head:
             self._await_next()
 
+    def idle_for(self) -> float | None:
+        """Seconds that it has been waiting for a request to begin; None while one is in progress, and once it ends."""
+        if self._refused or self._in_head or not self._owes_nothing() or self.transport.is_closing():
+            return None
+        timer, lasts = self.timeout_keep_alive_task, float(self.timeout_keep_alive)
+        if self.cycle is None:
+            timer, lasts = self._timer, self.head_timeout
+        return None if timer is None else self.loop.time() - (timer.when() - lasts)
+
+    def give_way(self, least: float) -> bool:
+        """Close it if it has been idle for this many seconds; return whether it was."""
+        idle = self.idle_for()
+        if idle is None or idle < least or self._unread():
+            return False
+        self.transport.close()
+        return True
+
     def timeout_keep_alive_handler(self) -> None:
         if self.idle_grace is None or self.transport.is_closing():
             super().timeout_keep_alive_handler()

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import uvicorn
@@ -25,6 +28,10 @@ _RETRY_AFTER = 1
 """Seconds, for clients refused because too many are connected."""
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
+_IDLE = 1.0
+"""Seconds a connection must be idle to give way to a new one, and between two looks for such connections."""
+_MOST_LOOKED_AT = 10_000
+"""Connections that one look takes in: some milliseconds."""
 STALLED = 60.0
 """Seconds a client may leave its data unread before the kernel ends its connection, in any phase, also after we closed
 our side. Like nginx's `send_timeout`."""
@@ -76,14 +83,43 @@ class _Refused(asyncio.Protocol):
         self._timer.cancel()
 
 
+class _Idle:
+    """The idle connections that can give way to new ones when all places are taken.
+
+    Of the address with the most connections first, and of those the longest idle.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[LimitedProtocol] = []
+        self._next_look = 0.0
+
+    def make_room(self, connections: Iterable[LimitedProtocol], now: float) -> bool:
+        """Close one of these; False if there is none."""
+        if now >= self._next_look:
+            self._next_look = now + _IDLE
+            seen = list(islice(connections, _MOST_LOOKED_AT))
+            held = Counter(_address(one) for one in seen)
+            idle = [(held[_address(one)], one.idle_for() or 0.0, one) for one in seen]
+            self._found = [one for _, seconds, one in sorted(idle, key=itemgetter(0, 1)) if seconds >= _IDLE]
+        while self._found:
+            if self._found.pop().give_way(_IDLE):
+                return True
+        return False
+
+
+def _address(connection: LimitedProtocol) -> str | None:
+    return None if connection.client is None else connection.client[0]
+
+
 def _bounded(
     protocol: type[LimitedProtocol], most: Callable[[], int], on_refused: Callable[[], None]
 ) -> type[LimitedProtocol]:
     """The protocol, limited to this many connections at once."""
+    idle = _Idle()
 
     class Bounded(protocol):  # type: ignore[valid-type, misc]  # a class is what uvicorn takes
         def connection_made(self, transport: Any) -> None:
-            if len(self.connections) >= most():
+            if len(self.connections) >= most() and not idle.make_room(self.connections, self.loop.time()):
                 _Refused(transport)
                 on_refused()
             else:
@@ -100,7 +136,7 @@ class Listener:
         listening: a bound socket; other processes may accept connections from it too.
         settings: limits of what a client may send.
         most: connections at once; None takes the settings' limit.
-        on_refused: called for each connection above the limit.
+        on_refused: called for each connection above the limit that no idle one gave way to.
     """
 
     def __init__(

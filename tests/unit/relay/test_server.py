@@ -226,8 +226,9 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
         held = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(2)]
         for _, writer in held:
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        for reader, _ in held:
+        for reader, writer in held:
             assert b"200 OK" in await reader.readuntil(b"ok")
+            writer.write(b"G")  # a request that has begun keeps its place
         for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
             reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
             writer.write(sent)
@@ -245,6 +246,93 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
         for _, writer in held:
             writer.close()
         await listening.stop()
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def connect(listening, address="127.0.0.1", sent=GET):
+    """A connection from this address, answered once if it sent a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port, local_addr=(address, 0))
+    writer.write(sent)
+    if sent:
+        assert b"200 OK" in await reader.readuntil(b"ok")
+    return reader, writer
+
+
+async def is_open(connection):
+    reader, writer = connection
+    writer.write(GET)
+    try:
+        return b"200 OK" in await reader.readuntil(b"ok")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+
+
+async def comes_in(listening):
+    connection = await connect(listening, sent=b"")
+    try:
+        return await is_open(connection)
+    finally:
+        connection[1].close()
+
+
+async def test_the_longest_idle_of_who_has_the_most_connections_gives_way(monkeypatch):
+    monkeypatch.setattr("gateway.relay.server._IDLE", 0.0)
+    refused = []
+    listening = Listener(
+        app, bind("127.0.0.1", 0), ServerSettings(), most=4, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    small = await connect(listening, "127.0.0.2")
+    large = [await connect(listening) for _ in range(3)]
+    new = await connect(listening, "127.0.0.3")
+    assert await large[0][0].read() == b"", "closed"
+    assert [await is_open(one) for one in (small, large[1], large[2], new)] == [True] * 4
+    assert listening.connections == 4
+    assert refused == []
+    for _, writer in (small, *large, new):
+        writer.close()
+    await listening.stop()
+
+
+async def test_a_connection_without_any_request_gives_way(monkeypatch):
+    monkeypatch.setattr("gateway.relay.server._IDLE", 0.0)
+    listening = Listener(app, bind("127.0.0.1", 0), ServerSettings(), most=1)
+    listening.start()
+    silent = await connect(listening, sent=b"")
+    new = await connect(listening)
+    assert await silent[0].read() == b""
+    for _, writer in (silent, new):
+        writer.close()
+    await listening.stop()
+
+
+async def test_who_has_just_been_answered_or_waits_for_an_answer_keeps_the_place(monkeypatch):
+    answering = asyncio.Event()
+
+    async def waiting(scope, receive, send):
+        if scope["path"] == "/wait":
+            await answering.wait()
+        await app(scope, receive, send)
+
+    refused = []
+    listening = Listener(
+        waiting, bind("127.0.0.1", 0), ServerSettings(), most=1, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    monkeypatch.setattr("gateway.relay.server._IDLE", 0.0)
+    held = await connect(listening)
+    held[1].write(GET.replace(b"/ ", b"/wait "))
+    await until(lambda: not all(one._owes_nothing() for one in listening._server.server_state.connections))
+    assert not await comes_in(listening)
+    answering.set()
+    assert b"200 OK" in await held[0].readuntil(b"ok")
+    monkeypatch.setattr("gateway.relay.server._IDLE", 1000.0)
+    assert not await comes_in(listening)
+    assert len(refused) == 2
+    held[1].close()
+    await listening.stop()
 
 
 @pytest.mark.parametrize("size", [1000, 2**20])
