@@ -136,8 +136,8 @@ def engine_work(
         body: its bytes.
         max_model_len: in tokens. Counting routes have no limit of their own, so what cannot fit is not sent to them.
         excludes_unused: as for `count_body`. The route for conversations does not know which tools may be used.
-        proven: whether the engine is known to build conversations with the template that kvgate has. Other ways to build
-            them may show `response_format` and `tool_choice`, which `/tokenize` takes as template variables only.
+        proven: whether the engine is known to build conversations with the template that kvgate has. Other ways to
+            build them may show `response_format` and `tool_choice`, which `/tokenize` takes as template variables only.
 
     Raises:
         NeedsEngineError, NotCountableError: no counting route takes such a request.
