@@ -287,7 +287,7 @@ async def test_the_longest_idle_of_who_has_the_most_connections_gives_way(monkey
     small = await connect(listening, "127.0.0.2")
     large = [await connect(listening) for _ in range(3)]
     new = await connect(listening, "127.0.0.3")
-    assert await large[0][0].read() == b"", "closed"
+    assert await asyncio.wait_for(large[0][0].read(), 5) == b"", "closed"
     assert [await is_open(one) for one in (small, large[1], large[2], new)] == [True] * 4
     assert listening.connections == 4
     assert refused == []
@@ -302,7 +302,7 @@ async def test_a_connection_without_any_request_gives_way(monkeypatch):
     listening.start()
     silent = await connect(listening, sent=b"")
     new = await connect(listening)
-    assert await silent[0].read() == b""
+    assert await asyncio.wait_for(silent[0].read(), 5) == b""
     for _, writer in (silent, new):
         writer.close()
     await listening.stop()
