@@ -123,6 +123,11 @@ class EndpointMonitor:
         )
 
     @property
+    def on_trial(self) -> bool:
+        """Whether it gets one request at a time until there is progress."""
+        return self._health.state is State.TRIAL
+
+    @property
     def pace(self) -> Pace | None:
         """The change of its pace since it last began to serve; None if it cannot be told."""
         return self._meter.pace

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -44,6 +45,7 @@ class Endpoint:
         settings: of the model it is configured under.
         identity: as it last reported it; None until it was first reached.
         healthy: whether it takes traffic now.
+        relayed: requests without admission that are on it.
     """
 
     id: EndpointId
@@ -54,6 +56,16 @@ class Endpoint:
     identity: Identity | None = None
     healthy: bool = False
     pool: "Pool | None" = None
+    relayed: int = 0
+
+    @contextmanager
+    def relaying(self) -> Iterator[None]:
+        """Count a request without admission while the block runs."""
+        self.relayed += 1
+        try:
+            yield
+        finally:
+            self.relayed -= 1
 
 
 class Pool:
@@ -99,11 +111,16 @@ class Pool:
         return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
 
     def in_turn(self) -> list[Endpoint]:
-        """The healthy endpoints for a request without admission; each call begins with another one (round robin)."""
+        """The healthy endpoints for a request without admission, that with the fewest of these first.
+
+        Those with equally many take turns. One on trial that has a request comes last.
+        """
         healthy = self.healthy()
         self._turn += 1
         start = self._turn % len(healthy) if healthy else 0
-        return healthy[start:] + healthy[:start]
+        return sorted(
+            healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.monitor.on_trial, e.relayed)
+        )
 
 
 class Directory:

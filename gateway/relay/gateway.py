@@ -113,8 +113,8 @@ class Gateway:
             match route.action:
                 case Action.ADMIT:
                     return await generate(self._plane, scope, exchange, client, body)
-                case Action.RELAY:
-                    return await relay(self._plane, scope, exchange, body)
+                case Action.RELAY | Action.LOOK_UP as action:
+                    return await relay(self._plane, scope, exchange, body, computes=action is Action.RELAY)
                 case Action.FOLLOW:
                     return await follow(self._plane, scope, exchange, body)
                 case Action.ANSWER:

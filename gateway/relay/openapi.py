@@ -13,6 +13,7 @@ Document = dict[str, Any]
 _SUMMARIES = {
     Action.ADMIT: "Counted and admitted, then answered by an endpoint of the model.",
     Action.RELAY: "Passed to a healthy endpoint of the model.",
+    Action.LOOK_UP: "Passed to a healthy endpoint of the model.",
     Action.FOLLOW: "Passed to the endpoint that made the response.",
     Action.ANSWER: "The models that are served here.",
 }
@@ -101,7 +102,7 @@ def _operation(route: Route) -> Document:
 
 def _body(route: Route) -> Document:
     properties: Document = {"model": {"type": "string", "description": "May be left out where one model is served."}}
-    if route.action is Action.RELAY or route.api is None:
+    if route.action is not Action.ADMIT or route.api is None:
         return {"type": "object", "properties": properties}
     properties |= _PROMPTS[route.api]
     properties |= {"stream": {"type": "boolean"}, "stream_options": {"type": "object"}, "n": {"type": "integer"}}
@@ -124,7 +125,7 @@ def _good(route: Route) -> Document:
 
 
 def _bad(route: Route) -> Document:
-    if route.action in {Action.RELAY, Action.FOLLOW}:  # an engine without this route answers by itself
+    if route.action not in {Action.ADMIT, Action.ANSWER}:  # an engine without this route answers by itself
         return {"description": "What went wrong.", "content": {"application/json": {}}}
     names = ["ClientError", "AnthropicClientError"] if route.api is Api.MESSAGES else ["ClientError"]
     schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}

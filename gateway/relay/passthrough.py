@@ -2,28 +2,39 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import Outcome
-from gateway.config.settings import ServerSettings
+from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
+from gateway.pools.driver import new_request
 from gateway.relay.asgi import Allowance, ClientGoneError, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.flights import Interruption
 from gateway.relay.headers import towards_client, towards_endpoint
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
-from gateway.relay.upstream import Answer, UpstreamError
+from gateway.relay.upstream import Answer, Headers, UpstreamError
 from gateway.wire.form import form_model, is_form
 from gateway.wire.request import named_model
 
 _TRIES = 2
+_BYTES_PER_TOKEN = 4
+"""Used only to give a time to the prompts of a request that nobody counts."""
+_OK = 200
 
 
-async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+class _EvacuatedError(Exception):
+    """The request was taken off its endpoint, which went down or hangs."""
+
+
+async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, *, computes: bool) -> Outcome:
     """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
-    While it waits for an endpoint it holds no place.
+    While it waits for an endpoint it holds no place. `computes`: the engine has work with it, so that its silence is
+    judged as that of a generated answer.
 
     Raises:
         RefusedError: it ends with an error.
@@ -38,9 +49,12 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
         name = await read(plane.counting, exchange.flow, named_model, body)
     pool = await find_pool(plane, exchange, name, len(body))
     await wait_for_endpoint(plane, exchange, pool, len(body))
+    prompt_tokens = None
+    if computes:  # a form has a recording, whose bytes are no tokens
+        prompt_tokens = 0 if is_form(kind) else min(len(body) // _BYTES_PER_TOKEN, pool.max_model_len)
     async with _place(plane, exchange, pool, len(body)):
-        if endpoints := pool.in_turn()[:_TRIES]:
-            return await _pass(plane, scope, exchange, body, endpoints)
+        if pool.healthy():
+            return await _pass(plane, scope, exchange, body, pool.in_turn, prompt_tokens)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
@@ -55,7 +69,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    return await _pass(plane, scope, exchange, body, [endpoint])
+    return await _pass(plane, scope, exchange, body, lambda: [endpoint], None)
 
 
 @contextlib.asynccontextmanager
@@ -76,34 +90,88 @@ async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> Asy
         places.release(flow)
 
 
-async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:
-    timeouts = plane.settings.upstream
-    reason = ""
-    for endpoint in endpoints:
+async def _pass(
+    plane: Plane,
+    scope: Scope,
+    exchange: Exchange,
+    body: bytes,
+    offered: Callable[[], Iterable[Endpoint]],
+    prompt_tokens: int | None,
+) -> Outcome:
+    """Try it on the endpoints that are offered. `prompt_tokens`: what the engine computes; None for nothing."""
+    tried: set[EndpointId] = set()
+    reason, brought = "", False
+    while len(tried) < _TRIES and (endpoint := next((e for e in offered() if e.id not in tried), None)):
+        tried.add(endpoint.id)
         exchange.sent_to(endpoint.id)
         headers = towards_endpoint(
             scope, exchange.identifier, api_key=endpoint.api_key, keep_credentials=plane.keeps_credentials
         )
-        try:
-            async with asyncio.timeout(timeouts.first_byte_timeout):
-                answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
-        except TimeoutError:
-            return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
-        except UpstreamError as error:
-            endpoint.monitor.failed(str(error))
-            reason = str(error)
-            continue
-        try:
-            return await _through(plane.settings.server, exchange, answer, timeouts.idle_timeout)
-        finally:
-            answer.close()
+
+        async def begin(endpoint: Endpoint = endpoint, headers: Headers = headers) -> tuple[Answer, bytes]:
+            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+            try:
+                return answer, await answer.read_some()
+            except BaseException:
+                answer.close()
+                raise
+
+        with endpoint.relaying():
+            try:
+                async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
+                    if prompt_tokens is None:
+                        answer, piece = await begin()
+                    else:
+                        answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, brought=brought)
+            except TimeoutError:
+                return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
+            except _EvacuatedError:
+                reason, brought = "it went down, or hangs", True
+                continue
+            except UpstreamError as error:
+                endpoint.monitor.failed(str(error))
+                reason = str(error)
+                continue
+            try:
+                return await _through(plane.settings, exchange, answer, piece)
+            finally:
+                answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 
-async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, idle_timeout: float) -> Outcome:
+async def _watched(
+    plane: Plane,
+    endpoint: Endpoint,
+    begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
+    prompt_tokens: int,
+    *,
+    brought: bool,
+) -> tuple[Answer, bytes]:
+    """Wait for the first piece of an answer, and let the endpoint's monitor know.
+
+    Raises:
+        _EvacuatedError: as it says.
+        TimeoutError: it was silent for longer than its endpoint's load explains.
+    """
+    flight = plane.flights.open(new_request(), endpoint, prompt_tokens, streams=False, brought=brought)
+    try:
+        answer, piece = await begin()
+        if answer.status == _OK:
+            plane.flights.answers(flight, computed=True)
+        return answer, piece
+    except asyncio.CancelledError:
+        if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
+            raise
+        raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
+    finally:
+        plane.flights.close(flight)
+
+
+async def _through(settings: Settings, exchange: Exchange, answer: Answer, piece: bytes) -> Outcome:
+    """Pass on an answer that began with this piece."""
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
-    response, allowance = exchange.response, Allowance(server.body_timeout, server.body_min_rate)
+    response, allowance = exchange.response, Allowance(settings.server.body_timeout, settings.server.body_min_rate)
 
     async def tell(sending: Awaitable[None], size: int = 0) -> None:
         """Send a piece. A client that reads more slowly than it may send a body loses its place to others."""
@@ -118,15 +186,14 @@ async def _through(server: ServerSettings, exchange: Exchange, answer: Answer, i
 
     await tell(response.begin(answer.status, headers))
     # A body that breaks off is left without an end, so that the client sees it is incomplete.
-    more = True
-    while more:
+    while piece:
+        await tell(response.write(piece), len(piece))
         try:
-            async with asyncio.timeout(idle_timeout):
+            async with asyncio.timeout(settings.upstream.idle_timeout):
                 piece = await answer.read_some()
         except TimeoutError:
             return Outcome.UPSTREAM_TIMEOUT
         except UpstreamError:
             return Outcome.UPSTREAM_ERROR
-        more = bool(piece)
-        await tell(response.write(piece) if more else response.end(), len(piece))
+    await tell(response.end())
     return Outcome.COMPLETED if answer.status < 400 else Outcome.ENDPOINT_REFUSED  # noqa: PLR2004

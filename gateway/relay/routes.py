@@ -13,6 +13,8 @@ class Action(Enum):
     """Count it, admit it, stream its answer."""
     RELAY = auto()
     """Pass it to a healthy endpoint of its model under a concurrency cap: it uses little KV cache."""
+    LOOK_UP = auto()
+    """The same, but its engine has no work with it: the API server answers by itself."""
     FOLLOW = auto()
     """Pass it to the endpoint that made the response it names."""
     ANSWER = auto()
@@ -35,9 +37,9 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/completions", Action.ADMIT, Api.COMPLETIONS),
     Route("POST", "/v1/responses", Action.ADMIT, Api.RESPONSES),
     Route("POST", "/v1/messages", Action.ADMIT, Api.MESSAGES),
-    Route("POST", "/tokenize", Action.RELAY),
-    Route("POST", "/detokenize", Action.RELAY),
-    Route("GET", "/tokenizer_info", Action.RELAY),
+    Route("POST", "/tokenize", Action.LOOK_UP),
+    Route("POST", "/detokenize", Action.LOOK_UP),
+    Route("GET", "/tokenizer_info", Action.LOOK_UP),
     Route("POST", "/v1/embeddings", Action.RELAY),
     Route("POST", "/v2/embed", Action.RELAY),
     Route("POST", "/pooling", Action.RELAY),
@@ -47,7 +49,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/rerank", Action.RELAY),
     Route("POST", "/v1/rerank", Action.RELAY),
     Route("POST", "/v2/rerank", Action.RELAY),
-    Route("POST", "/v1/messages/count_tokens", Action.RELAY, Api.MESSAGES),
+    Route("POST", "/v1/messages/count_tokens", Action.LOOK_UP, Api.MESSAGES),
     Route("POST", "/v1/audio/*", Action.RELAY),
     Route("GET", "/v1/responses/*", Action.FOLLOW, Api.RESPONSES),
     Route("POST", "/v1/responses/*", Action.FOLLOW, Api.RESPONSES),

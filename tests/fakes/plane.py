@@ -81,14 +81,22 @@ class Monitor:
     def __init__(self) -> None:
         self.failures: list[tuple[str, dict[str, bool]]] = []
         self.brought: list[bool] = []
+        self.prompts: list[int] = []
+        self.on_it: set[int] = set()
+        self.progress = 0
         self.status = SimpleNamespace(state=State.UP)
+        self.on_trial = False
 
-    def dispatched(self, _request: int, _tokens: int, *, brought: bool = False, **_how: bool) -> None:
+    def dispatched(self, request: int, tokens: int, *, brought: bool = False, **_how: bool) -> None:
         self.brought.append(brought)
+        self.prompts.append(tokens)
+        self.on_it.add(request)
 
-    def progressed(self, _requests: object) -> None: ...
+    def progressed(self, _requests: object) -> None:
+        self.progress += 1
 
-    def finished(self, _request: int, *, delivering: bool = False) -> None: ...
+    def finished(self, request: int, *, delivering: bool = False) -> None:  # noqa: ARG002
+        self.on_it.discard(request)
 
     def failed(self, reason: str, **how: bool) -> None:
         self.failures.append((reason, how))

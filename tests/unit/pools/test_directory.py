@@ -49,7 +49,7 @@ class World:
 
     def add(self, name, *, model=None):
         settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
-        monitor = SimpleNamespace(status=SimpleNamespace(state=State.UP))
+        monitor = SimpleNamespace(status=SimpleNamespace(state=State.UP), on_trial=False)
         endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, monitor)
         self.directory.add(endpoint)
         return endpoint
@@ -205,6 +205,20 @@ async def test_relayed_requests_take_turns(world):
     assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
     world.directory.down(endpoints[1].id, "down")
     assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
+
+
+async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one_on_trial_gets_one(world):
+    a, b = (world.add(name) for name in "ab")
+    for endpoint in (a, b):
+        world.up(endpoint, identity("m"))
+    pool = a.pool
+    with a.relaying(), a.relaying(), b.relaying():
+        assert [[e.id for e in pool.in_turn()] for _ in range(2)] == [["b", "a"]] * 2
+        b.monitor.on_trial = True
+        assert [e.id for e in pool.in_turn()] == ["a", "b"]
+    with a.relaying():
+        assert [e.id for e in pool.in_turn()] == ["b", "a"], "it has none yet"
+    assert (a.relayed, b.relayed) == (0, 0)
 
 
 async def test_a_shutdown_reaches_every_core_whenever_it_was_made(world):

@@ -82,7 +82,8 @@ async def test_it_answers_itself_what_needs_no_endpoint(serving, reporter):
     ("request_line", "does"),
     [
         (f"POST {CHAT}", "generate"),
-        ("POST /tokenize", "relay"),
+        ("POST /v1/embeddings", "relay, computes=True"),
+        ("POST /tokenize", "relay, computes=False"),
         ("GET /v1/responses/resp_1", "follow"),
         (f"GET {MODELS}", "list_models"),
     ],
@@ -92,8 +93,8 @@ async def test_each_action_of_the_route_table_is_carried_out(serving, reporter, 
     done = []
 
     def does_it(name):
-        async def act(*given):
-            done.append(name)
+        async def act(*given, **how):
+            done.append(", ".join([name, *(f"{key}={value}" for key, value in how.items())]))
             return Outcome.ENDPOINT_REFUSED
 
         return act

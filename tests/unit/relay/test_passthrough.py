@@ -11,6 +11,7 @@ from tests.fakes.plane import FakePlane, Reply
 pytestmark = pytest.mark.usefixtures("hurried")
 
 LOST = ConnectionLostError("the connection was lost")
+EMBED = "/v1/embeddings"
 ASKED = b'{"model":"m","prompt":"x"}'
 PIECES = [b"x" * 1000] * 10
 
@@ -131,6 +132,106 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     plane.directory.down(EndpointId("b"), "down: gone")
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
+
+
+# Engines that say nothing.
+
+
+async def silent(plane):
+    """A request that an endpoint has and does not answer; then that endpoint's name."""
+    plane.replies.append(Reply(asyncio.Event()))
+    client = ask(plane, path=EMBED)
+    await plane.turns()
+    return client, plane.sent[-1][0].removeprefix("http://")
+
+
+async def test_work_for_an_engine_is_told_its_monitor_from_its_start_to_its_first_byte(plane):
+    free = asyncio.Event()
+    plane.replies.append(Reply(free, b"ab", 1.0, b"c"))
+    client = ask(plane, path=EMBED)
+    await plane.turns()
+    monitor = plane.monitor(plane.sent[0][0].removeprefix("http://"))
+    assert (len(monitor.on_it), monitor.progress, monitor.brought) == (1, 0, [False])
+    free.set()
+    await plane.turns()
+    assert (len(monitor.on_it), monitor.progress) == (0, 1)
+    assert (await ended(client)).body == b"abc"
+
+
+async def test_an_error_is_no_progress(plane):
+    plane.replies.append(Reply(b"{}", status=400))
+    await ended(ask(plane, path=EMBED))
+    assert [(plane.monitor(name).on_it, plane.monitor(name).progress) for name in "ab"] == [(set(), 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "tokens"),
+    [("application/json", 40, 10), ("application/json", 4000, 100), ("multipart/form-data; boundary=b", 4000, 0)],
+)
+async def test_its_prompts_are_no_longer_than_the_model_takes(plane, kind, size, tokens):
+    plane.replies.append(Reply(b"{}"))
+    await ended(ask(plane, ASKED.ljust(size), EMBED, **{"content-type": kind}))
+    assert plane.monitor("a").prompts + plane.monitor("b").prompts == [tokens]
+
+
+async def test_what_a_server_answers_by_itself_says_nothing_of_its_engine(plane):
+    for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens"):
+        plane.replies.append(Reply(b"{}"))
+        await ended(ask(plane, path=path))
+    assert plane.monitor("a").prompts == plane.monitor("b").prompts == []
+
+
+async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
+    client, name = await silent(plane)
+    other = "b" if name == "a" else "a"
+    plane.replies.append(Reply(b"{}"))
+    plane.flights.evacuate(EndpointId(name))
+    assert (await ended(client)).status == 200
+    assert [base_url for base_url, *_ in plane.sent] == [f"http://{name}", f"http://{other}"]
+    assert plane.monitor(other).brought == [True]
+    assert plane.monitor(name).failures == [], "it is out already"
+    assert len(plane.flights) == 0
+    client, name = await silent(plane)
+    plane.replies.append(Reply(asyncio.Event()))
+    for _ in range(2):
+        plane.flights.evacuate(EndpointId(plane.sent[-1][0].removeprefix("http://")))
+        await plane.turns()
+    assert (await ended(client)).status == 502
+
+
+async def test_the_only_silent_one_ends_and_is_tried_nowhere_else(plane):
+    client, name = await silent(plane)
+    plane.flights.expire(plane.monitor(name).on_it)
+    await ended(client)
+    assert (client.status, error(client)["code"], len(plane.sent)) == (504, "upstream_timeout", 1)
+    assert len(plane.flights) == 0
+    assert not plane.pool.relay_places.full()
+
+
+async def test_one_whose_client_leaves_is_no_more_on_the_endpoint(plane):
+    client, name = await silent(plane)
+    client.leave()
+    await ended(client)
+    assert plane.lines[0]["outcome"] == "client_closed"
+    assert (len(plane.flights), plane.monitor(name).on_it) == (0, set())
+    assert plane.directory.endpoints[EndpointId(name)].relayed == 0
+
+
+async def test_one_that_breaks_off_before_its_first_byte_is_tried_elsewhere(plane):
+    broken = Reply(LOST)
+    plane.replies.extend([broken, Reply(b"{}")])
+    assert (await ended(ask(plane))).status == 200
+    assert broken.closed
+
+
+async def test_an_endpoint_that_answers_nothing_gets_no_more_than_its_part(plane):
+    stuck = [(await silent(plane))[1] for _ in range(3)]
+    assert set(stuck) == {"a", "b"}
+    for _ in range(10):
+        plane.replies.append(Reply(b"{}"))
+        await ended(ask(plane, path=EMBED))
+    fewest = min("ab", key=stuck.count)
+    assert {base_url for base_url, *_ in plane.sent[3:]} == {f"http://{fewest}"}
 
 
 # Places.
