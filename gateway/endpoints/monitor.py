@@ -43,6 +43,10 @@ REMINDER = 60.0
 
 _FAILING = frozenset({State.STARTING, State.DOWN})
 
+MOVING = 2
+"""Probe intervals after a token in which an endpoint that looks dead keeps its requests. When a process ends, its
+connections end with it; a name that is not found or a proxy that takes no more of them ends none."""
+
 HURRY_GAP = 0.05
 """Least seconds between two probes, even if many requests fail."""
 
@@ -101,6 +105,9 @@ class EndpointMonitor:
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
         self._told: tuple[Identity, Capacity] | None = None
+        self._moved_at = float("-inf")
+        self._to_evacuate = False
+        """Whether what it has not answered is to leave it as soon as it stands still."""
         self._said_at = clock()
 
     @property
@@ -126,6 +133,11 @@ class EndpointMonitor:
     def on_trial(self) -> bool:
         """Whether it gets one request at a time until there is progress."""
         return self._health.state is State.TRIAL
+
+    @property
+    def moves(self) -> bool:
+        """Whether there were tokens within `MOVING` intervals. Then it lives, whatever its probes say."""
+        return self._clock() - self._moved_at < MOVING * self._interval
 
     @property
     def pace(self) -> Pace | None:
@@ -176,6 +188,7 @@ class EndpointMonitor:
             self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
         # Judge as of the time of the questions: a slow look must not add to the silence.
         self._judge(self._progress.stalled(asked_at, busy=busy))
+        self._evacuate()
         if self._health.serving:
             self._tell()
 
@@ -332,6 +345,7 @@ class EndpointMonitor:
         )
 
     def _moved(self) -> None:
+        self._moved_at = self._clock()
         if self._health.doubted:
             self._handle(Progressed())
 
@@ -357,13 +371,20 @@ class EndpointMonitor:
                         self._progress.restart(self._clock())
                     elif before is not State.BLOCKED:
                         self._progress.forget(self._clock())
+                    self._to_evacuate = False
                     self._told = None
                     self._tell()
                 case Effect.TAKE_OUT:
                     self._meter = Meter()
                     self._listener.down(self._id, f"{state.value}: {reason}")
                 case Effect.EVACUATE:
-                    self._listener.evacuate(self._id)
+                    self._to_evacuate = True
+                    self._evacuate()
+
+    def _evacuate(self) -> None:
+        if self._to_evacuate and not self.moves:
+            self._to_evacuate = False
+            self._listener.evacuate(self._id)
 
     def _is_launching(self, event: Event) -> bool:
         """Whether its engine does not listen yet. Whoever launched it reports on it."""
@@ -392,8 +413,8 @@ def _identity(models: Reply | NoReply, version: Reply | NoReply) -> Identity:
 
 def _missed(health: Reply | NoReply) -> Missed | None:
     match health:
-        case NoReply(reason=reason, unreachable=unreachable, accepted=accepted):
-            return Missed(reason, certain=unreachable, accepted=accepted)
+        case NoReply(reason=reason, refused=refused, accepted=accepted):
+            return Missed(reason, certain=refused, accepted=accepted)
         case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
             return Missed("GET /health answered 503: the engine is dead", certain=True)
         case Reply(ok=False, status=status):

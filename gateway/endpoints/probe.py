@@ -75,21 +75,21 @@ class Prober:
                 async for part in response.aiter_raw():
                     body += part
                     if len(body) > most:
-                        return NoReply(f"GET {path}: more than {most >> 20} MiB of answer", unreachable=False)
+                        return NoReply(f"GET {path}: more than {most >> 20} MiB of answer")
                 return Reply(response.status_code, bytes(body), answered_at)
         except TimeoutError:
             reason = f"GET {path}: no answer within {self._timeout:g} s"
             if accepted := not steps.isdisjoint(_CONNECTED):
                 self.unanswered_at = self._clock()
-            return NoReply(reason, unreachable=False, accepted=accepted)
+            return NoReply(reason, accepted=accepted)
         except httpx.ConnectError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
-            return NoReply(f"cannot connect: {error}", unreachable=True)
+            return NoReply(f"cannot connect: {error}", refused=_refused(error))
         except httpx.ProtocolError as error:  # its text may quote headers, including the key
-            return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}", unreachable=False)
+            return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}")
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            return NoReply(f"GET {path}: {str(error) or type(error).__name__}", unreachable=False)
+            return NoReply(f"GET {path}: {str(error) or type(error).__name__}")
 
     async def asleep(self) -> bool | None:
         """The answer of `/is_sleeping`, also true of a paused engine; None if the route is not served.
@@ -104,6 +104,19 @@ class Prober:
                     return None
             case _:
                 return None
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether a connection was refused, by one address at least of those that a name stands for."""
+    pending: list[BaseException | None] = [error]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, ConnectionRefusedError):
+            return True
+        if found is not None:
+            pending += [found.__cause__ or found.__context__]
+            pending += found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+    return False
 
 
 @contextlib.asynccontextmanager

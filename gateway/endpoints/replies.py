@@ -24,7 +24,7 @@ class NoReply:
     """No answer came."""
 
     reason: str
-    unreachable: bool
-    """No connection could be made; it did not just break or stay silent."""
+    refused: bool = False
+    """Nobody listens there. A name that is not found, a missing route and a broken handshake say less."""
     accepted: bool = False
     """A connection was made and stayed silent."""

@@ -173,4 +173,5 @@ class Flights:
 def _abandoned(flight: Flight) -> bool:
     """Whether its endpoint is not expected to send any more."""
     endpoint = flight.endpoint
-    return not endpoint.healthy and not flight.delivering and endpoint.monitor.status.state not in _KEEPS
+    monitor = endpoint.monitor
+    return not (endpoint.healthy or flight.delivering or monitor.moves or monitor.status.state in _KEEPS)

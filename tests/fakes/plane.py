@@ -85,7 +85,7 @@ class Monitor:
         self.on_it: set[int] = set()
         self.progress = 0
         self.status = SimpleNamespace(state=State.UP)
-        self.on_trial = False
+        self.on_trial = self.moves = False
 
     def dispatched(self, request: int, tokens: int, *, brought: bool = False, **_how: bool) -> None:
         self.brought.append(brought)

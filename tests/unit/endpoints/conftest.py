@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 from pathlib import Path
 
@@ -59,7 +60,10 @@ class Vllm:
         if path not in self.answers_yet:
             await self.silent.wait()
         if not self.listening:
-            raise httpx.ConnectError("All connection attempts failed", request=request)
+            failed = httpx.ConnectError("All connection attempts failed", request=request)
+            raise failed from ExceptionGroup(
+                "all failed", [OSError(errno.ENETUNREACH, "no route"), ConnectionRefusedError(errno.ECONNREFUSED, "no")]
+            )
         standard = {"/health": b"", "/metrics": self.metrics, "/v1/models": self.models()}
         answer = self.answers.get(path, standard.get(path, 404))
         if isinstance(answer, Exception):

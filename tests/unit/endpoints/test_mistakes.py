@@ -27,7 +27,7 @@ OTHER = reply(200, b'{"data":[{"id":"llama3"}]}')
         ("http://h:1/", ABSENT, reply(200, b'{"version":"1","name":"kvgate"}'), KVGATE),
         ("http://h:1/", VLLM, reply(200, b'{"version":"0.32.0"}'), None),
         ("http://h:1/", reply(500), ABSENT, None),
-        ("http://h:1/", NoReply("gone", unreachable=True), NoReply("gone", unreachable=True), None),
+        ("http://h:1/", NoReply("gone", refused=True), NoReply("gone", refused=True), None),
     ],
 )
 def test_what_is_no_vllm_is_named(url, models, version, said):

@@ -1,5 +1,7 @@
 import asyncio
 import contextlib
+import errno
+import socket
 
 import httpx
 import pytest
@@ -268,6 +270,53 @@ async def test_a_killed_engine_is_out_with_the_next_probe_and_back_with_its_new_
     await up.probe()
     ((kind, identity, _),) = told.changes
     assert (kind, identity.max_model_len) == ("up", 512)
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["tokens here", "tokens in the metrics"])
+async def test_what_moves_keeps_its_requests_although_nobody_listens_any_more(up, told, vllm, clock, here):
+    """A proxy in front of it takes no new connections; the open ones go on."""
+    vllm.listening = not here
+    if not here:
+        vllm.answers["/health"] = 503
+    up.dispatched(A, 10)
+    for number in range(10):
+        clock.now += 1
+        if here:
+            up.progressed([A])
+        else:
+            vllm.metrics = vllm.metrics.replace(b"} %d.0" % (94 + number), b"} %d.0" % (95 + number))
+        await up.probe()
+        assert up.moves
+    assert [kind for kind, *_ in told.take()] == ["down"], "it gets nothing new"
+    await pass_time(up, clock, 1)
+    assert told.take() == []
+    await pass_time(up, clock, 1)
+    assert told.take() == [("evacuate",)]
+    await pass_time(up, clock, 5)
+    assert told.take() == [], "once"
+
+
+async def test_one_that_is_back_meanwhile_keeps_its_requests(up, told, vllm, clock):
+    up.dispatched(A, 10)
+    up.progressed([A])
+    vllm.listening = False
+    await up.probe()
+    vllm.listening = True
+    await pass_time(up, clock, 5)
+    assert [kind for kind, *_ in told.take()] == ["down", "up"]
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(socket.EAI_AGAIN, "no answer"), OSError(errno.EHOSTUNREACH, "no")])
+async def test_a_name_that_is_not_found_and_a_missing_route_must_be_seen_three_times(up, told, vllm, clock, error):
+    failed = httpx.ConnectError("no connection")
+    failed.__cause__ = error
+    vllm.answers = dict.fromkeys(["/health", "/metrics", "/v1/models", "/version"], failed)
+    for _ in range(10):
+        up.progressed([A])
+        await pass_time(up, clock, 1)
+    assert told.take() == [], "tokens outweigh it"
+    await pass_time(up, clock, 2)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
 
 
 async def test_an_engine_that_says_it_is_dead_is_out_at_once(up, told, vllm):

@@ -1,6 +1,8 @@
 import asyncio
+import errno
 import gzip
 import socket
+import ssl
 import time
 
 import httpx
@@ -27,7 +29,38 @@ async def test_an_answer_is_its_status_body_and_time(prober, vllm, clock):
 async def test_a_refused_connection_is_certain(prober, vllm):
     vllm.listening = False
     reply = await prober.get("/health")
-    assert reply == NoReply("cannot connect: All connection attempts failed", unreachable=True)
+    assert reply == NoReply("cannot connect: All connection attempts failed", refused=True)
+
+
+def failed(*causes):
+    error = httpx.ConnectError("no connection")
+    error.__cause__ = ExceptionGroup("each address", list(causes)) if len(causes) > 1 else causes[0]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (failed(ConnectionRefusedError()), True),
+        (failed(OSError(errno.EADDRNOTAVAIL, "no IPv6"), ConnectionRefusedError()), True),
+        (failed(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")), False),
+        (failed(OSError(errno.EHOSTUNREACH, "No route to host")), False),
+        (failed(ssl.SSLError("handshake failure")), False),
+    ],
+    ids=["refused", "one_address", "name", "route", "handshake"],
+)
+async def test_nothing_but_a_refusal_says_that_nobody_listens(prober, vllm, error, refused):
+    vllm.answers["/health"] = error
+    assert await prober.get("/health") == NoReply("cannot connect: no connection", refused=refused)
+
+
+async def test_a_real_refusal_is_one(clock):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for host in ("127.0.0.1", "localhost"):
+            assert (await Prober(client, f"http://{host}:{port}", 2.0, clock).get("/health")).refused
+        assert not (await Prober(client, "http://nowhere.invalid:1", 5.0, clock).get("/health")).refused
 
 
 @pytest.mark.parametrize(
@@ -45,7 +78,7 @@ async def test_a_broken_answer_is_not(prober, vllm, error):
     vllm.answers["/health"] = error
     reply = await prober.get("/health")
     assert isinstance(reply, NoReply)
-    assert not reply.unreachable
+    assert not reply.refused
     assert reply.reason.startswith("GET /health: ")
     assert len(reply.reason) > len("GET /health: ")
 
@@ -61,7 +94,7 @@ async def test_a_header_is_never_quoted(prober, vllm, error):
 async def test_silence_ends_with_the_timeout(client, vllm, clock):
     vllm.silent.clear()
     reply = await Prober(client, URL, 0.01, clock).get("/health")
-    assert reply == NoReply("GET /health: no answer within 0.01 s", unreachable=False, accepted=True)
+    assert reply == NoReply("GET /health: no answer within 0.01 s", accepted=True)
 
 
 async def test_a_busy_loop_of_our_own_is_not_silence(clock):
@@ -101,7 +134,7 @@ async def test_silence_on_a_connection_that_was_there_already_is_one_that_was_ta
                 await loop.sock_sendall(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
                 await first
                 reply = await Prober(client, url, 0.2, clock).get("/health")
-    assert reply == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=True)
+    assert reply == NoReply("GET /health: no answer within 0.2 s", accepted=True)
 
 
 async def test_a_real_connection_that_is_taken_and_never_answered_is_told_from_none(clock):
@@ -113,8 +146,8 @@ async def test_a_real_connection_that_is_taken_and_never_answered_is_told_from_n
         async with httpx.AsyncClient(trust_env=False) as client:
             prober = Prober(client, url, 0.2, clock)
             replies = [await prober.get("/health") for _ in range(4)]  # each stays in the backlog
-    assert replies[0] == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=True)
-    assert replies[-1] == NoReply("GET /health: no answer within 0.2 s", unreachable=False, accepted=False)
+    assert replies[0] == NoReply("GET /health: no answer within 0.2 s", accepted=True)
+    assert replies[-1] == NoReply("GET /health: no answer within 0.2 s", accepted=False)
 
 
 async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):

@@ -27,6 +27,7 @@ class Monitor:
     def __init__(self):
         self.told = []
         self.status = SimpleNamespace(state=State.UP)
+        self.moves = False
 
     def dispatched(self, request, prompt_tokens, *, streams, brought=False, started=False):
         self.told.append(("back" if started else "dispatched", request))
@@ -120,6 +121,18 @@ async def test_an_endpoint_that_takes_no_traffic_is_waited_for_only_where_it_may
         flights.sweep()
         given_up = Interruption.OVERDUE if answering else Interruption.EVACUATED
         assert flight.interruption is (None if state in KEPT else given_up)
+
+
+async def test_a_request_stays_on_an_endpoint_that_still_moves(flights, clock):
+    endpoint = endpoint_of()
+    async with flying(flights, endpoint) as flight:
+        endpoint.healthy, endpoint.monitor.status.state, endpoint.monitor.moves = False, State.DOWN, True
+        clock.now = ABANDONED_AFTER + 1
+        flights.sweep()
+        assert flight.interruption is None
+        endpoint.monitor.moves = False
+        flights.sweep()
+        assert flight.interruption is Interruption.EVACUATED
 
 
 async def test_requests_whose_time_is_over_end_unless_it_is_their_clients_that_do_not_go_on(flights):

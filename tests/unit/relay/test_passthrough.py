@@ -165,12 +165,20 @@ async def test_an_error_is_no_progress(plane):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "tokens"),
-    [("application/json", 40, 10), ("application/json", 4000, 100), ("multipart/form-data; boundary=b", 4000, 0)],
+    ("kind", "body", "tokens"),
+    [
+        ("application/json", ASKED.ljust(40), 10),
+        ("application/json", ASKED.ljust(4000), 100),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n',
+            0,
+        ),
+    ],
 )
-async def test_its_prompts_are_no_longer_than_the_model_takes(plane, kind, size, tokens):
+async def test_its_prompts_are_no_longer_than_the_model_takes(plane, kind, body, tokens):
     plane.replies.append(Reply(b"{}"))
-    await ended(ask(plane, ASKED.ljust(size), EMBED, **{"content-type": kind}))
+    await ended(ask(plane, body, EMBED, **{"content-type": kind}))
     assert plane.monitor("a").prompts + plane.monitor("b").prompts == [tokens]
 
 
