@@ -44,6 +44,8 @@ class State(StrEnum):
     """It answers probes and aborts requests: it is shutting down, or paused that way."""
     ASLEEP = "asleep"
     """It says that it sleeps or is paused."""
+    SCALING = "scaling"
+    """It says that its ranks are being changed: it takes nothing new, and ends what it has."""
     DRAINING = "draining"
     """The operator took it out."""
 
@@ -61,6 +63,7 @@ class Signal(Enum):
     RESTED = auto()
     """A probe succeeded, and the rest after a break is over."""
     SLEEPS = auto()
+    SCALES = auto()
     MISSED = auto()
     """A probe failed, which alone says little."""
     UNANSWERED = auto()
@@ -75,6 +78,9 @@ class Signal(Enum):
     DRAIN = auto()
     UNDRAIN = auto()
 
+
+_KNOWN_BETTER = frozenset({State.HUNG, State.SCALING, State.DRAINING})
+"""States that stay when an engine says that it scales."""
 
 TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.STARTING, Signal.ALIVE): State.UP,
@@ -118,6 +124,11 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.ASLEEP, Signal.ALIVE): State.UP,
     (State.ASLEEP, Signal.UNANSWERED): State.DOWN,
     (State.ASLEEP, Signal.GONE): State.DOWN,
+    (State.SCALING, Signal.ALIVE): State.UP,
+    (State.SCALING, Signal.UNANSWERED): State.BLOCKED,
+    (State.SCALING, Signal.GONE): State.DOWN,
+    (State.SCALING, Signal.SLEEPS): State.ASLEEP,
+    **{(state, Signal.SCALES): State.SCALING for state in State if state not in _KNOWN_BETTER},
     **{(state, Signal.DRAIN): State.DRAINING for state in State if state is not State.DRAINING},
     (State.DRAINING, Signal.UNDRAIN): State.STARTING,
 }
@@ -131,6 +142,11 @@ class Answered:
     asleep: bool = False
     idle: bool = True
     """No request of ours is on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """A probe was answered by an engine that changes its ranks (`/scale_elastic_ep`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +189,7 @@ class Undrain:
     """The operator lets it back."""
 
 
-Event = Answered | Missed | Stalled | Progressed | Aborted | Drain | Undrain
+Event = Answered | Scales | Missed | Stalled | Progressed | Aborted | Drain | Undrain
 
 
 _PLAIN: dict[type[Event], tuple[Signal, str]] = {
@@ -256,6 +272,9 @@ class Health:
                 return self._read_miss(event), reason
             case Stalled(reason=reason, alone=alone):
                 return (Signal.SILENT if alone else Signal.STALLED), reason
+            case Scales():
+                self._missed = 0
+                return Signal.SCALES, "the engine changes its ranks"
             case Progressed():
                 self._missed = 0
                 return Signal.PROGRESS, "it makes progress again"

@@ -12,6 +12,7 @@ from gateway.config.settings import EndpointSettings, HealthSettings
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.health import (
+    LOST,
     Aborted,
     Answered,
     Drain,
@@ -20,6 +21,7 @@ from gateway.endpoints.health import (
     Health,
     Missed,
     Progressed,
+    Scales,
     Stalled,
     State,
     Undrain,
@@ -34,6 +36,7 @@ from gateway.endpoints.replies import NoReply, Reply
 from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
+from gateway.wire.stream import error_message, is_busy
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
@@ -175,14 +178,14 @@ class EndpointMonitor:
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)
         missed = _missed(health) or await self._identify()
-        if missed is not None and isinstance(health, Reply) and not health.ok and not self._health.was_healthy:
+        if isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok and not self._health.was_healthy:
             missed = await self._named(missed)
         self._progress.probed(blocked=self._prober.unanswered_at >= began)
         asked_at = self._clock()
         doubtful = self._health.state is State.BLOCKED or self._progress.doubtful(asked_at)
         busy = await self._look() if doubtful else None
         if missed is not None:
-            self._handle(self._weighed(missed, busy=busy))
+            self._handle(self._weighed(missed, busy=busy) if isinstance(missed, Missed) else missed)
         else:
             gauge = self._metrics.awake if self._metrics is not None else None
             self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
@@ -371,7 +374,6 @@ class EndpointMonitor:
                         self._progress.restart(self._clock())
                     elif before is not State.BLOCKED:
                         self._progress.forget(self._clock())
-                    self._to_evacuate = False
                     self._told = None
                     self._tell()
                 case Effect.TAKE_OUT:
@@ -382,6 +384,7 @@ class EndpointMonitor:
                     self._evacuate()
 
     def _evacuate(self) -> None:
+        self._to_evacuate &= self._health.state in LOST
         if self._to_evacuate and not self.moves:
             self._to_evacuate = False
             self._listener.evacuate(self._id)
@@ -411,10 +414,12 @@ def _identity(models: Reply | NoReply, version: Reply | NoReply) -> Identity:
     return identify(models.body, version.body if isinstance(version, Reply) and version.ok else None)
 
 
-def _missed(health: Reply | NoReply) -> Missed | None:
+def _missed(health: Reply | NoReply) -> Missed | Scales | None:
     match health:
         case NoReply(reason=reason, refused=refused, accepted=accepted):
             return Missed(reason, certain=refused, accepted=accepted)
+        case Reply(status=status, body=body) if is_busy(status, error_message(body)):
+            return Scales()
         case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
             return Missed("GET /health answered 503: the engine is dead", certain=True)
         case Reply(ok=False, status=status):

@@ -25,7 +25,7 @@ class Interruption(Enum):
     """Its endpoint went down, hangs, sleeps or stops before an answer began."""
 
 
-_KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT})
+_KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING})
 """States in which an endpoint takes no traffic but may finish what it has."""
 
 

@@ -27,7 +27,7 @@ def answered(status, body, headers=None):
 
 
 class Vllm:
-    """What a vLLM server answers to probes; each answer can be replaced, by bytes, a status or an exception."""
+    """What a vLLM server answers to probes; each answer can be replaced, by bytes, a status, both or an exception."""
 
     def __init__(self):
         self.asked = []
@@ -68,6 +68,8 @@ class Vllm:
         answer = self.answers.get(path, standard.get(path, 404))
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, tuple):
+            return answered(*answer)
         return answered(answer, b"") if isinstance(answer, int) else answered(200, answer, self.answer_headers)
 
 

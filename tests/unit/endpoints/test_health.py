@@ -16,6 +16,7 @@ from gateway.endpoints.health import (
     Health,
     Missed,
     Progressed,
+    Scales,
     Signal,
     Stalled,
     State,
@@ -40,6 +41,7 @@ WAYS = {
     State.HUNG: [Answered(), STALLED],
     State.REFUSING: [Answered(), Aborted()],
     State.ASLEEP: [Answered(asleep=True)],
+    State.SCALING: [Answered(), Scales()],
     State.DRAINING: [Drain()],
 }
 """How each state is reached from a new endpoint."""
@@ -75,6 +77,7 @@ def reach(state):
 SIGNALS = {
     Signal.ALIVE: Answered(),
     Signal.SLEEPS: Answered(asleep=True),
+    Signal.SCALES: Scales(),
     Signal.MISSED: SILENT,
     Signal.GONE: REFUSED,
     Signal.SILENT: ALONE,

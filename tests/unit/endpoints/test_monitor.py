@@ -325,6 +325,18 @@ async def test_an_engine_that_says_it_is_dead_is_out_at_once(up, told, vllm):
     assert told.take() == [("down", "down: GET /health answered 503: the engine is dead"), ("evacuate",)]
 
 
+async def test_an_engine_that_changes_its_ranks_gets_nothing_new_and_keeps_what_it_has(up, told, vllm, clock):
+    up.dispatched(A, 10)
+    up.dispatched(B, 10)
+    scaling = b'{"error":"The model is currently scaling. Please try again later."}'
+    vllm.answers = dict.fromkeys(["/health", "/metrics", "/v1/models", "/version"], (503, scaling))
+    await pass_time(up, clock, 200)
+    assert told.take() == [("down", "scaling: the engine changes its ranks")]
+    vllm.answers = {"/version": b'{"version":"0.32.0"}'}
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
 @pytest.mark.parametrize("answer", [500, 404, httpx.ReadError("reset")])
 async def test_other_failures_must_be_seen_three_times(up, told, vllm, answer):
     vllm.answers["/health"] = answer

@@ -105,7 +105,7 @@ async def test_tokens_break_the_silence(flights, clock):
         assert ("progressed", ONE) in endpoint.monitor.told
 
 
-KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT}
+KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING}
 
 
 @pytest.mark.parametrize("state", [state for state in State if state not in SERVING])
