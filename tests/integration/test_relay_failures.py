@@ -1,7 +1,9 @@
 """Endpoints that fail, before and after the client has seen anything."""
 
 import asyncio
+import contextlib
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -51,6 +53,61 @@ def for_whoever_is_first(*fakes):
     for fake in fakes:
         fake.faults = fakes[0].faults
     return fakes[0].faults
+
+
+@contextlib.asynccontextmanager
+async def proxied(fake):
+    """A TCP proxy in front of a fake, as a Service is; yields it and what lets it take new connections, or not."""
+
+    async def pass_on(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(65_536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader, writer):
+        there, back = await asyncio.open_connection("127.0.0.1", int(fake.url.rpartition(":")[2]))
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def takes(connections):
+        nonlocal server
+        if connections:
+            server = await asyncio.start_server(connected, "127.0.0.1", port, reuse_address=True)
+        else:
+            server.close()
+
+    try:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{port}", seen=fake.seen), takes
+    finally:
+        server.close()
+
+
+async def test_what_still_moves_is_not_sent_again_although_no_new_connection_is_taken():
+    settings = FakeSettings(step_seconds=0.02, output_tokens=200)
+    async with FakeVllm(settings) as fake, proxied(fake) as (proxy, takes), gateway(proxy) as kvgate:
+        asked = [asyncio.create_task(kvgate.post(stream=streamed, tokens=200)) for streamed in (True, False, False)]
+        await until(lambda: _all_generate(fake, 3))
+        for _ in range(2):
+            await takes(False)
+            await until(lambda: _is(kvgate, "down"))
+            await asyncio.sleep(0.5)  # five probes
+            await takes(True)
+            await until(lambda: _is(kvgate, "up"))
+        assert not any(one.done() for one in asked)
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
+        assert len(generations(fake)) == 3
+
+
+async def _all_generate(fake, count):
+    return len(generations(fake)) == count
+
+
+async def _is(kvgate, state):
+    return await endpoint_states(kvgate) == [state]
 
 
 @pytest.mark.parametrize("kind", UNSEEN)
