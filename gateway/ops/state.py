@@ -53,7 +53,9 @@ class EndpointState(_Shown):
     id: str
     url: str
     healthy: bool = Field(description="Whether it takes traffic now.")
-    state: str = Field(description="starting, up, trial, blocked, suspect, down, hung, refusing, asleep, scaling or draining.")
+    state: str = Field(
+        description="starting, up, trial, blocked, suspect, down, hung, refusing, asleep, scaling or draining."
+    )
     reason: str = Field(description="Why it is in that state.")
     since_seconds: float = Field(ge=0, description="How long it has been.")
     gate: GateState | None = Field(None, description="Null until it was healthy once.")
