@@ -55,6 +55,7 @@ _HEADERS = (
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
     Action.RELAY: "passed to a healthy endpoint, under a concurrency cap",
+    Action.LOOK_UP: "passed to a healthy endpoint, under a concurrency cap",
     Action.FOLLOW: "passed to the endpoint that made the response",
     Action.ANSWER: "answered by kvgate",
 }

@@ -156,13 +156,14 @@ async def _watched(
     flight = plane.flights.open(new_request(), endpoint, prompt_tokens, streams=False, brought=brought)
     try:
         answer, piece = await begin()
-        if answer.status == _OK:
-            plane.flights.answers(flight, computed=True)
-        return answer, piece
     except asyncio.CancelledError:
         if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
             raise
         raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
+    else:
+        if answer.status == _OK:
+            plane.flights.answers(flight, computed=True)
+        return answer, piece
     finally:
         plane.flights.close(flight)
 

@@ -95,7 +95,7 @@ class Monitor:
     def progressed(self, _requests: object) -> None:
         self.progress += 1
 
-    def finished(self, request: int, *, delivering: bool = False) -> None:  # noqa: ARG002
+    def finished(self, request: int, *, delivering: bool = False) -> None:
         self.on_it.discard(request)
 
     def failed(self, reason: str, **how: bool) -> None:
