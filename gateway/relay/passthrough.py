@@ -54,7 +54,7 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, *, 
         prompt_tokens = 0 if is_form(kind) else min(len(body) // _BYTES_PER_TOKEN, pool.max_model_len)
     async with _place(plane, exchange, pool, len(body)):
         if pool.healthy():
-            return await _pass(plane, scope, exchange, body, pool.in_turn, prompt_tokens)
+            return await _pass(plane, scope, exchange, body, pool.in_turn, prompt_tokens=prompt_tokens)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
@@ -69,7 +69,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    return await _pass(plane, scope, exchange, body, lambda: [endpoint], None)
+    return await _pass(plane, scope, exchange, body, lambda: [endpoint])
 
 
 @contextlib.asynccontextmanager
@@ -96,7 +96,8 @@ async def _pass(
     exchange: Exchange,
     body: bytes,
     offered: Callable[[], Iterable[Endpoint]],
-    prompt_tokens: int | None,
+    *,
+    prompt_tokens: int | None = None,
 ) -> Outcome:
     """Try it on the endpoints that are offered. `prompt_tokens`: what the engine computes; None for nothing."""
     tried: set[EndpointId] = set()
