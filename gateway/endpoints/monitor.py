@@ -31,8 +31,8 @@ from gateway.endpoints.listener import EndpointStatus, Listener
 from gateway.endpoints.meter import Meter
 from gateway.endpoints.mistakes import helps, mistaken
 from gateway.endpoints.probe import Prober
-from gateway.endpoints.progress import Progress, Silence, Verdict
 from gateway.endpoints.replies import NoReply, Reply
+from gateway.endpoints.silence import Progress, Silence, Verdict
 from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError

@@ -1,4 +1,4 @@
-"""PURE. The progress of the requests on an endpoint: how long nothing has moved, and whether that means a hang.
+"""PURE. The silence of an endpoint: how long nothing has moved for the requests on it, and whether that means a hang.
 
 Only tokens prove life: one that the relay saw, a complete answer, or an engine step that shows in the metrics (a token
 counter moved, or KV usage rose). A fall of usage or of running requests proves nothing: a paused engine still frees

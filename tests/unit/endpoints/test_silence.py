@@ -2,7 +2,7 @@ import pytest
 
 from gateway.admission.events import RequestId
 from gateway.endpoints.exposition import EngineMetrics
-from gateway.endpoints.progress import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, Progress, Verdict
+from gateway.endpoints.silence import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, Progress, Verdict
 
 A, B, C = RequestId(1), RequestId(2), RequestId(3)
 HUNG_AFTER = 30.0
