@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import Allowance, ClientGoneError, Scope, header, path
+from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_client, towards_endpoint
@@ -20,7 +20,7 @@ from gateway.wire.request import named_model
 _TRIES = 2
 
 
-async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload) -> Outcome:
     """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
     While it waits for an endpoint it holds no place.
@@ -33,18 +33,19 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> 
     if scope["method"] == "GET":
         pass
     elif is_form(kind):
-        name = await read(plane.counting, exchange.flow, form_model, body, kind)
+        name = await read(plane.counting, exchange.flow, form_model, payload.data, kind)
     else:
-        name = await read(plane.counting, exchange.flow, named_model, body)
-    pool = await find_pool(plane, exchange, name, len(body))
-    await wait_for_endpoint(plane, exchange, pool, len(body))
-    async with _place(plane, exchange, pool, len(body)):
+        name = await read(plane.counting, exchange.flow, named_model, payload.data)
+    size = len(payload.data)
+    pool = await find_pool(plane, exchange, name, size)
+    await wait_for_endpoint(plane, exchange, pool, size)
+    async with _place(plane, exchange, pool, size):
         if endpoints := pool.in_turn()[:_TRIES]:
-            return await _pass(plane, scope, exchange, body, endpoints)
+            return await _pass(plane, scope, exchange, payload, endpoints)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
-async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload) -> Outcome:
     """Pass a request about a stored response to the endpoint that made it.
 
     Raises:
@@ -55,7 +56,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    return await _pass(plane, scope, exchange, body, [endpoint])
+    return await _pass(plane, scope, exchange, payload, [endpoint])
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +77,7 @@ async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> Asy
         places.release(flow)
 
 
-async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, endpoints: list[Endpoint]) -> Outcome:
+async def _pass(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload, endpoints: list[Endpoint]) -> Outcome:
     timeouts = plane.settings.upstream
     reason = ""
     for endpoint in endpoints:
@@ -86,7 +87,9 @@ async def _pass(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, end
         )
         try:
             async with asyncio.timeout(timeouts.first_byte_timeout):
-                answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+                answer = await plane.upstream.send(
+                    endpoint.base_url, scope["method"], path(scope), headers, payload.data
+                )
         except TimeoutError:
             return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
         except UpstreamError as error:

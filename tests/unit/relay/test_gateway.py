@@ -45,7 +45,7 @@ async def serving(reporter):
         plane = SimpleNamespace(
             settings=Settings.model_validate({"server": server}),
             clients=Clients(keys or {}, None),
-            arriving=Room(lambda: 2**30),
+            bodies=Room(lambda: 2**30),
             clock=asyncio.get_running_loop().time,
             directory=SimpleNamespace(pools={}, awaited=("m",)),
         )
