@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+import tracemalloc
 
 import pytest
 
@@ -12,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("hurried")
 
 LOST = ConnectionLostError("the connection was lost")
 ASKED = b'{"model":"m","prompt":"x"}'
+LARGE = b'{"model":"m","prompt":"%b"}' % (b"x" * 500_000)
 PIECES = [b"x" * 1000] * 10
 
 
@@ -131,6 +134,35 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     plane.directory.down(EndpointId("b"), "down: gone")
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
+
+
+# The memory of its body.
+
+
+async def test_a_body_is_there_for_another_try(plane):
+    plane.replies.extend([LOST, Reply(b"{}")])
+    assert (await ended(ask(plane, LARGE))).status == 200
+    assert [body for *_, body in plane.sent] == [LARGE, LARGE]
+
+
+async def test_a_body_is_gone_once_its_answer_begins(plane):
+    gc.disable()
+    tracemalloc.start()
+    try:
+        plane.replies.append(Reply(asyncio.Event()))
+        client = ask(plane, LARGE)
+        while not plane.sent:
+            await asyncio.sleep(0)
+        assert plane.sent.pop()[4] == LARGE
+        await plane.turns()
+        assert client.status == 200
+        assert tracemalloc.get_traced_memory()[0] < len(LARGE) / 4
+        assert plane.plane.bodies._shares.held == 0
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    client.leave()
+    await ended(client)
 
 
 # Places.
