@@ -1,10 +1,12 @@
 """The kvgate under attack, as an attacker and a measuring observer see it."""
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path

@@ -12,7 +12,7 @@ from gateway.relay.asgi import Room
 from gateway.relay.clients import Client, Clients
 from gateway.relay.exchange import RefusedError
 from gateway.relay.gateway import Gateway
-from gateway.wire.request import InvalidRequestError
+from gateway.wire.request import InvalidRequestError, named_model
 from tests.unit.relay.asking import Asking
 
 CHAT = "/v1/chat/completions"
@@ -215,7 +215,7 @@ async def test_what_was_refused_is_not_kept_for_a_client_that_does_not_hear_of_i
         read = Read()
         seen.extend([weakref.ref(read), payload, len(payload.data)])
         try:
-            raise InvalidRequestError("no")
+            named_model(payload.data)
         except InvalidRequestError as error:
             raise RefusedError(Outcome.INVALID_REQUEST, error.message) from None
 
