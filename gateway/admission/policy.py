@@ -52,7 +52,7 @@ class Policy:
     """Longest wait while no endpoint is live."""
     max_requests: int = 2048
     """Most waiting requests."""
-    max_bytes: int = 512 * 2**20
+    max_bytes: int = 2 * 2**30
     """Most bytes of waiting bodies."""
     bounds: Bounds = Bounds.BOTH
     ttft_target: float | None = 5.0

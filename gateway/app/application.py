@@ -124,7 +124,7 @@ class Application:
             clock=self._clock,
             lobby=Lobby(lambda: self._settings.admission.queue),
             counting=self._counting,
-            arriving=Room(lambda: self._settings.admission.queue.max_bytes),
+            bodies=Room(lambda: self._settings.admission.queue.max_bytes),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._clock)
         self._metrics.watch(self._view.state)

@@ -272,10 +272,10 @@ class QueueSettings(_Section):
 
     max_requests: int = Field(2048, ge=0, description="Most requests that wait, per model.")
     max_bytes: int = Field(
-        512 * 2**20,
+        2 * 2**30,
         gt=0,
-        description="Most bytes of waiting bodies, per model; also of bodies over 64 KB still arriving, over all: of "
-        "these, one flow gets at most half of what the others leave.",
+        description="Most bytes of waiting bodies, per model; also of all bodies over 64 KB, from their first byte "
+        "until their answer begins: of these, one flow gets at most half of what the others leave.",
     )
     ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")

@@ -63,40 +63,65 @@ class BodyTimeoutError(Exception):
 
 
 class NoRoomError(Exception):
-    """Incomplete bodies already hold all the memory they may."""
+    """Request bodies already hold all the memory they may."""
+
+
+class Payload:
+    """A request's body, and its part of the memory that all bodies may hold. Nobody else keeps the bytes for long.
+
+    Attributes:
+        data: the body, first as it came and later as its endpoint gets it; empty before it has arrived and once it was
+            dropped.
+    """
+
+    SMALL = 64 * 2**10
+
+    def __init__(self, shares: Shares, flow: str) -> None:
+        self.data = b""
+        self._shares = shares
+        self._flow = flow
+        self._held = 0
+
+    def grown(self, size: int) -> None:
+        """Note how many bytes have arrived.
+
+        Raises:
+            NoRoomError: there is no memory for so many.
+        """
+        if size <= self.SMALL:
+            return
+        more = size - self._held
+        if self._held < self._shares.held and not self._shares.takes(self._flow, more):
+            raise NoRoomError
+        self._shares.add(self._flow, more)
+        self._held = size
+
+    def drop(self) -> None:
+        """Forget the bytes: nobody needs them any more. May be called again."""
+        self.data = b""
+        self._shares.add(self._flow, -self._held)
+        self._held = 0
 
 
 class Room:
-    """The memory that incomplete bodies of all clients may hold together.
+    """The memory that request bodies of all clients may hold together, until their answers begin.
 
     Args:
         most: the limit in force, in bytes. A body that is alone always has room. So do small ones: connections limit
             their number. One flow gets at most half of what the others leave.
     """
 
-    SMALL = 64 * 2**10
-
     def __init__(self, most: Callable[[], int]) -> None:
         self._shares = Shares(most)
 
     @contextlib.contextmanager
-    def part(self, flow: str) -> Iterator[Callable[[int], None]]:
-        """One body's part: call the function with the body's size as it grows. It raises `NoRoomError`."""
-        held = 0
-
-        def grown(size: int) -> None:
-            nonlocal held
-            if size <= self.SMALL:
-                return
-            if held < self._shares.held and not self._shares.takes(flow, size - held):
-                raise NoRoomError
-            self._shares.add(flow, size - held)
-            held = size
-
+    def payload(self, flow: str) -> Iterator[Payload]:
+        """A place for a body that is about to arrive; it is dropped at the latest when the block ends."""
+        payload = Payload(self._shares, flow)
         try:
-            yield grown
+            yield payload
         finally:
-            self._shares.add(flow, -held)
+            payload.drop()
 
 
 class Allowance:
@@ -142,7 +167,7 @@ async def read_body(
         receive: of the request.
         limit: most bytes.
         allowance: the time that the client may take.
-        grown: of its part of the memory for incomplete bodies.
+        grown: told the size as it grows; may raise `NoRoomError`.
 
     Raises:
         BodyTooLargeError, BodyTimeoutError, NoRoomError, ClientGoneError: as they say.

@@ -9,6 +9,7 @@ from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint
 from gateway.pools.driver import Driver
+from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
@@ -70,6 +71,7 @@ class Outgoing:
     """The request as the endpoint gets it.
 
     Attributes:
+        payload: its body is there until the answer begins.
         strip_usage: kvgate asked for usage in the stream; the client did not.
         stream_interval: tokens that the client wants in each event.
         sequences: number of sequences it generates.
@@ -77,7 +79,7 @@ class Outgoing:
 
     request: RequestId
     path: str
-    body: bytes
+    payload: Payload
     prompt_tokens: int
     strip_usage: bool
     stream_interval: int = 1
@@ -135,7 +137,9 @@ class Attempt:
 
     async def _exchanged(self, flight: Flight, outgoing: Outgoing, headers: Headers) -> Settled | Again:
         try:
-            answer = await self._upstream.send(self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.body)
+            answer = await self._upstream.send(
+                self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.data
+            )
         except UpstreamError as error:
             self._endpoint.monitor.failed(str(error))
             return Again(isinstance(error, ConnectFailedError), f"The endpoint did not answer: {error}.")

@@ -4,7 +4,7 @@ from gateway.admission.events import Tick
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
 from gateway.pools.driver import new_request
-from gateway.relay.asgi import ClientGoneError, Receive, Scope
+from gateway.relay.asgi import ClientGoneError, Payload, Receive, Scope
 from gateway.relay.clients import Client, peer
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import RefusedError
@@ -32,11 +32,12 @@ class RelayExplainer:
     ) -> Explained | ErrorAnswer:
         """See `gateway.ops.explained.Explainer`."""
         try:
-            body = await self._read(scope, receive)
-            client = self._plane.clients.named(peer(scope) if flow is None else flow)
-            if api is None:
-                api = await read(self._plane.counting, _FLOW, told_by, body)
-            return await self._explained(scope, body, api, client)
+            with self._plane.bodies.payload(_FLOW) as payload:
+                await self._read(payload, scope, receive)
+                client = self._plane.clients.named(peer(scope) if flow is None else flow)
+                if api is None:
+                    api = await read(self._plane.counting, _FLOW, told_by, payload.data)
+                return await self._explained(scope, payload.data, api, client)
         except RefusedError as refused:
             answer = error_answer(
                 refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
@@ -44,10 +45,9 @@ class RelayExplainer:
             reason = (b"x-kvgate-reason", refused.outcome.value.encode())
             return ErrorAnswer(answer.status, (*answer.headers, reason), answer.body)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        plane = self._plane
+    async def _read(self, payload: Payload, scope: Scope, receive: Receive) -> None:
         try:
-            return await read_within_limits(plane.settings.server, plane.arriving, _FLOW, scope, receive)
+            await read_within_limits(self._plane.settings.server, payload, scope, receive)
         except ClientGoneError:
             raise RefusedError(Outcome.INVALID_REQUEST, "The client left before its body ended.") from None
 
@@ -62,7 +62,7 @@ class RelayExplainer:
         count = await counted(pool, request, _FLOW)
         present(pool)
         key = await fingerprint(client.flow, body)
-        work = Work(request, pool, count, demanded(pool, request, count), client, target, key)
+        work = Work(request, len(body), pool, count, demanded(pool, request, count), client, target, key)
         arrival = work.arrival(new_request())
         pool.driver.handle(Tick())  # an arriving request would find the accounts up to date, too
         return Explained(

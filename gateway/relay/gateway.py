@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from gateway.admission.outcomes import Outcome
-from gateway.relay.asgi import Application, ClientGoneError, Receive, Scope, Send, disconnected, send_answer
+from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, disconnected, send_answer
 from gateway.relay.clients import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.generate import generate
@@ -83,14 +83,16 @@ class Gateway:
                 message = "This gateway is shutting down."
                 outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, unread=receive)
                 return
-            body = await read_request(plane.settings.server, plane.arriving, scope, receive, exchange)
-            if isinstance(body, Outcome):
-                outcome = body
-                return
-            exchange.received = plane.clock()
-            watch = asyncio.create_task(disconnected(receive))
-            watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
-            outcome = await self._act(route, scope, exchange, client, body)
+            with plane.bodies.payload(client.flow) as payload:
+                exchange.response.begins = payload.drop
+                ended = await read_request(plane.settings.server, payload, scope, receive, exchange)
+                if ended is not None:
+                    outcome = ended
+                    return
+                exchange.received = plane.clock()
+                watch = asyncio.create_task(disconnected(receive))
+                watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+                outcome = await self._act(route, scope, exchange, client, payload)
         except UnknownKeyError:
             message = "The API key is missing or not known here. Send it as `Authorization: Bearer KEY`."
             outcome = await exchange.refuse(Outcome.UNAUTHORIZED, message)
@@ -108,26 +110,23 @@ class Gateway:
                 watch.cancel()
             self._reporter.ended(exchange, outcome)
 
-    async def _act(self, route: Route, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
+    async def _act(self, route: Route, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:
         try:
             match route.action:
                 case Action.ADMIT:
-                    return await generate(self._plane, scope, exchange, client, body)
+                    return await generate(self._plane, scope, exchange, client, payload)
                 case Action.RELAY | Action.LOOK_UP as action:
-                    return await relay(self._plane, scope, exchange, body, computes=action is Action.RELAY)
+                    return await relay(self._plane, scope, exchange, payload, computes=action is Action.RELAY)
                 case Action.FOLLOW:
-                    return await follow(self._plane, scope, exchange, body)
+                    return await follow(self._plane, scope, exchange, payload)
                 case Action.ANSWER:
                     return await list_models(self._plane, scope, exchange)
-        except RefusedError as refused:
-            # The refused body stays in memory until the client has the answer, and a client may never read it.
-            try:
-                async with asyncio.timeout(self._plane.settings.server.body_timeout):
-                    return await exchange.refuse(
-                        refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
-                    )
-            except TimeoutError:
-                return Outcome.CLIENT_CLOSED
+        except RefusedError as error:
+            refused = RefusedError(error.outcome, error.message, error.param, error.retry_after)
+        # Out here the frames that `error` came from are gone, and the body with them: a client may never read this.
+        return await exchange.refuse(
+            refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
+        )
 
 
 async def _failed(exchange: Exchange, error: Exception) -> Outcome:

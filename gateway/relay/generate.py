@@ -8,7 +8,7 @@ from gateway.admission.events import Arrived, Demand, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.directory import Pool
 from gateway.pools.driver import Driver, RejectedError, new_request
-from gateway.relay.asgi import Scope, path
+from gateway.relay.asgi import Payload, Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
 from gateway.relay.destination import find_pool, wait_for_endpoint
@@ -68,17 +68,18 @@ class _Reservation:
             self._driver.finish(self.request, verdict, completion_tokens)
 
 
-async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, body: bytes) -> Outcome:
+async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:
     """Serve one request of the four generation APIs; returns how it ended.
 
     Raises:
         RefusedError: it ends with an error.
         asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
     """
-    request = await parsed(plane.counting, client.flow, exchange.api or Api.CHAT, body)
+    request = await parsed(plane.counting, client.flow, exchange.api or Api.CHAT, payload.data)
     exchange.stream = request.stream
     target = ttft_target(scope)
-    pool = await find_pool(plane, exchange, request.model, len(body))
+    size = len(payload.data)
+    pool = await find_pool(plane, exchange, request.model, size)
     try:
         foreground(request)
     except RefusedError as refused:
@@ -86,8 +87,11 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     count = await _counted(plane, exchange, pool, request, client)
     exchange.count = count
     exchange.demand = asked = _demanded(plane, pool, request, count)
-    key = await fingerprint(client.flow, body)
-    return await _admitted(plane, scope, exchange, Work(request, pool, count, asked, client, target, key))
+    key = await fingerprint(client.flow, payload.data)
+    request = replace(request, body=b"")  # from here on only the payload has the bytes
+    work = Work(request, size, pool, count, asked, client, target, key)
+    await _edit(plane, work, payload)
+    return await _admitted(plane, scope, exchange, work, payload)
 
 
 def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
@@ -133,14 +137,27 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
         return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))
 
 
-async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) -> Outcome:
+def _asks_usage(request: GenerationRequest) -> bool:
+    """Whether kvgate asks for usage that the client did not ask for."""
+    return request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+
+
+async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
+    """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
+    request, usage, band = work.request, _asks_usage(work.request), work.band
+    if len(payload.data) > INLINE_BYTES and rewrites(request, usage=usage, priority=band):
+        payload.data = await read(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
+    else:
+        payload.data = _edited(payload.data, request, usage, band)
+
+
+def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int) -> bytes:  # noqa: FBT001  # a job's
+    return edited(replace(request, body=body), usage=usage, priority=priority)
+
+
+async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
-    ask_usage = request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
-    rewritten = None
-    if len(request.body) > INLINE_BYTES and rewrites(request, usage=ask_usage, priority=band):
-        edit = replace(request, body=b"")
-        rewritten = await read(plane.counting, work.client.flow, _edited, request.body, edit, ask_usage, band)
     reservation = _Reservation(pool.driver)
     try:
         async with heartbeat(exchange, interval):
@@ -150,9 +167,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
         outgoing = Outgoing(
             request=reservation.request,
             path=path(scope),
-            body=rewritten or edited(request, usage=ask_usage, priority=band),
+            payload=payload,
             prompt_tokens=work.demand.prompt_tokens,
-            strip_usage=ask_usage,
+            strip_usage=_asks_usage(request),
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
         )
@@ -183,10 +200,6 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work) 
                 dispatch = await _another(plane, exchange, reservation, work, result)
     finally:
         reservation.release(Verdict.ABORTED)
-
-
-def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int) -> bytes:  # noqa: FBT001  # a job's
-    return edited(replace(request, body=body), usage=usage, priority=priority)
 
 
 async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:

@@ -7,30 +7,34 @@ from gateway.relay.asgi import (
     BodyTimeoutError,
     BodyTooLargeError,
     NoRoomError,
+    Payload,
     Receive,
-    Room,
     Scope,
     read_body,
 )
 from gateway.relay.exchange import Exchange, RefusedError
 
 
-async def read_within_limits(settings: ServerSettings, room: Room, flow: str, scope: Scope, receive: Receive) -> bytes:
-    """Read the body.
+async def read_within_limits(settings: ServerSettings, payload: Payload, scope: Scope, receive: Receive) -> None:
+    """Read the body into its payload.
 
     Raises:
         RefusedError: the body is over a limit.
         ClientGoneError: the client left before its body ended.
     """
     try:
-        with room.part(flow) as grown:
-            allowance = Allowance(settings.body_timeout, settings.body_min_rate)
-            return await read_body(scope, receive, limit=settings.max_body_bytes, allowance=allowance, grown=grown)
+        payload.data = await read_body(
+            scope,
+            receive,
+            limit=settings.max_body_bytes,
+            allowance=Allowance(settings.body_timeout, settings.body_min_rate),
+            grown=payload.grown,
+        )
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
         raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None
     except NoRoomError:
-        message = "Too many large bodies are being sent at once. Please retry."
+        message = "Too many large bodies are here already. Please retry."
         raise RefusedError(Outcome.GATEWAY_FULL, message, retry_after=1.0) from None
     except BodyTimeoutError:
         message = (
@@ -41,15 +45,15 @@ async def read_within_limits(settings: ServerSettings, room: Room, flow: str, sc
 
 
 async def read_request(
-    settings: ServerSettings, room: Room, scope: Scope, receive: Receive, exchange: Exchange
-) -> bytes | Outcome:
-    """Read the body; return it, or the outcome if that ended the request.
+    settings: ServerSettings, payload: Payload, scope: Scope, receive: Receive, exchange: Exchange
+) -> Outcome | None:
+    """Read the body into its payload; return the outcome if that ended the request.
 
     Raises:
         ClientGoneError: the client left before its body ended.
     """
     try:
-        return await read_within_limits(settings, room, exchange.flow, scope, receive)
+        await read_within_limits(settings, payload, scope, receive)
     except RefusedError as refused:
         late = refused.outcome is Outcome.INVALID_REQUEST  # then no more of the body is awaited
         return await exchange.refuse(
@@ -59,3 +63,4 @@ async def read_request(
             close=late,
             unread=None if late else receive,
         )
+    return None

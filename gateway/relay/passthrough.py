@@ -9,7 +9,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
 from gateway.pools.driver import new_request
-from gateway.relay.asgi import Allowance, ClientGoneError, Scope, header, path
+from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
@@ -30,7 +30,7 @@ class _EvacuatedError(Exception):
     """The request was taken off its endpoint, which went down or hangs."""
 
 
-async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, *, computes: bool) -> Outcome:
+async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload, *, computes: bool) -> Outcome:
     """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
     While it waits for an endpoint it holds no place. `computes`: the engine has work with it, so that its silence is
@@ -44,21 +44,22 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, body: bytes, *, 
     if scope["method"] == "GET":
         pass
     elif is_form(kind):
-        name = await read(plane.counting, exchange.flow, form_model, body, kind)
+        name = await read(plane.counting, exchange.flow, form_model, payload.data, kind)
     else:
-        name = await read(plane.counting, exchange.flow, named_model, body)
-    pool = await find_pool(plane, exchange, name, len(body))
-    await wait_for_endpoint(plane, exchange, pool, len(body))
+        name = await read(plane.counting, exchange.flow, named_model, payload.data)
+    size = len(payload.data)
+    pool = await find_pool(plane, exchange, name, size)
+    await wait_for_endpoint(plane, exchange, pool, size)
     prompt_tokens = None
     if computes:  # a form has a recording, whose bytes are no tokens
-        prompt_tokens = 0 if is_form(kind) else min(len(body) // _BYTES_PER_TOKEN, pool.max_model_len)
-    async with _place(plane, exchange, pool, len(body)):
+        prompt_tokens = 0 if is_form(kind) else min(size // _BYTES_PER_TOKEN, pool.max_model_len)
+    async with _place(plane, exchange, pool, size):
         if pool.healthy():
-            return await _pass(plane, scope, exchange, body, pool.in_turn, prompt_tokens=prompt_tokens)
+            return await _pass(plane, scope, exchange, payload, pool.in_turn, prompt_tokens=prompt_tokens)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
-async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) -> Outcome:
+async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload) -> Outcome:
     """Pass a request about a stored response to the endpoint that made it.
 
     Raises:
@@ -69,7 +70,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, body: bytes) ->
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    return await _pass(plane, scope, exchange, body, lambda: [endpoint])
+    return await _pass(plane, scope, exchange, payload, lambda: [endpoint])
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +95,7 @@ async def _pass(
     plane: Plane,
     scope: Scope,
     exchange: Exchange,
-    body: bytes,
+    payload: Payload,
     offered: Callable[[], Iterable[Endpoint]],
     *,
     prompt_tokens: int | None = None,
@@ -110,7 +111,7 @@ async def _pass(
         )
 
         async def begin(endpoint: Endpoint = endpoint, headers: Headers = headers) -> tuple[Answer, bytes]:
-            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, body)
+            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, payload.data)
             try:
                 return answer, await answer.read_some()
             except BaseException:

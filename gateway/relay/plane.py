@@ -23,7 +23,7 @@ class Plane:
             each use.
         clock: monotonic seconds.
         counting: does the slow work on bodies, off the event loop.
-        arriving: memory that incomplete bodies may hold.
+        bodies: memory that request bodies may hold until their answers begin.
     """
 
     settings: Settings
@@ -35,7 +35,7 @@ class Plane:
     clock: Callable[[], float]
     lobby: Lobby
     counting: CountingPool
-    arriving: Room
+    bodies: Room
 
     @property
     def observes(self) -> bool:

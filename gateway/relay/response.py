@@ -1,6 +1,6 @@
 """The response to one request, as a state machine: what has left for the client, and so what may still be sent."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 
 from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
@@ -52,15 +52,17 @@ class Response:
     Attributes:
         status: as told to the client; None while nothing has left.
         body: for the pieces of a stream that has begun, one by one and without a check.
+        begins: called when an answer begins: what was kept for another try can go.
     """
 
-    __slots__ = ("_send", "body", "state", "status")
+    __slots__ = ("_send", "begins", "body", "state", "status")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self.state = State.WAITING
         self.status: int | None = None
         self.body = Body(scope, send)
+        self.begins: Callable[[], None] = _nothing
 
     @property
     def opened(self) -> bool:
@@ -81,6 +83,7 @@ class Response:
     async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Begin the answer. Its head is left out if one has left."""
         opened, self.state = self.opened, self._after(Step.BEGIN)
+        self.begins()
         if not opened:
             await self._head(status, headers)
 
@@ -100,6 +103,7 @@ class Response:
     ) -> None:
         """Send a complete answer of our own; see `send_answer`."""
         self.state, self.status = self._after(Step.BEGIN), answer.status
+        self.begins()
         await send_answer(self._send, answer, extra, close=close, unread=unread)
         self.state = self._after(Step.END)
 
@@ -112,3 +116,7 @@ class Response:
         if after is None:
             raise RuntimeError(f"{step.name} of a response that is {self.state.name}")
         return after
+
+
+def _nothing() -> None:
+    pass

@@ -31,11 +31,13 @@ class Work:
     """A request in the core's terms.
 
     Attributes:
+        body_bytes: size of its body, which may be in the request no more.
         ttft_target: seconds; None if the client asks for none.
         key: its fingerprint, by which a repeated request is recognised.
     """
 
     request: GenerationRequest
+    body_bytes: int
     pool: Pool
     count: PromptCount
     demand: Demand
@@ -56,7 +58,7 @@ class Work:
             self.demand,
             band=self.band,
             flow=self.client.flow,
-            body_bytes=len(request.body),
+            body_bytes=self.body_bytes,
             streamed=request.stream and request.stream_interval == 1,
             tools=request.tools,
             ttft_target=self.ttft_target,

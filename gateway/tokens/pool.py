@@ -93,8 +93,8 @@ class CountingPool:
         lane = self._large if size >= self.process_bytes else self._small
         pending.add(flow, size)
         try:
-            job = lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs))
-            return cast("R", await job)
+            # No name for the job: with its exception it would keep this frame, and the body, until the next collection.
+            return cast("R", await lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs)))
         finally:
             pending.add(flow, -size)
 

@@ -135,7 +135,7 @@ def test_what_a_key_can_be_given_is_all_that_limits_a_team() -> None:
     [
         ("admission.queue.ttl", "60 s"),
         ("admission.queue.max_requests", "2,048"),
-        ("admission.queue.max_bytes", "512 MiB of bodies"),
+        ("admission.queue.max_bytes", "2,048 MiB of bodies"),
         ("upstream.relay_concurrency", "64"),
         ("health.interval", "1 s"),
     ],

@@ -199,7 +199,7 @@ class FakePlane:
             clock=self.now,
             lobby=Lobby(lambda: self.plane.settings.admission.queue),
             counting=self,
-            arriving=Room(lambda: 2**30),
+            bodies=Room(lambda: 2**30),
         )
         self.gateway = Gateway(self.plane, Reporter(self.metrics, self._log), None)
         for name in endpoints or ("a",):

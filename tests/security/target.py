@@ -1,10 +1,12 @@
 """The kvgate under attack, as an attacker and a measuring observer see it."""
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -80,6 +82,19 @@ class Target:
             connection.sendall(request("POST", path, body) + body)
             time.sleep(after)
 
+    @contextlib.contextmanager
+    def begun(self, path: str, body: bytes) -> Iterator[None]:
+        """Send a request; while the block runs, its answer has begun with status 200 and its client is still there."""
+        with socket.create_connection(("127.0.0.1", self.port), _TIMEOUT) as connection:
+            connection.sendall(request("POST", path, body) + body)
+            received = b""
+            while b"data: " not in received:
+                piece = connection.recv(1 << 16)
+                assert piece, received
+                received += piece
+            assert Answer(received).status == HTTPStatus.OK, received
+            yield
+
     def get(self, path: str, *headers: str) -> Answer:
         """Send a request without a body."""
         return self.send(request("GET", path, b"", *headers))
@@ -112,6 +127,10 @@ class Target:
         """Begin a new measurement of memory; returns bytes in use now, over the process and its children."""
         for pid in self._pids():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
+        return self.in_use()
+
+    def in_use(self) -> int:
+        """Bytes in use now, over the process and its children."""
         return self._memory("VmRSS")
 
     def peak(self) -> int:

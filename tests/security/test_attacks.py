@@ -1,6 +1,8 @@
 """What one hostile client or engine may cost: a row for each attack, with the figures it must keep."""
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -277,6 +279,32 @@ def test_an_attack_costs_no_more_than_its_figures(target: Target, attack: Attack
         assert len(got.body) < 1000 or got.status == 200, "an error must not repeat what the client wrote"
     assert stretch < LONGEST
     assert grown < attack.memory
+
+
+def test_streams_of_large_requests_keep_none_of_their_bodies(target: Target) -> None:
+    asked = b'{"model":"hostile","max_tokens":500,"stream":true,"messages":[],"metadata":{"p":"'
+    large = filled(asked, b"p", b'"}}', 16 * MB)
+    over = threading.Event()
+
+    def begins() -> Iterator[bytes]:
+        yield stream_head() + b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+        over.wait(60)
+
+    target.hostile.use(CHAT, begins)
+    before = target.forget_peaks()
+    try:
+        with contextlib.ExitStack() as streams:
+            for _ in range(16):
+                streams.enter_context(target.begun(CHAT, large))
+            grown, most = target.in_use() - before, target.peak() - before
+            lines = target.metrics()
+    finally:
+        over.set()
+        target.hostile.use(None, None)
+    print(f"16 streams of 16 MB each: {grown / MB:.0f} MB, at most {most / MB:.0f} MB")
+    assert sum(float(line.split()[-1]) for line in lines if line.startswith("kvgate_in_flight{")) == 16
+    assert grown < 96 * MB
+    assert most < 256 * MB
 
 
 def test_a_client_that_leaves_takes_the_counting_of_its_prompt_along(target: Target) -> None:

@@ -11,6 +11,7 @@ from gateway.relay.asgi import (
     BodyTooLargeError,
     ClientGoneError,
     NoRoomError,
+    Payload,
     Room,
     disconnected,
     path,
@@ -20,7 +21,7 @@ from gateway.relay.asgi import (
 from gateway.wire.errors import ErrorAnswer
 
 LEFT = {"type": "http.disconnect"}
-LARGE = 2 * Room.SMALL
+LARGE = 2 * Payload.SMALL
 ANSWER = ErrorAnswer(400, ((b"content-length", b"2"),), b"{}")
 
 
@@ -42,9 +43,11 @@ def receiving(*messages):
 
 
 async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None, flow="a"):
-    with (room or Room(lambda: 0)).part(flow) as grown:
+    with (room or Room(lambda: 0)).payload(flow) as payload:
         allowance = Allowance(timeout, rate)
-        return await read_body({"headers": list(headers)}, receive, limit=limit, allowance=allowance, grown=grown)
+        return await read_body(
+            {"headers": list(headers)}, receive, limit=limit, allowance=allowance, grown=payload.grown
+        )
 
 
 async def test_bodies_that_arrive_hold_no_more_than_they_may_together():
@@ -56,8 +59,8 @@ async def test_bodies_that_arrive_hold_no_more_than_they_may_together():
     held = [asyncio.create_task(large("a", more=True)) for _ in range(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    small = receiving(piece(bytes(Room.SMALL - 1), True), piece(b"x", False))
-    assert len(await read(small, limit=10**9, room=room)) == Room.SMALL
+    small = receiving(piece(bytes(Payload.SMALL - 1), True), piece(b"x", False))
+    assert len(await read(small, limit=10**9, room=room)) == Payload.SMALL
     with pytest.raises(NoRoomError):
         await large("a", more=False)
     assert len(await large("b", more=False)) == LARGE, "one flow leaves the others half of it"

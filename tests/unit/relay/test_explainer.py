@@ -29,7 +29,7 @@ class Asked:
         pools = {None: pool, "m": pool, "alias": pool}
         plane = SimpleNamespace(
             settings=SimpleNamespace(server=ServerSettings()),
-            arriving=Room(lambda: 0),
+            bodies=Room(lambda: 0),
             clients=Clients(keys or {}, None),
             counting=self,
             clock=lambda: 7.0,

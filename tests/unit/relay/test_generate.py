@@ -1,13 +1,16 @@
 import asyncio
+import gc
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
 from gateway.admission.events import EndpointId
+from gateway.relay.asgi import Room
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptTooLongError
 from gateway.wire.request import INLINE_BYTES, InvalidRequestError
-from tests.fakes.plane import ASKED, WHOLE, FakePlane, Reply, stream
+from tests.fakes.plane import ASKED, TOKEN, WHOLE, FakePlane, Reply, stream
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -214,6 +217,75 @@ async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
     assert plane.lines[0]["queue_ms"] == 60_000
     assert "The prompt could not be counted: nobody answers." in error(client)["message"]
+
+
+# The memory of its body.
+
+SIZE = 4 << 20
+LARGE = asked(stream=True, metadata={"p": "x" * SIZE})
+REWRITTEN = asked(stream=True, stream_options={}, metadata={"p": "x" * SIZE})
+
+
+@pytest.fixture
+def memory():
+    """Bytes that were taken since and are held, by anything that is not waiting to be collected."""
+    gc.disable()
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    gc.enable()
+
+
+async def sent(plane):
+    """The body of the next request to an endpoint, which forgets it."""
+    while not plane.sent:  # noqa: ASYNC110  # a large body is read in a thread
+        await asyncio.sleep(0.01)
+    return plane.sent.pop()[4]
+
+
+@pytest.mark.parametrize("body", [LARGE, REWRITTEN], ids=["as it came", "rewritten"])
+@pytest.mark.parametrize("status", [200, 422])
+async def test_a_body_is_kept_once_until_its_answer_begins_and_no_longer(plane, memory, body, status):
+    begins = asyncio.Event()
+    answer = stream(begins, TOKEN, asyncio.Event()) if status == 200 else Reply(begins, b"{}", status=status)
+    plane.replies.append(answer)
+    client = plane.ask(body)
+    assert json.loads(await sent(plane))["stream_options"] == {"include_usage": True}
+    assert SIZE < memory() < 1.75 * SIZE
+    assert plane.plane.bodies._shares.held == len(body)
+    client.takes = asyncio.Event()
+    begins.set()
+    await plane.turns()
+    assert memory() < SIZE / 8
+    assert plane.plane.bodies._shares.held == 0
+    client.leave()
+    await client.ended()
+
+
+async def test_a_body_is_there_for_another_try(plane):
+    plane.replies.extend([Reply(BUSY, status=503), Reply(WHOLE)])
+    client = plane.ask(LARGE)
+    assert json.loads(await sent(plane)) == json.loads(await sent(plane))
+    assert (await client.ended()).status == 200
+
+
+@pytest.mark.parametrize("gone", ["left", "answered"])
+async def test_bodies_that_were_sent_and_have_no_answer_leave_others_no_room(plane, gone):
+    plane.plane.bodies = Room(lambda: 3 * SIZE)
+    begins = asyncio.Event()
+    plane.replies.append(stream(begins, TOKEN, asyncio.Event()))
+    first = plane.ask(LARGE)
+    await sent(plane)
+    refused = await plane.ask(LARGE).ended()
+    assert (refused.status, error(refused)["code"]) == (503, "gateway_full")
+    first.leave() if gone == "left" else begins.set()
+    await plane.turns()
+    if gone == "answered":
+        plane.up("a", sequences=2)
+    plane.replies.append(Reply(WHOLE))
+    assert (await plane.ask(LARGE).ended()).status == 200
+    first.leave()
+    await first.ended()
 
 
 # Observe mode.

@@ -50,18 +50,20 @@ class Answered:
 )
 async def test_a_body_over_a_limit_is_refused_alike_whoever_reads_it(sent, outcome, says, closes):
     room = Room(lambda: 0)
-    plane = SimpleNamespace(settings=SimpleNamespace(server=LIMITS), arriving=room)
-    with room.part("another") as held_by_another:
-        held_by_another(LARGE)
+    plane = SimpleNamespace(settings=SimpleNamespace(server=LIMITS))
+    with room.payload("another") as of_another, room.payload("a") as payload, room.payload("a") as asked_about:
+        of_another.grown(LARGE)
         answered, receive = Answered(), receiving(*sent)
-        assert await read_request(LIMITS, room, {"headers": []}, receive, answered) is outcome
+        assert await read_request(LIMITS, payload, {"headers": []}, receive, answered) is outcome
         with pytest.raises(RefusedError, match=says) as refused:
-            await RelayExplainer(plane)._read({"headers": []}, receiving(*sent))
+            await RelayExplainer(plane)._read(asked_about, {"headers": []}, receiving(*sent))
     assert (answered.message, answered.how["retry_after"]) == (refused.value.message, refused.value.retry_after)
     assert refused.value.outcome is outcome
     assert (answered.how["close"], answered.how["unread"]) == (closes, None if closes else receive)
 
 
 async def test_a_whole_body_within_the_limits_is_read():
-    body = await read_request(LIMITS, Room(lambda: 0), {"headers": []}, receiving(piece(9, more=False)), Answered())
-    assert body == bytes(9)
+    with Room(lambda: 0).payload("a") as payload:
+        sent = receiving(piece(9, more=False))
+        assert await read_request(LIMITS, payload, {"headers": []}, sent, Answered()) is None
+        assert payload.data == bytes(9)

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+import tracemalloc
 
 import pytest
 
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("hurried")
 LOST = ConnectionLostError("the connection was lost")
 EMBED = "/v1/embeddings"
 ASKED = b'{"model":"m","prompt":"x"}'
+LARGE = b'{"model":"m","prompt":"%b"}' % (b"x" * 500_000)
 PIECES = [b"x" * 1000] * 10
 
 
@@ -240,6 +243,33 @@ async def test_an_endpoint_that_answers_nothing_gets_no_more_than_its_part(plane
         await ended(ask(plane, path=EMBED))
     fewest = min("ab", key=stuck.count)
     assert {base_url for base_url, *_ in plane.sent[3:]} == {f"http://{fewest}"}
+
+
+# The memory of its body.
+
+
+async def test_a_body_is_there_for_another_try(plane):
+    plane.replies.extend([LOST, Reply(b"{}")])
+    assert (await ended(ask(plane, LARGE))).status == 200
+    assert [body for *_, body in plane.sent] == [LARGE, LARGE]
+
+
+async def test_a_body_is_gone_once_its_answer_begins(plane):
+    gc.disable()
+    tracemalloc.start()
+    try:
+        plane.replies.append(Reply(b"{", asyncio.Event()))
+        client = ask(plane, LARGE)
+        await plane.turns()
+        assert plane.sent.pop()[4] == LARGE
+        assert client.status == 200
+        assert tracemalloc.get_traced_memory()[0] < len(LARGE) / 4
+        assert plane.plane.bodies._shares.held == 0
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    client.leave()
+    await ended(client)
 
 
 # Places.

@@ -6,7 +6,7 @@ from gateway.relay.plane import Plane
 
 
 def plane(mode="enforce", keys=None):
-    rest = dict.fromkeys(("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "arriving"))
+    rest = dict.fromkeys(("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies"))
     return Plane(Settings.model_validate({"admission": {"mode": mode}}), Clients(keys or {}, None), **rest)
 
 

@@ -64,7 +64,7 @@ def test_what_is_no_time_is_refused_with_the_headers_name(value):
 
 def work(body, client, target=None):
     count = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
-    return Work(parse(Api.CHAT, body), None, count, Demand((3, 4), 10), client, target, 7)
+    return Work(parse(Api.CHAT, body), len(body), None, count, Demand((3, 4), 10), client, target, 7)
 
 
 def test_the_core_is_told_all_it_decides_by():
