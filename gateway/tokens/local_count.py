@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.admission.events import Prefix
+from gateway.tokens import interruption
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind, features
 from gateway.tokens.fields import PROMPT_FIELDS, set_aside
@@ -18,6 +19,7 @@ from gateway.tokens.normalise import (
     batched,
     chat_encoding,
     chat_prompt,
+    check_number,
     conversations,
     text_prompt,
 )
@@ -73,7 +75,9 @@ _MOST_CHARS_PER_TOKEN = 256
 # has as many. (Those inside texts count too, although they cost nothing.)
 _MOST_VALUES = 6_000_000
 
-_PROMPT_FIELDS = ("system", "instructions", "messages", "input", "prompt", "suffix", "tools")
+_PROMPT_FIELDS = (
+    "system", "instructions", "messages", "input", "prompt", "suffix", "tools", "documents", "chat_template_kwargs",
+)  # fmt: skip
 
 
 def load(source: TokenizerSource) -> None:
@@ -192,10 +196,28 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
         source: the model's tokenizer; without it, a token counts as four characters.
         api: of the request.
         body: its bytes.
+
+    Raises:
+        InvalidRequestError: it holds too many prompts.
     """
-    text = "\n".join(_texts(_fields(body)))
-    tokens = renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
-    return Counted((tokens,), Kind(api))
+
+    def estimated(text: str) -> int:
+        return renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
+
+    fields = _fields(body)
+    name = {Api.COMPLETIONS: "prompt", Api.BATCH: "messages"}.get(api, "")
+    prompts = fields.pop(name, None)
+    if not isinstance(prompts, list) or not prompts or all(isinstance(item, int | float) for item in prompts):
+        prompts = [prompts]
+    check_number(prompts, name)
+    shared = estimated("\n".join(_texts(fields)))
+    counts: list[int] = []
+    for prompt in prompts:
+        interruption.look()
+        ids = sum([isinstance(item, int | float) for item in prompt]) if isinstance(prompt, list) else 0
+        text = "\n".join(_strings(prompt, brings_media=True))
+        counts.append(shared + ids + (estimated(text) if text else 0))
+    return Counted(tuple(counts), Kind(api))
 
 
 def _fields(body: bytes) -> Json:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
-from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError
+from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError, truth, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def conversations(fields: Mapping[str, Any]) -> list[Any]:
     found = fields.get("messages")
     if not isinstance(found, list) or not found:
         raise InvalidRequestError("messages: expected a list of conversations", "messages")
-    _check_number(found, "messages")
+    check_number(found, "messages")
     return found
 
 
@@ -235,12 +235,15 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A boolean field.
 
     Raises:
-        NeedsEngineError: it is not a boolean; vLLM accepts some such values and refuses others.
+        NeedsEngineError: it is nothing that vLLM reads as a boolean.
     """
     value = fields.get(name, default)
-    if not isinstance(value, bool):
-        raise NeedsEngineError(f"{name} is not a boolean")
-    return value
+    try:
+        if value is not None:
+            return truth(value, name)
+    except InvalidRequestError:
+        pass
+    raise NeedsEngineError(f"{name} is not a boolean")
 
 
 def _tool_definition(tool: Any) -> Json:
@@ -266,8 +269,11 @@ def _is_documents(documents: Any) -> bool:
 
 
 def _truncation(fields: Mapping[str, Any]) -> int | None:
-    value = fields.get("truncate_prompt_tokens")
-    if value is not None and (type(value) is not int or value < -1):
+    try:
+        value = whole(fields.get("truncate_prompt_tokens"), "truncate_prompt_tokens")
+    except InvalidRequestError:
+        value = -2
+    if value is not None and value < -1:
         raise NeedsEngineError("truncate_prompt_tokens is not a whole number from -1")
     return value
 
@@ -278,7 +284,7 @@ def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
     if isinstance(prompt, list) and prompt:
         if _is_ids(prompt):
             return (prompt,)
-        _check_number(prompt, "prompt")
+        check_number(prompt, "prompt")
         if all(isinstance(item, str) for item in prompt):
             return tuple(prompt)
         if all(isinstance(item, list) and item and _is_ids(item) for item in prompt):
@@ -286,7 +292,7 @@ def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
     raise InvalidRequestError("prompt: expected text, token ids, or a list of either", "prompt")
 
 
-def _check_number(prompts: list[Any], name: str) -> None:
+def check_number(prompts: list[Any], name: str) -> None:
     """Check the number of prompts: each becomes a request of its own to the engine, with as many objects."""
     if len(prompts) > MAX_SEQUENCES:
         raise InvalidRequestError(f"`{name}` may hold {MAX_SEQUENCES} prompts, and has {len(prompts)}.", name)

@@ -119,14 +119,14 @@ def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
 """The field by which a body's API is recognised."""
 
-_LONGEST = {"model": 4096, "stream_options": 1024}
+_LONGEST = {"model": 4096, "stream_options": 1024, "vllm_xargs": 64 * 2**10}
 """Most bytes of a decoded field, as written. A model may be named by a path."""
 _LONGEST_NUMBER = 128
 """Most bytes of all other fields: numbers, and words that stand for a boolean."""
 
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
-    "tools", "background", "stream_interval", "echo",
+    "tools", "background", "stream_interval", "echo", "vllm_xargs",
 )  # fmt: skip
 _FIELDS = _undecoded(*_READ, *REFUSED_FIELDS)
 _MODEL = _undecoded("model")
@@ -151,6 +151,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
     for name, reason in REFUSED_FIELDS.items():
         if _given(fields, name):
             raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
+    forbid_transfer(_decode(fields, "vllm_xargs"))
 
     stream = _boolean(fields, "stream")
     if stream and api is Api.BATCH:  # the engine would answer with the last piece of each conversation's text
@@ -165,7 +166,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         body=body,
         model=_model(fields),
         stream=stream,
-        include_usage=_truth((options or {}).get("include_usage"), "stream_options"),
+        include_usage=truth((options or {}).get("include_usage"), "stream_options"),
         n=n,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
@@ -177,6 +178,21 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         names_priority=_raw(fields, "priority") is not _ABSENT,
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
+
+
+def forbid_transfer(extra: object) -> None:
+    """Check `vllm_xargs`.
+
+    vLLM 0.32 takes `kv_transfer_params` from there, too (`v1/request.py`). One that is no object ends an engine that
+    has a KV connector.
+
+    Raises:
+        ForbiddenFieldError: it has that field.
+    """
+    if isinstance(extra, dict) and "kv_transfer_params" in extra:
+        reason = REFUSED_FIELDS["kv_transfer_params"]
+        message = f"`kv_transfer_params` cannot be set by a client, not in `vllm_xargs` either: {reason}."
+        raise ForbiddenFieldError(message, "vllm_xargs")
 
 
 def named_model(body: bytes) -> str | None:
@@ -305,10 +321,10 @@ def _decode(fields: msgspec.Struct, name: str) -> Any:
 
 
 def _boolean(fields: msgspec.Struct, name: str) -> bool:
-    return _truth(_decode(fields, name), name)
+    return truth(_decode(fields, name), name)
 
 
-def _truth(value: Any, name: str) -> bool:
+def truth(value: Any, name: str) -> bool:
     """A boolean as pydantic's lax mode reads it: true, 1, 1.0, "true", "yes", "on" and their opposites."""
     if isinstance(value, str):
         value = _BOOLEAN_WORDS.get(value.lower())
@@ -321,7 +337,15 @@ def _truth(value: Any, name: str) -> bool:
 
 def _integer(fields: msgspec.Struct, name: str) -> int | None:
     """An integer as pydantic's lax mode, which vLLM uses, reads it: 5, 5.0, "5" and true are integers."""
-    value = _decode(fields, name)
+    return whole(_decode(fields, name), name)
+
+
+def whole(value: Any, name: str) -> int | None:
+    """An integer, read likewise.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
     if value is None or isinstance(value, int):
         return None if value is None else int(value)
     if isinstance(value, float) and value.is_integer():

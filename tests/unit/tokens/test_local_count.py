@@ -283,6 +283,52 @@ def test_a_text_that_looks_like_media_is_estimated_all_the_same(
     assert estimate_body(source, Api.RESPONSES, json.dumps(fields).encode()).prompts[0] > 500
 
 
+@pytest.mark.parametrize("known", ["tokenizer", ""])
+@pytest.mark.parametrize(
+    ("api", "fields", "least"),
+    [
+        (Api.COMPLETIONS, {"prompt": [[7] * 20] * 400}, [20] * 400),
+        (Api.COMPLETIONS, {"prompt": [7] * 3000}, [3000]),
+        (Api.COMPLETIONS, {"prompt": ["the fox " * 50] * 3}, [50] * 3),
+        (Api.COMPLETIONS, {"prompt": "the fox " * 50}, [50]),
+        (Api.BATCH, {"messages": [[{"role": "user", "content": "the fox " * 50}]] * 5}, [50] * 5),
+        (Api.BATCH, {"messages": [[]] * 5, "documents": [{"text": "the fox " * 50}]}, [50] * 5),
+        (Api.CHAT, {"messages": [], "chat_template_kwargs": {"context": "the fox " * 50}}, [50]),
+    ],
+)
+def test_an_estimate_is_of_each_prompt(
+    source: TokenizerSource, known: str, api: Api, fields: dict[str, Any], least: list[int]
+) -> None:
+    counted = estimate_body(source if known else None, api, json.dumps(fields).encode()).prompts
+    assert len(counted) == len(least)
+    assert all(at_least <= count <= 3 * at_least + 9 for count, at_least in zip(counted, least, strict=True))
+
+
+def test_too_many_prompts_are_not_estimated(source: TokenizerSource) -> None:
+    with pytest.raises(InvalidRequestError, match="may hold 16384 prompts"):
+        estimate_body(source, Api.COMPLETIONS, b'{"prompt":[' + b'"",' * 16384 + b'""]}')
+
+
+@pytest.mark.parametrize(
+    ("loose", "strict"),
+    [
+        ({"add_special_tokens": "true"}, {"add_special_tokens": True}),
+        ({"add_special_tokens": 0}, {"add_special_tokens": False}),
+        ({"truncate_prompt_tokens": "5"}, {"truncate_prompt_tokens": 5}),
+        ({"truncate_prompt_tokens": 5.0}, {"truncate_prompt_tokens": 5}),
+    ],
+)
+def test_numbers_and_booleans_are_read_as_vllm_reads_them(
+    source: TokenizerSource, loose: dict[str, Any], strict: dict[str, Any]
+) -> None:
+    def counted(fields: dict[str, Any]) -> Counted:
+        body = json.dumps({"prompt": ["the fox " * 9, "a"], **fields}).encode()
+        return count_body(source, Api.COMPLETIONS, body, 1000)
+
+    assert counted(loose) == counted(strict)
+    assert len(counted(loose).prompts) == 2
+
+
 def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:
     assert estimate_body(source, Api.RESPONSES, b'{"input": "\\ud83d"}').prompts[0] > 0
 

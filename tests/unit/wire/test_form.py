@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.wire.form import MAX_PARTS, form_model, is_form
-from gateway.wire.request import InvalidRequestError
+from gateway.wire.request import ForbiddenFieldError, InvalidRequestError
 
 KIND = b"multipart/form-data; boundary=b"
 
@@ -64,3 +64,13 @@ def test_what_is_no_form_is_refused_without_repeating_it(body: bytes, kind: byte
 
 def test_json_is_no_form() -> None:
     assert not is_form(b"application/json")
+
+
+def test_a_form_names_no_cache_of_another_engine():
+    model = part(b"model", b"m")
+    assert form_model(model + part(b"vllm_xargs", b'{"mine":1}') + END, KIND) == "m"
+    with pytest.raises(ForbiddenFieldError):
+        form_model(part(b"vllm_xargs", b'{"kv_transfer_params":""}') + model + END, KIND)
+    for broken in (b"{", b"[" * 100_000):
+        with pytest.raises(InvalidRequestError):
+            form_model(model + part(b"vllm_xargs", broken) + END, KIND)

@@ -311,3 +311,13 @@ def test_the_work_of_a_batch_is_that_of_its_conversations_sent_apart() -> None:
     assert parse(Api.CHAT, small).counted_bytes == len(small)
     brackets = b'{"x":"%b","messages":[["%b"]]}' % (b"x" * 20_000, b"[" * 100_000)
     assert parse(Api.BATCH, brackets).counted_bytes <= len(brackets) + MAX_REPEATED_BYTES
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("value", [b'""', b"0", b"{}", b"null"])
+def test_the_cache_of_another_engine_is_not_named_by_a_side_door(api, value):
+    for name in (b"kv_transfer_params", b"kv\\u005ftransfer_params"):
+        body = b'{"model":"m","max_tokens":1,"vllm_xargs":{"a":1,"%b":%b}}' % (name, value)
+        with pytest.raises(ForbiddenFieldError, match="vllm_xargs"):
+            parse(api, body)
+    assert parse(api, b'{"model":"m","max_tokens":1,"vllm_xargs":{"mine":[1,2]}}').model == "m"
