@@ -5,12 +5,14 @@ meaning only the engine knows, raises `NeedsEngineError`: the engine then counts
 Older engines differ in places; the probes of `gateway.tokens.probes` find that out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
 from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError, truth, whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +240,16 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
         NeedsEngineError: it is nothing that vLLM reads as a boolean.
     """
     value = fields.get(name, default)
+    if value is None:
+        raise NeedsEngineError(f"{name} is null")
+    return _read(truth, value, name)
+
+
+def _read(reader: Callable[[Any, str], T], value: Any, name: str) -> T:
     try:
-        if value is not None:
-            return truth(value, name)
-    except InvalidRequestError:
-        pass
-    raise NeedsEngineError(f"{name} is not a boolean")
+        return reader(value, name)
+    except InvalidRequestError as error:
+        raise NeedsEngineError(error.message) from None
 
 
 def _tool_definition(tool: Any) -> Json:
@@ -269,10 +275,7 @@ def _is_documents(documents: Any) -> bool:
 
 
 def _truncation(fields: Mapping[str, Any]) -> int | None:
-    try:
-        value = whole(fields.get("truncate_prompt_tokens"), "truncate_prompt_tokens")
-    except InvalidRequestError:
-        value = -2
+    value = _read(whole, fields.get("truncate_prompt_tokens"), "truncate_prompt_tokens")
     if value is not None and value < -1:
         raise NeedsEngineError("truncate_prompt_tokens is not a whole number from -1")
     return value

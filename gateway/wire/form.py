@@ -5,9 +5,7 @@ Parts are found by their boundary, so a file of any size and content costs one s
 
 import re
 
-import msgspec
-
-from gateway.wire.request import InvalidRequestError, forbid_transfer
+from gateway.wire.request import InvalidRequestError, decoded, forbid_transfer
 
 MAX_PARTS = 2000
 """The limit of the server that vLLM runs on: 1,000 fields and 1,000 files."""
@@ -17,7 +15,6 @@ _BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))
 _NAMED = rb'(?im)^content-disposition:[^\r\n]*;[ \t]*name=(?:"%b"|%b)[ \t]*(?:;|\r?$)'
 _MODEL = re.compile(_NAMED % (b"model", b"model"))
 _EXTRA = re.compile(_NAMED % (b"vllm_xargs", b"vllm_xargs"))
-_LONGEST_EXTRA = 64 * 2**10
 
 
 def is_form(content_type: bytes) -> bool:
@@ -52,18 +49,9 @@ def form_model(body: bytes, content_type: bytes) -> str | None:
         if _MODEL.search(body, start, head) is not None:
             model = _name(body[head + 4 : min(end, head + 5 + _LONGEST_MODEL)])
         elif _EXTRA.search(body, start, head) is not None:
-            forbid_transfer(_extra(body[head + 4 : min(end, head + 5 + _LONGEST_EXTRA)]))
+            forbid_transfer(decoded(body[head + 4 : end], "vllm_xargs"))
         start = end + 2
     raise InvalidRequestError(f"The form has more than {MAX_PARTS} parts.")
-
-
-def _extra(value: bytes) -> object:
-    if len(value) > _LONGEST_EXTRA:
-        raise InvalidRequestError(f"`vllm_xargs` is over {_LONGEST_EXTRA} bytes long.", "vllm_xargs")
-    try:
-        return msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequestError("`vllm_xargs` is not valid JSON.", "vllm_xargs") from None
 
 
 def _name(value: bytes) -> str:

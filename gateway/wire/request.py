@@ -309,8 +309,15 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:
     raw = _raw(fields, name)
-    if raw is _ABSENT:
-        return None
+    return None if raw is _ABSENT else decoded(raw, name)
+
+
+def decoded(raw: bytes | msgspec.Raw, name: str) -> Any:
+    """The value of a field.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or longer than a field of this name may be.
+    """
     longest = _LONGEST.get(name, _LONGEST_NUMBER)
     if len(raw) > longest:
         raise InvalidRequestError(f"`{name}` may be {longest} bytes long, and has {len(raw)}.", name)
