@@ -15,26 +15,19 @@ from fastapi import FastAPI
 
 import gateway
 from gateway.admission import controller as core
-from gateway.admission.controller import AdmissionController
-from gateway.admission.events import PolicyChanged
-from gateway.admission.policy import Policy
 from gateway.app.gpus import GpuWatch
 from gateway.app.opened import Opened, opened
+from gateway.app.owner import Owner
+from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
-from gateway.app.watched import Watched
 from gateway.config.live import Change
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.pools.directory import Directory, Endpoint, Pool
-from gateway.pools.driver import Driver
-from gateway.record.learned import LearnedFiles, state_folder
-from gateway.record.lines import Changed, Started
-from gateway.record.recorder import Recorder
 from gateway.relay.asgi import Receive, Room, Scope, Send
 from gateway.relay.exchange import Reporter
 from gateway.relay.explainer import RelayExplainer
@@ -45,7 +38,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
 from gateway.relay.server import Listener, bind_all
-from gateway.runtime.background import kept_up
+from gateway.runtime.background import Background
 from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
@@ -55,8 +48,6 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 
-KEEP_INTERVAL = 60.0
-"""Seconds between two writes of the learned lengths: a killed process loses that much."""
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
 _RECHECK = 5.0
@@ -85,13 +76,23 @@ class Application:
     ) -> None:
         self._settings = settings
         self._clock: Callable[[], float] = time.monotonic
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._flights = Flights(self._clock, lambda: self._settings.upstream)
-        self._recorder = _recorder(settings)
-        self._learned = _learned(settings)
         self._metrics = Metrics(gateway.__version__)
-        self._directory = Directory(self._make_pool, self._verify, self._flights.evacuate, self._flights.expire)
+        self._opened = opened(settings)
+        self._templates = dict(self._opened.templates)
+        self._directory = Directory(
+            self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
+        )
+        self._owner = Owner(
+            settings,
+            self._opened.endpoints,
+            self._directory,
+            clock=self._clock,
+            progressed=self._flights.progressed,
+            launched=launched,
+        )
         counting = settings.counting
         self._counting = CountingPool(
             threads=counting.threads,
@@ -101,19 +102,14 @@ class Application:
         )
         self._tokenizers = Tokenizers(self._counting)
         self._upstream = HttpUpstream(lambda: self._settings.upstream)
-        self._watched = Watched(
+        self._reached = Reached(
             self._directory,
             self._upstream,
-            self._metrics,
             settings=lambda: self._settings,
-            clock=self._clock,
-            spawn=self._spawn,
-            launched=launched,
+            background=self._background,
+            watch=self._owner.monitors.__getitem__,
         )
-        self._opened = opened(settings)
-        self._templates = dict(self._opened.templates)
-        for access in self._opened.endpoints.values():
-            self._watched.add(access)
+        self._reached.follow(self._opened.endpoints)
         self._plane = Plane(
             settings=settings,
             clients=self._opened.clients,
@@ -126,8 +122,7 @@ class Application:
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
         )
-        self._view = StateView(lambda: self._settings, self._directory, self._clock)
-        self._metrics.watch(self._view.state)
+        self._view = StateView(lambda: self._settings, self._directory, self._owner)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
         self._listeners = self._listen(listening)
@@ -150,7 +145,7 @@ class Application:
     @property
     def endpoints(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""
-        return [endpoint.monitor.status for endpoint in self._directory.endpoints.values()]
+        return [monitor.status for monitor in self._owner.monitors.values()]
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -162,14 +157,11 @@ class Application:
 
         `settle`: most seconds spent before that to look for endpoints and load tokenizers.
         """
-        self._watched.start()
+        self._owner.start()
         self._preload()
-        self._spawn("GPU watch", self._gpus.run)
-        self._spawn("flights", self._flights.watch)
-        self._spawn("samples", self._sample)
-        self._spawn("what was learned", self._keep_learned)
-        if self._recorder is not None:
-            self._recorder.start()
+        self._background.spawn("GPU watch", self._gpus.run)
+        self._background.spawn("flights", self._flights.watch)
+        self._background.spawn("samples", self._sample)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settle):
                 await self._settled()
@@ -199,7 +191,7 @@ class Application:
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait at most `timeout` seconds for running requests to finish."""
         self._gateway.draining = self._view.draining = True
-        self._directory.drain()
+        self._owner.cores.drain()
         self._plane.lobby.drain()
         if not await self._gateway.wait_idle(timeout):
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
@@ -223,16 +215,10 @@ class Application:
         """Close everything."""
         for listener in self._listeners:
             await listener.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._write_learned()
-        for pool in self._directory.pools.values():
-            pool.driver.close()
-        if self._recorder is not None:
-            await self._recorder.close()
+        await self._background.stop()
+        await self._owner.stop()
         await self._upstream.close()
-        await self._watched.close()
+        await self._reached.close()
         await self._counting.close()
         _log.info("stopped")
 
@@ -240,22 +226,7 @@ class Application:
         """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
         while True:
             await asyncio.sleep(self._settings.health.interval)
-            now = self._clock()
-            pools = self._directory.pools.items()
-            self._metrics.sample({name: pool.driver.controller.load(now) for name, pool in pools})
-
-    async def _keep_learned(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_INTERVAL)
-            await self._write_learned()
-
-    async def _write_learned(self) -> None:
-        if self._learned is None:
-            return
-        for pool in list(self._directory.pools.values()):
-            learned = pool.driver.controller.learned()
-            if learned.everything:
-                await asyncio.to_thread(self._learned.write, pool.name, pool.root, learned)
+            self._metrics.sample(self._owner.loads())
 
     async def _recheck(self, pool: Pool) -> None:
         """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
@@ -302,11 +273,8 @@ class Application:
             listener.limit(settings.server)
         if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
             self._gateway.admin, self._admin_port = self._admin_apps()
-        if _policy(settings) != _policy(before):
-            if self._recorder is not None:
-                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
-            self._directory.tell(PolicyChanged(_policy(settings)))
-        self._watched.follow(found.endpoints)
+        self._owner.go_by(settings, found.endpoints)
+        self._reached.follow(found.endpoints)
         self._preload()
 
     def _admin_apps(self) -> tuple[FastAPI, FastAPI]:
@@ -326,8 +294,8 @@ class Application:
 
     async def _settled(self) -> None:
         """Wait until each endpoint was probed once and the tokenizers of those that answered are loaded."""
-        for endpoint in self._directory.endpoints.values():
-            await endpoint.monitor.probed.wait()
+        for monitor in self._owner.monitors.values():
+            await monitor.probed.wait()
         if self._loading:
             await asyncio.wait(self._loading.values())
 
@@ -336,13 +304,7 @@ class Application:
         return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        record = self._recorder.pool(name) if self._recorder is not None else None
-        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._flights.progressed, record)
-        learned = self._learned.read(name, identity.root) if self._learned is not None else None
-        if learned is not None:
-            driver.handle(learned)
         self._metrics.know(name)
-
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
@@ -370,9 +332,9 @@ class Application:
             on_return=returned,
             clock=self._clock,
         )
-        pool = Pool(name, identity.root, driver, counter, self._settings.upstream.relay_concurrency)
-        self._loading[name] = self._spawn(f"tokenizer of {name}", counter.start)
-        self._spawn(f"drift of {name}", functools.partial(self._recheck, pool))
+        pool = Pool(name, self._owner.cores.drivers[name], counter, self._settings.upstream.relay_concurrency)
+        self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)
+        self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
         return pool
 
     def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
@@ -391,11 +353,11 @@ class Application:
 
         for model in self._settings.models:
             if (source := self._tokenizer(model)) is not None:
-                self._spawn(f"tokenizer {source.name}", functools.partial(load, source))
+                self._background.spawn(f"tokenizer {source.name}", functools.partial(load, source))
 
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
-        self._spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
+        self._background.spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
 
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
@@ -408,48 +370,12 @@ class Application:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
 
     def _target(self, endpoint: Endpoint) -> Target:
-        return Target(endpoint.base_url, self._watched.client(endpoint))
+        return Target(endpoint.base_url, self._reached.client(endpoint))
 
-    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        task = asyncio.create_task(kept_up(name, work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _left(self, endpoint: Endpoint) -> None:
+        self._reached.left(endpoint)
+        self._metrics.forget_endpoint(endpoint.id)
 
 
 def _drift_fields(drift: Drift) -> dict[str, Any]:
     return {"cause": drift.cause, "counted": drift.counted, "reported": drift.reported}
-
-
-def _policy(settings: Settings) -> Policy:
-    return settings.admission.to_policy(weights=settings.auth.weights, poll_interval=settings.health.interval)
-
-
-def _recorded(settings: Settings) -> dict[str, Any]:
-    return settings.admission.model_dump(mode="json", exclude={"event_log"})
-
-
-def _learned(settings: Settings) -> LearnedFiles | None:
-    match settings.server.state_dir:
-        case "none":
-            return None
-        case "auto":
-            return LearnedFiles(state_folder())
-        case folder:
-            return LearnedFiles(Path(folder))
-
-
-def _recorder(settings: Settings) -> Recorder | None:
-    file = settings.admission.event_log
-    if file is None:
-        return None
-    started = Started(
-        gateway.__version__,
-        _recorded(settings),
-        settings.auth.weights,
-        settings.health.interval,
-    )
-    try:
-        return Recorder(file, started)
-    except OSError as error:
-        raise ConfigurationError(f"admission.event_log = {str(file)!r}: cannot be written: {error.strerror}") from None

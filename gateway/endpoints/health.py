@@ -53,6 +53,8 @@ class State(StrEnum):
 SERVING = frozenset({State.UP, State.TRIAL})
 LOST = frozenset({State.DOWN, State.HUNG})
 """States in which unanswered requests will never be answered."""
+KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING})
+"""States in which an endpoint takes no traffic but may finish what it has."""
 
 
 class Signal(Enum):

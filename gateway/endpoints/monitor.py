@@ -12,6 +12,7 @@ from gateway.config.settings import EndpointSettings, HealthSettings
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.health import (
+    KEEPS,
     LOST,
     Aborted,
     Answered,
@@ -136,6 +137,11 @@ class EndpointMonitor:
     def on_trial(self) -> bool:
         """Whether it gets one request at a time until there is progress."""
         return self._health.state is State.TRIAL
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its requests may still be answered although it takes no new ones."""
+        return self.moves or self._health.state in KEEPS
 
     @property
     def moves(self) -> bool:

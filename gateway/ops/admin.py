@@ -128,8 +128,8 @@ def admin_app(
 def _health_routes(source: StateSource, version: str) -> APIRouter:
     router = APIRouter(tags=["health"])
 
-    def check_ready(*, strict: bool) -> Status:
-        state = source.state()
+    async def check_ready(*, strict: bool) -> Status:
+        state = await source.state()
         if state.draining:
             raise _Refused(503, "draining", "The gateway is shutting down.")
         if not state.ready:
@@ -150,11 +150,11 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     async def readyz(
         strict: Annotated[bool, Query(description="Whether one must be healthy now.")] = False,  # noqa: FBT002
     ) -> Status:
-        return check_ready(strict=strict)
+        return await check_ready(strict=strict)
 
     @router.get("/health", summary="The same as /readyz, where clients of vLLM look for it.", responses=_NOT_READY)
     async def health() -> Status:
-        return check_ready(strict=False)
+        return await check_ready(strict=False)
 
     @router.get("/version", summary="Which kvgate runs.")
     async def show_version() -> Version:
@@ -175,11 +175,11 @@ def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def show_metrics() -> Response:
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+        return Response(metrics.exposition(await source.state()), media_type=CONTENT_TYPE)
 
     @router.get("/kvgate/state", summary="Every endpoint and queue, now.")
     async def show_state() -> GatewayState:
-        return source.state()
+        return await source.state()
 
     @router.post(
         "/kvgate/explain",
@@ -213,7 +213,7 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
         responses=_UNKNOWN,
     )
     async def drain(endpoint_id: _EndpointId) -> EndpointState:
-        return _changed(source, endpoint_id, source.drain)
+        return await _changed(source, endpoint_id, source.drain)
 
     @router.post(
         "/kvgate/endpoints/{endpoint_id}/undrain",
@@ -221,7 +221,7 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
         responses=_UNKNOWN,
     )
     async def undrain(endpoint_id: _EndpointId) -> EndpointState:
-        return _changed(source, endpoint_id, source.undrain)
+        return await _changed(source, endpoint_id, source.undrain)
 
     return router
 
@@ -242,12 +242,12 @@ _Flow = Annotated[
 _EndpointId = Annotated[str, Path(description="As in `/kvgate/state`: host and port.", examples=["127.0.0.1:8001"])]
 
 
-def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], None]) -> EndpointState:
+async def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], Awaitable[None]]) -> EndpointState:
     try:
-        change(endpoint_id)
+        await change(endpoint_id)
     except UnknownEndpointError as error:
         raise _Refused(404, "endpoint_not_found", "No endpoint has this id; /kvgate/state lists them.") from error
-    return next(endpoint for endpoint in source.state().endpoints if endpoint.id == endpoint_id)
+    return next(endpoint for endpoint in (await source.state()).endpoints if endpoint.id == endpoint_id)
 
 
 def _guard(admin_key: str) -> Callable[..., Awaitable[None]]:

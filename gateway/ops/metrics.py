@@ -4,7 +4,7 @@ Counters and histograms are updated where things happen, through children bound 
 health) are read from one snapshot at each scrape and cost nothing in between.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -181,13 +181,11 @@ class Metrics:
         """Drop the metrics of a removed endpoint."""
         self._usage.forget(endpoint)
 
-    def watch(self, state: Callable[[], GatewayState]) -> None:
-        """Read the gauges from this snapshot at every scrape."""
-        self.registry.register(_State(state))
-
-    def exposition(self) -> bytes:
-        """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`."""
-        text: bytes = generate_latest(self.registry)
+    def exposition(self, state: GatewayState) -> bytes:
+        """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""
+        gauges = CollectorRegistry(auto_describe=False)
+        gauges.register(_State(state))
+        text: bytes = generate_latest(self.registry) + generate_latest(gauges)
         return text
 
 
@@ -206,11 +204,11 @@ class _Build:
 class _State:
     """The gauges. An unknown value has no sample: absent is not zero."""
 
-    def __init__(self, state: Callable[[], GatewayState]) -> None:
+    def __init__(self, state: GatewayState) -> None:
         self._state = state
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        state = self._state()
+        state = self._state
         depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)

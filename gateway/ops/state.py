@@ -117,18 +117,25 @@ class GatewayState(_Shown):
     counting: tuple[CountingState, ...] = ()
 
 
+class Decided(_Shown):
+    """The part of the state that the owner of the decisions knows."""
+
+    endpoints: tuple[EndpointState, ...] = ()
+    queues: tuple[QueueState, ...] = ()
+
+
 class UnknownEndpointError(LookupError):
     """No endpoint has this id."""
 
 
-class StateSource(Protocol):
-    """The state that admin routes read and change; the composition root implements it."""
+class Deciding(Protocol):
+    """The owner of the decisions, as admin routes see it."""
 
-    def state(self) -> GatewayState:
-        """The gateway now."""
+    async def decided(self) -> Decided:
+        """The endpoints and queues now."""
         ...
 
-    def drain(self, endpoint_id: str) -> None:
+    async def drain(self, endpoint_id: str) -> None:
         """Send no new requests to an endpoint; those on it finish.
 
         Raises:
@@ -136,10 +143,26 @@ class StateSource(Protocol):
         """
         ...
 
-    def undrain(self, endpoint_id: str) -> None:
+    async def undrain(self, endpoint_id: str) -> None:
         """Take a drained endpoint back as soon as a probe finds it healthy.
 
         Raises:
             UnknownEndpointError: there is none of this id.
         """
+        ...
+
+
+class StateSource(Protocol):
+    """The state that admin routes read and change; the composition root implements it."""
+
+    async def state(self) -> GatewayState:
+        """The gateway now."""
+        ...
+
+    async def drain(self, endpoint_id: str) -> None:
+        """See `Deciding.drain`."""
+        ...
+
+    async def undrain(self, endpoint_id: str) -> None:
+        """See `Deciding.undrain`."""
         ...

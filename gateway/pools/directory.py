@@ -1,37 +1,21 @@
-"""The directory of models and their endpoints: one pool, one admission core, one counter for each model."""
+"""The directory of models and their endpoints, as a front knows them: one pool and one counter for each model."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from weakref import WeakSet
 
-import structlog
-
-from gateway.admission.events import (
-    Capacity,
-    EndpointDown,
-    EndpointGone,
-    EndpointId,
-    EndpointUp,
-    Event,
-    Observed,
-    RequestId,
-    ShutdownStarted,
-)
+from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
-from gateway.endpoints.monitor import EndpointMonitor
-from gateway.pools.driver import Driver
+from gateway.pools.interface import Admission, Watch
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 
 _REMEMBERED_RESPONSES = 10_000
 _LONGEST_ID = 256
 """Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
-
-_log = structlog.get_logger("kvgate.pools")
 
 
 @dataclass(slots=True)
@@ -43,6 +27,7 @@ class Endpoint:
         base_url: without a trailing slash.
         api_key: sent instead of the client's own; None passes on the client's.
         settings: of the model it is configured under.
+        watch: hears from requests what they see of it.
         identity: as it last reported it; None until it was first reached.
         healthy: whether it takes traffic now.
         relayed: requests without admission that are on it.
@@ -52,7 +37,7 @@ class Endpoint:
     base_url: str
     api_key: str | None
     settings: ModelSettings
-    monitor: EndpointMonitor
+    watch: Watch
     identity: Identity | None = None
     healthy: bool = False
     pool: "Pool | None" = None
@@ -69,15 +54,11 @@ class Endpoint:
 
 
 class Pool:
-    """The endpoints of one model, and the one driver and counter they share."""
+    """The endpoints of one model, the admission to them, and the counter they share."""
 
-    def __init__(
-        self, name: str, root: str | None, driver: Driver, counter: ModelCounter, relay_concurrency: int
-    ) -> None:
+    def __init__(self, name: str, admission: Admission, counter: ModelCounter, relay_concurrency: int) -> None:
         self.name = name
-        self.root = root
-        """Folder or hub id of its model, as reported by its first endpoint."""
-        self.driver = driver
+        self.admission = admission
         self.counter = counter
         self.relay_places = Places(relay_concurrency)
         """The concurrency cap on relayed requests, which are not admitted."""
@@ -118,21 +99,18 @@ class Pool:
         healthy = self.healthy()
         self._turn += 1
         start = self._turn % len(healthy) if healthy else 0
-        return sorted(
-            healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.monitor.on_trial, e.relayed)
-        )
+        return sorted(healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.watch.on_trial, e.relayed))
 
 
 class Directory:
-    """Finds the pool of a model; grows as endpoints report their identities.
-
-    It is the listener of every monitor and passes their reports to the right model's core.
+    """Finds the pool of a model; grows as endpoints report their identities. The `Follower` of one front.
 
     Args:
         make_pool: builds a pool of this name for the first endpoint of a model.
         verify: compares our counting with an endpoint that came up.
         evacuate: takes unanswered requests off an endpoint that went down or hangs.
         expire: ends requests silent for too long.
+        left: called with an endpoint that is gone.
     """
 
     def __init__(
@@ -141,6 +119,7 @@ class Directory:
         verify: Callable[[Endpoint], None],
         evacuate: Callable[[EndpointId], None],
         expire: Callable[[Collection[RequestId]], None],
+        left: Callable[[Endpoint], None],
     ) -> None:
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self.pools: dict[str, Pool] = {}
@@ -149,29 +128,14 @@ class Directory:
         self._verify = verify
         self.evacuate = evacuate
         self.expire = expire
+        self._left = left
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
-        self._drivers: WeakSet[Driver] = WeakSet()
-        """A driver outlives its pool while requests wait or run in it."""
-        self._draining = False
         self._responses: OrderedDict[str, EndpointId] = OrderedDict()
 
     def add(self, endpoint: Endpoint) -> None:
         """Add a configured endpoint. It has yet to report what it serves."""
         self.endpoints[endpoint.id] = endpoint
-
-    def remove(self, endpoint: Endpoint) -> None:
-        """Forget an endpoint that is no longer configured and has no requests of ours."""
-        del self.endpoints[endpoint.id]
-        if endpoint.pool is not None:
-            self._leave(endpoint, endpoint.pool)
-            self._index()
-        self._announce()
-
-    def tell(self, event: Event) -> None:
-        """Tell every core, including that of a model no endpoint serves any more."""
-        for driver in list(self._drivers):
-            driver.handle(event)
 
     async def find(self, model: str | None) -> Pool | None:
         """The pool that serves a name; the only pool if no name is given.
@@ -203,11 +167,6 @@ class Directory:
         while not pool.healthy():
             await self._changed.wait()
 
-    def drain(self) -> None:
-        """Let no core take new work, including that of a model no endpoint serves any more or yet."""
-        self._draining = True
-        self.tell(ShutdownStarted())
-
     def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
         """Note which endpoint made a stored response."""
         if len(response_id) > _LONGEST_ID:
@@ -221,56 +180,47 @@ class Directory:
         endpoint = self._responses.get(response_id)
         return self.endpoints.get(endpoint) if endpoint is not None else None
 
-    # Reports of the monitors.
+    # The `Follower`.
 
-    def up(self, endpoint_id: EndpointId, identity: Identity, capacity: Capacity) -> None:
-        """An endpoint takes traffic, or its identity or capacity changed."""
-        endpoint = self.endpoints[endpoint_id]
-        name = endpoint.settings.name or identity.names[0]
-        if endpoint.pool is None or endpoint.pool.name != name:
-            self._move(endpoint, identity, name)
-        assert endpoint.pool is not None  # noqa: S101  # just moved there
-        was_healthy, endpoint.healthy = endpoint.healthy, True
-        endpoint.identity = identity
+    def up(self, endpoint: EndpointId, model: str, identity: Identity) -> None:
+        """An endpoint takes traffic for this model, or its identity changed."""
+        known = self.endpoints[endpoint]
+        if known.pool is None or known.pool.name != model:
+            self._move(known, identity, model)
+        was_healthy, known.healthy = known.healthy, True
+        known.identity = identity
         self.ever_healthy = True
         self._index()
-        endpoint.pool.driver.handle(EndpointUp(endpoint_id, capacity))
         self._announce()
         if not was_healthy:
-            self._verify(endpoint)
+            self._verify(known)
 
-    def down(self, endpoint_id: EndpointId, reason: str) -> None:
+    def down(self, endpoint: EndpointId) -> None:
         """An endpoint takes no traffic."""
-        endpoint = self.endpoints[endpoint_id]
-        endpoint.healthy = False
-        if endpoint.pool is not None:
-            endpoint.pool.driver.handle(EndpointDown(endpoint_id, reason))
+        self.endpoints[endpoint].healthy = False
 
-    def observed(self, sample: Observed) -> None:
-        """A scrape of an endpoint's metrics."""
-        pool = self.endpoints[sample.endpoint].pool
-        if pool is not None:
-            pool.driver.handle(sample)
+    def gone(self, endpoint: EndpointId) -> None:
+        """An endpoint is no longer configured, and has no requests."""
+        known = self.endpoints.pop(endpoint)
+        self._leave(known)
+        self._left(known)
+        self._index()
+        self._announce()
 
     def _move(self, endpoint: Endpoint, identity: Identity, name: str) -> None:
-        left = endpoint.pool
-        if left is not None:
-            self._leave(endpoint, left)
-            _log.warning("endpoint serves another model now", endpoint=endpoint.id, model=name)
+        self._leave(endpoint)
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = self._make_pool(endpoint, identity, name)
-            self._drivers.add(pool.driver)
-            if self._draining:
-                pool.driver.handle(ShutdownStarted())
         pool.endpoints[endpoint.id] = endpoint
         endpoint.pool = pool
 
-    def _leave(self, endpoint: Endpoint, pool: Pool) -> None:
-        del pool.endpoints[endpoint.id]
-        if not pool.endpoints:  # the model is no longer served; its waiting requests still time out
-            del self.pools[pool.name]
-        pool.driver.handle(EndpointGone(endpoint.id))
+    def _leave(self, endpoint: Endpoint) -> None:
+        pool = endpoint.pool
+        if pool is not None:
+            del pool.endpoints[endpoint.id]
+            if not pool.endpoints:
+                del self.pools[pool.name]
 
     def _index(self) -> None:
         pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it

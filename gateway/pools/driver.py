@@ -1,7 +1,6 @@
 """The asyncio driver of an admission core: passes events in with their time, carries commands to waiting requests."""
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -19,28 +18,20 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
+from gateway.admission.explanation import Explanation
+from gateway.pools.interface import RejectedError
 
 PROGRESS_INTERVAL = 0.025
 """Seconds between two batches of progress: short against most decode steps, long against the cost of an event."""
 
-_ids = itertools.count(1)
-
-
-def new_request() -> RequestId:
-    """An id that no request had before in this process."""
-    return RequestId(next(_ids))
-
-
-class RejectedError(Exception):
-    """The core refused the request. `command` has the outcome and when to retry."""
-
-    def __init__(self, command: Reject) -> None:
-        super().__init__(command.outcome)
-        self.command = command
+Progressed = Callable[[Collection[RequestId]], None]
+"""Called with the requests that moved since the last batch."""
 
 
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
+
+    It is the `Admission` of requests in this process.
 
     The relay counts every token. A batch of progress tells the core only what changes its account: first tokens, and
     requests that reached the edge of their blocks. All other counts are kept here until the request ends.
@@ -56,7 +47,7 @@ class Driver:
         self,
         controller: AdmissionController,
         clock: Callable[[], float],
-        progressed: Callable[[Collection[RequestId]], None],
+        progressed: Progressed,
         record: Callable[[Event, float, Sequence[Command]], None] | None = None,
     ) -> None:
         self._controller = controller
@@ -95,36 +86,31 @@ class Driver:
             events.extend(filter(None, map(self._carry_out, commands)))
 
     async def admit(self, arrival: Arrived) -> Dispatch:
-        """Wait until the request may go to an endpoint.
-
-        Cancelling gives up its place in the queue. After a return the caller owes one `finish` or `readmit`.
-
-        Raises:
-            RejectedError: it was refused.
-        """
+        """See `Admission.admit`."""
         return await self._ask(arrival.request, arrival)
 
     async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
-        """Give a dispatched request back, unanswered, and wait for another dispatch.
-
-        Raises:
-            RejectedError: it gets none. The request has ended.
-        """
+        """See `Admission.readmit`."""
         self._forget(request)
         return await self._ask(request, Returned(request, busy))
 
     def progress(self, request: RequestId, generated: int) -> None:
-        """Note a request's generated tokens. The next batch tells the core if that changes its account."""
+        """See `Admission.progress`."""
         self._moved[request] = generated
         if self._flush_timer is None:
             self._flush_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._flush)
 
     def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Report that a dispatched request has left its endpoint."""
+        """See `Admission.finish`."""
         generated, news = self._forget(request)
         if generated is not None and (generated >= news or not completion_tokens):
             self.handle(Progress(((request, generated),)))
         self.handle(Finished(request, verdict, completion_tokens))
+
+    async def explain(self, arrival: Arrived) -> Explanation:
+        """See `Admission.explain`."""
+        self.handle(Tick())  # an arriving request would find the accounts up to date, too
+        return self._controller.explain(arrival, self._clock())
 
     def close(self) -> None:
         """Stop the timers."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint
-from gateway.pools.driver import Driver
+from gateway.pools.interface import Admission
 from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
@@ -100,7 +100,7 @@ class Attempt:
     def __init__(
         self,
         exchange: Exchange,
-        driver: Driver,
+        admission: Admission,
         flights: Flights,
         upstream: Upstream,
         endpoint: Endpoint,
@@ -109,7 +109,7 @@ class Attempt:
     ) -> None:
         self._exchange = exchange
         self._response = exchange.response
-        self._driver = driver
+        self._admission = admission
         self._flights = flights
         self._upstream = upstream
         self._endpoint = endpoint
@@ -141,7 +141,7 @@ class Attempt:
                 self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.data
             )
         except UpstreamError as error:
-            self._endpoint.monitor.failed(str(error))
+            self._endpoint.watch.failed(str(error))
             return Again(isinstance(error, ConnectFailedError), f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
@@ -150,7 +150,7 @@ class Attempt:
                 return await self._stream(flight, answer, outgoing)
             return await self._whole(flight, answer)
         except UpstreamError as error:
-            self._endpoint.monitor.failed(str(error))
+            self._endpoint.watch.failed(str(error))
             return await self._broken(f"The endpoint failed: {error}.")
         finally:
             answer.close()
@@ -161,7 +161,7 @@ class Attempt:
         if is_busy(answer.status, message):
             return Again(busy=True, reason=message)
         if answer.status >= _SERVER_ERRORS:
-            self._endpoint.monitor.failed(f"it answered {answer.status}", dead=is_dead(message))
+            self._endpoint.watch.failed(f"it answered {answer.status}", dead=is_dead(message))
             return Again(busy=False, reason=f"The endpoint answered {answer.status}: {message}")
         flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
@@ -197,7 +197,7 @@ class Attempt:
             sequences=outgoing.sequences,
         )
         body = self._response.body
-        feed, write, progress = reader.feed, body.write, self._driver.progress
+        feed, write, progress = reader.feed, body.write, self._admission.progress
 
         async def drained() -> None:
             flight.delivering = True
@@ -288,7 +288,7 @@ class Attempt:
         return await self._end_with(failure.event or self._error_event(f"The endpoint failed: {failure.message}."))
 
     def _report(self, failure: Failure) -> None:
-        self._endpoint.monitor.failed(
+        self._endpoint.watch.failed(
             failure.message, aborted=failure.kind is FailureKind.ABORTED, dead=is_dead(failure.message)
         )
 

@@ -1,9 +1,7 @@
 """The answer to `/kvgate/explain`: reads and counts a request like any other, then only asks the core about it."""
 
-from gateway.admission.events import Tick
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
-from gateway.pools.driver import new_request
 from gateway.relay.asgi import ClientGoneError, Payload, Receive, Scope
 from gateway.relay.clients import Client, peer
 from gateway.relay.destination import unknown_model
@@ -63,8 +61,7 @@ class RelayExplainer:
         present(pool)
         key = await fingerprint(client.flow, body)
         work = Work(request, len(body), pool, count, demanded(pool, request, count), client, target, key)
-        arrival = work.arrival(new_request())
-        pool.driver.handle(Tick())  # an arriving request would find the accounts up to date, too
+        arrival = work.arrival(plane.new_request())
         return Explained(
             model=pool.name,
             api=api,
@@ -74,5 +71,5 @@ class RelayExplainer:
             prompt_tokens=arrival.demand.prompt_tokens,
             max_tokens=arrival.demand.max_tokens,
             sequences=arrival.demand.sequences,
-            decision=pool.driver.controller.explain(arrival, plane.clock()),
+            decision=await pool.admission.explain(arrival),
         )

@@ -6,7 +6,6 @@ from enum import Enum, auto
 
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import UpstreamSettings
-from gateway.endpoints.health import State
 from gateway.pools.directory import Endpoint
 
 ABANDONED_AFTER = 10.0
@@ -23,10 +22,6 @@ class Interruption(Enum):
     """It was silent for longer than its timeout. It is not retried: it may be what its endpoint chokes on."""
     EVACUATED = auto()
     """Its endpoint went down, hangs, sleeps or stops before an answer began."""
-
-
-_KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING})
-"""States in which an endpoint takes no traffic but may finish what it has."""
 
 
 class Flight:
@@ -96,13 +91,13 @@ class Flights:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
-        endpoint.monitor.dispatched(request, prompt_tokens, streams=streams, brought=brought)
+        endpoint.watch.dispatched(request, prompt_tokens, streams=streams, brought=brought)
         return flight
 
     def close(self, flight: Flight) -> None:
         """Note that the request has left its endpoint."""
         del self._flights[flight.request]
-        flight.endpoint.monitor.finished(flight.request, delivering=flight.delivering)
+        flight.endpoint.watch.finished(flight.request, delivering=flight.delivering)
 
     def answers(self, flight: Flight, *, computed: bool = False) -> None:
         """Note the first piece of an answer; `computed`: the engine has finished with it, and only sends the rest."""
@@ -110,7 +105,7 @@ class Flights:
         self.progressed((flight.request,))
         if computed:
             flight.computed, flight.watched = True, False
-            flight.endpoint.monitor.finished(flight.request)
+            flight.endpoint.watch.finished(flight.request)
 
     def progressed(self, requests: Collection[RequestId]) -> None:
         """Note the requests that had tokens since the last batch."""
@@ -122,7 +117,7 @@ class Flights:
                 flight.moved_at = now
                 moved.setdefault(flight.endpoint.id, []).append(flight)
         for flights in moved.values():
-            flights[0].endpoint.monitor.progressed([flight.request for flight in flights])
+            flights[0].endpoint.watch.progressed([flight.request for flight in flights])
 
     def evacuate(self, endpoint: EndpointId) -> None:
         """Take the unanswered requests off an endpoint that went down or hangs: they may go elsewhere.
@@ -153,10 +148,10 @@ class Flights:
                 flight.interrupt(Interruption.OVERDUE if flight.answering else Interruption.EVACUATED)
             elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
                 flight.watched = False
-                flight.endpoint.monitor.finished(flight.request, delivering=True)
+                flight.endpoint.watch.finished(flight.request, delivering=True)
             elif not (flight.watched or flight.delivering or flight.computed):
                 flight.watched = True
-                flight.endpoint.monitor.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)
+                flight.endpoint.watch.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)
 
     def _limit(self, flight: Flight) -> float:
         """Its longest allowed silence, in seconds."""
@@ -172,6 +167,4 @@ class Flights:
 
 def _abandoned(flight: Flight) -> bool:
     """Whether its endpoint is not expected to send any more."""
-    endpoint = flight.endpoint
-    monitor = endpoint.monitor
-    return not (endpoint.healthy or flight.delivering or monitor.moves or monitor.status.state in _KEEPS)
+    return not (flight.endpoint.healthy or flight.delivering or flight.endpoint.watch.keeps)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from math import ceil
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Demand, Verdict
+from gateway.admission.events import Arrived, Demand, RequestId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.directory import Pool
-from gateway.pools.driver import Driver, RejectedError, new_request
+from gateway.pools.interface import Admission, RejectedError
 from gateway.relay.asgi import Payload, Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
@@ -43,21 +43,21 @@ _BYTES_PER_TOKEN = 4
 class _Reservation:
     """A place in the core, given back exactly once whatever happens."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.request = new_request()
-        self._driver = driver
+    def __init__(self, admission: Admission, request: RequestId) -> None:
+        self.request = request
+        self._admission = admission
         self._held = False
 
     async def take(self, arrival: Arrived) -> Dispatch:
         """Wait for the place."""
-        dispatch = await self._driver.admit(arrival)
+        dispatch = await self._admission.admit(arrival)
         self._held = True
         return dispatch
 
     async def again(self, *, busy: bool) -> Dispatch:
         """Give the place back, the request unanswered, and wait for another one."""
         self._held = False
-        dispatch = await self._driver.readmit(self.request, busy=busy)
+        dispatch = await self._admission.readmit(self.request, busy=busy)
         self._held = True
         return dispatch
 
@@ -65,7 +65,7 @@ class _Reservation:
         """Give the place back for good; does nothing when none is held."""
         if self._held:
             self._held = False
-            self._driver.finish(self.request, verdict, completion_tokens)
+            self._admission.finish(self.request, verdict, completion_tokens)
 
 
 async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:
@@ -158,7 +158,7 @@ def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int)
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
-    reservation = _Reservation(pool.driver)
+    reservation = _Reservation(pool.admission, plane.new_request())
     try:
         async with heartbeat(exchange, interval):
             dispatch = await _first(plane, exchange, reservation, work)
@@ -185,7 +185,12 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
             )
             exchange.sent_to(endpoint.id)
             attempt = Attempt(
-                exchange, pool.driver, plane.flights, plane.upstream, endpoint, made=plane.directory.remember_response
+                exchange,
+                pool.admission,
+                plane.flights,
+                plane.upstream,
+                endpoint,
+                made=plane.directory.remember_response,
             )
             result = await attempt.run(outgoing, headers, brought=brought)
             if isinstance(result, Settled):

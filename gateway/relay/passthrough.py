@@ -8,7 +8,6 @@ from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.pools.driver import new_request
 from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
@@ -131,7 +130,7 @@ async def _pass(
                 reason, brought = "it went down, or hangs", True
                 continue
             except UpstreamError as error:
-                endpoint.monitor.failed(str(error))
+                endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
             try:
@@ -155,7 +154,7 @@ async def _watched(
         _EvacuatedError: as it says.
         TimeoutError: it was silent for longer than its endpoint's load explains.
     """
-    flight = plane.flights.open(new_request(), endpoint, prompt_tokens, streams=False, brought=brought)
+    flight = plane.flights.open(plane.new_request(), endpoint, prompt_tokens, streams=False, brought=brought)
     try:
         answer, piece = await begin()
     except asyncio.CancelledError:

@@ -1,8 +1,10 @@
 """The parts of the data plane that all requests share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
+from gateway.admission.events import RequestId
 from gateway.config.settings import Settings
 from gateway.ops.metrics import Metrics
 from gateway.pools.directory import Directory
@@ -24,6 +26,7 @@ class Plane:
         clock: monotonic seconds.
         counting: does the slow work on bodies, off the event loop.
         bodies: memory that request bodies may hold until their answers begin.
+        ids: of requests; those of two fronts never meet.
     """
 
     settings: Settings
@@ -36,6 +39,11 @@ class Plane:
     lobby: Lobby
     counting: CountingPool
     bodies: Room
+    ids: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def new_request(self) -> RequestId:
+        """An id that no request had before."""
+        return RequestId(next(self.ids))
 
     @property
     def observes(self) -> bool:

@@ -35,3 +35,24 @@ async def kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
             )
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class Background:
+    """The background work of one part of a process."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Run the work until it finishes, or all work is stopped."""
+        task = asyncio.create_task(kept_up(name, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def stop(self) -> None:
+        """End all work."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

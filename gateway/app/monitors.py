@@ -1,0 +1,135 @@
+"""The monitors of the configured endpoints: added, changed and removed while kvgate serves."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+
+import structlog
+
+from gateway.admission.events import EndpointId
+from gateway.app.activity import Activity
+from gateway.app.opened import Access
+from gateway.app.questions import Questions
+from gateway.config.settings import Settings
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.pools.cores import Cores
+from gateway.runtime.background import Background
+
+_POLL = 0.1
+"""Seconds between two checks whether an endpoint being removed still has requests."""
+_TAKE_OVER = 10.0
+"""Seconds for which an endpoint being removed still takes work while the new ones are probed."""
+_log = structlog.get_logger("kvgate.endpoints")
+
+
+class Monitors(Mapping[EndpointId, EndpointMonitor]):
+    """Keeps the cores' endpoints equal to the configured ones, and watches each.
+
+    Args:
+        cores: hear of the endpoints.
+        settings: those in force.
+        clock: monotonic seconds.
+        background: runs the monitors.
+        launched: addresses of engines that kvgate launches.
+    """
+
+    def __init__(
+        self,
+        cores: Cores,
+        *,
+        settings: Callable[[], Settings],
+        clock: Callable[[], float],
+        background: Background,
+        launched: Container[str],
+    ) -> None:
+        self._cores = cores
+        self._questions = Questions(settings, background)
+        self._settings = settings
+        self._clock = clock
+        self._background = background
+        self._launched = launched
+        self._monitors: dict[EndpointId, EndpointMonitor] = {}
+        self._watching: dict[EndpointId, asyncio.Task[None]] = {}
+        self._leaving: dict[EndpointId, asyncio.Task[None]] = {}
+
+    def __getitem__(self, endpoint: EndpointId) -> EndpointMonitor:
+        return self._monitors[endpoint]
+
+    def __iter__(self) -> Iterator[EndpointId]:
+        return iter(self._monitors)
+
+    def __len__(self) -> int:
+        return len(self._monitors)
+
+    def add(self, endpoint: EndpointId, access: Access) -> None:
+        """Add a configured endpoint; `start` begins to watch it."""
+        monitor = self._monitors[endpoint] = EndpointMonitor(
+            endpoint,
+            access.settings,
+            self._settings().health,
+            client=self._questions.open(endpoint, access),
+            listener=self._cores,
+            clock=self._clock,
+            look=Activity(endpoint, self._clock).look,
+        )
+        monitor.launched = endpoint in self._launched
+        self._cores.add(endpoint, access.model.name)
+
+    def start(self) -> None:
+        """Watch all endpoints that are not watched yet."""
+        for endpoint, monitor in self._monitors.items():
+            if endpoint not in self._watching:
+                self._watching[endpoint] = self._background.spawn(f"monitor of {endpoint}", monitor.run)
+
+    def follow(self, configured: Mapping[EndpointId, Access]) -> None:
+        """Change to these endpoints. One that is not among them takes no new work and finishes what it has."""
+        coming = [endpoint for endpoint in configured if endpoint not in self._monitors]
+        for endpoint in coming:
+            self.add(endpoint, configured[endpoint])
+        for endpoint in self._monitors.keys() - coming:
+            if (access := configured.get(endpoint)) is not None:
+                self._renew(endpoint, access)
+            elif endpoint not in self._leaving:
+                leaving = functools.partial(self._let_go, endpoint, [self._monitors[name] for name in coming])
+                self._leaving[endpoint] = self._background.spawn(f"leaving of {endpoint}", leaving)
+        self.start()
+
+    async def close(self) -> None:
+        """Close every client."""
+        await self._questions.close()
+
+    def _renew(self, endpoint: EndpointId, access: Access) -> None:
+        """Use another way to reach an endpoint from the next probe on."""
+        monitor = self._monitors[endpoint]
+        leaving = self._leaving.pop(endpoint, None)
+        if leaving is not None:
+            leaving.cancel()
+            monitor.undrain()
+        monitor.govern(access.settings, self._settings().health, self._questions.open(endpoint, access))
+
+    async def _let_go(self, endpoint: EndpointId, coming: Sequence[EndpointMonitor]) -> None:
+        """Forget an endpoint once it is empty and no waiting request could only go there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TAKE_OVER):
+                for other in coming:
+                    await other.probed.wait()
+        monitor = self._monitors[endpoint]
+        monitor.drain()
+        while self._needed(endpoint):
+            await asyncio.sleep(_POLL)
+            monitor.drain()
+        del self._leaving[endpoint], self._monitors[endpoint]
+        self._watching.pop(endpoint).cancel()
+        self._questions.drop(endpoint)
+        self._cores.remove(endpoint)
+        _log.info("endpoint removed", endpoint=endpoint)
+
+    def _needed(self, endpoint: EndpointId) -> bool:
+        driver = self._cores.driver_of(endpoint)
+        if driver is None:
+            return False
+        state = driver.controller.snapshot(self._clock())
+        if any(known.in_flight for known in state.endpoints if known.id == endpoint):
+            return True
+        return state.queue.depth > 0 and len(state.endpoints) == 1

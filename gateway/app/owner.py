@@ -1,0 +1,175 @@
+"""The deciding half of kvgate: the cores of all models, the monitors of their endpoints, and what they learn."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gateway
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import EndpointId, PolicyChanged
+from gateway.admission.policy import Policy
+from gateway.admission.snapshot import Load
+from gateway.app.decided import decided
+from gateway.app.monitors import Monitors
+from gateway.app.opened import Access
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.pools.cores import Cores
+from gateway.pools.driver import Driver, Progressed
+from gateway.pools.interface import Follower
+from gateway.record.learned import LearnedFiles, state_folder
+from gateway.record.lines import Changed, Started
+from gateway.record.recorder import Recorder
+from gateway.runtime.background import Background
+
+KEEP_INTERVAL = 60.0
+"""Seconds between two writes of the learned lengths: a killed process loses that much."""
+
+
+class Owner:
+    """Owns every decision: built from settings, started, changed, and stopped.
+
+    Args:
+        settings: those in force.
+        endpoints: the configured ones.
+        follower: the front, or all of them.
+        clock: monotonic seconds.
+        progressed: called with each batch of progress, with the requests that moved.
+        launched: addresses of endpoints whose engines kvgate launches.
+
+    Raises:
+        ConfigurationError: the event log cannot be written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoints: Mapping[EndpointId, Access],
+        follower: Follower,
+        *,
+        clock: Callable[[], float],
+        progressed: Progressed,
+        launched: Sequence[str] = (),
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._progressed = progressed
+        self._background = Background()
+        self._recorder = _recorder(settings)
+        self._learned = _learned(settings)
+        self.cores = Cores(self._make_driver, follower)
+        self.monitors = Monitors(
+            self.cores,
+            settings=lambda: self._settings,
+            clock=clock,
+            background=self._background,
+            launched=launched,
+        )
+        for endpoint, access in endpoints.items():
+            self.monitors.add(endpoint, access)
+
+    def start(self) -> None:
+        """Watch the endpoints."""
+        self.monitors.start()
+        self._background.spawn("what was learned", self._keep_learned)
+        if self._recorder is not None:
+            self._recorder.start()
+
+    def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
+        """Put other settings in force, all in one turn of the event loop."""
+        before, self._settings = self._settings, settings
+        if _policy(settings) != _policy(before):
+            if self._recorder is not None:
+                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
+            self.cores.tell(PolicyChanged(_policy(settings)))
+        self.monitors.follow(endpoints)
+
+    async def decided(self) -> Decided:
+        """The endpoints and queues now."""
+        return decided(self.cores, self.monitors, self._clock())
+
+    async def drain(self, endpoint_id: str) -> None:
+        """See `Deciding.drain`."""
+        self._monitor(endpoint_id).drain()
+
+    async def undrain(self, endpoint_id: str) -> None:
+        """See `Deciding.undrain`."""
+        self._monitor(endpoint_id).undrain()
+
+    def loads(self) -> dict[str, Load]:
+        """Load of each model's pool, now."""
+        now = self._clock()
+        return {name: driver.controller.load(now) for name, driver in self.cores.drivers.items()}
+
+    async def stop(self) -> None:
+        """Stop everything, and keep what was learned."""
+        await self._background.stop()
+        await self._write_learned()
+        self.cores.close()
+        if self._recorder is not None:
+            await self._recorder.close()
+        await self.monitors.close()
+
+    def _monitor(self, endpoint_id: str) -> EndpointMonitor:
+        monitor = self.monitors.get(EndpointId(endpoint_id))
+        if monitor is None:
+            raise UnknownEndpointError(endpoint_id)
+        return monitor
+
+    def _make_driver(self, model: str, root: str | None) -> Driver:
+        record = self._recorder.pool(model) if self._recorder is not None else None
+        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._progressed, record)
+        learned = self._learned.read(model, root) if self._learned is not None else None
+        if learned is not None:
+            driver.handle(learned)
+        return driver
+
+    async def _keep_learned(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_INTERVAL)
+            await self._write_learned()
+
+    async def _write_learned(self) -> None:
+        if self._learned is None:
+            return
+        for model, driver in list(self.cores.drivers.items()):
+            learned = driver.controller.learned()
+            if learned.everything:
+                await asyncio.to_thread(self._learned.write, model, self.cores.root(model), learned)
+
+
+def _policy(settings: Settings) -> Policy:
+    return settings.admission.to_policy(weights=settings.auth.weights, poll_interval=settings.health.interval)
+
+
+def _recorded(settings: Settings) -> dict[str, Any]:
+    return settings.admission.model_dump(mode="json", exclude={"event_log"})
+
+
+def _learned(settings: Settings) -> LearnedFiles | None:
+    match settings.server.state_dir:
+        case "none":
+            return None
+        case "auto":
+            return LearnedFiles(state_folder())
+        case folder:
+            return LearnedFiles(Path(folder))
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    file = settings.admission.event_log
+    if file is None:
+        return None
+    started = Started(
+        gateway.__version__,
+        _recorded(settings),
+        settings.auth.weights,
+        settings.health.interval,
+    )
+    try:
+        return Recorder(file, started)
+    except OSError as error:
+        raise ConfigurationError(f"admission.event_log = {str(file)!r}: cannot be written: {error.strerror}") from None

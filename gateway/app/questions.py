@@ -1,0 +1,56 @@
+"""The clients for questions to the endpoints, apart from requests: probes, and counts."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+
+import httpx
+
+from gateway.admission.events import EndpointId
+from gateway.app.opened import Access
+from gateway.config.settings import Settings
+from gateway.runtime.background import Background
+
+
+class Questions:
+    """One client for each endpoint.
+
+    Args:
+        settings: those in force.
+        background: closes replaced clients.
+    """
+
+    def __init__(self, settings: Callable[[], Settings], background: Background) -> None:
+        self._settings = settings
+        self._background = background
+        self._clients: dict[EndpointId, httpx.AsyncClient] = {}
+
+    def open(self, endpoint: EndpointId, access: Access) -> httpx.AsyncClient:
+        """Make an endpoint's client, in place of the one it has."""
+        self.drop(endpoint)
+        headers = {"authorization": f"Bearer {access.api_key}"} if access.api_key is not None else {}
+        limits = httpx.Limits(keepalive_expiry=self._settings().upstream.keepalive)
+        client = httpx.AsyncClient(verify=access.tls, headers=headers, limits=limits, trust_env=False)
+        self._clients[endpoint] = client
+        return client
+
+    def client(self, endpoint: EndpointId) -> httpx.AsyncClient:
+        """The client of an endpoint."""
+        return self._clients[endpoint]
+
+    def drop(self, endpoint: EndpointId) -> None:
+        """Close an endpoint's client, if it has one, once its open questions have been answered."""
+        client = self._clients.pop(endpoint, None)
+        if client is not None:
+            self._background.spawn("closing", functools.partial(self._close_later, client))
+
+    async def close(self) -> None:
+        """Close every client at once."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def _close_later(self, client: httpx.AsyncClient) -> None:
+        try:
+            await asyncio.sleep(2 * self._settings().health.timeout)
+        finally:
+            await client.aclose()

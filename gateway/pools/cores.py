@@ -1,0 +1,142 @@
+"""The admission cores of all models, and what their endpoints' monitors report to them."""
+
+from collections.abc import Callable, Collection
+from weakref import WeakSet
+
+import structlog
+
+from gateway.admission.events import (
+    Capacity,
+    EndpointDown,
+    EndpointGone,
+    EndpointId,
+    EndpointUp,
+    Event,
+    Observed,
+    RequestId,
+    ShutdownStarted,
+)
+from gateway.endpoints.identity import Identity
+from gateway.pools.driver import Driver
+from gateway.pools.interface import Follower
+
+_log = structlog.get_logger("kvgate.pools")
+
+
+class Cores:
+    """One core for each model that an endpoint serves.
+
+    It is the listener of every monitor: it passes reports to the right core, and tells the front what changed.
+
+    Args:
+        make: makes the driver of a model's core, from the model's name and the folder or hub id of its weights.
+        follower: the front, or all of them.
+    """
+
+    def __init__(self, make: Callable[[str, str | None], Driver], follower: Follower) -> None:
+        self._make = make
+        self._follower = follower
+        self._configured: dict[EndpointId, str | None] = {}
+        """Name under which each endpoint is configured; None for the one it reports."""
+        self._serves: dict[EndpointId, str] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._roots: dict[str, str | None] = {}
+        self._living: WeakSet[Driver] = WeakSet()
+        """A driver outlives its model while requests wait or run in it."""
+        self._draining = False
+
+    @property
+    def drivers(self) -> dict[str, Driver]:
+        """The driver of each model that is served."""
+        return self._drivers
+
+    def root(self, model: str) -> str | None:
+        """Folder or hub id of a model, as reported by its first endpoint."""
+        return self._roots[model]
+
+    def serves(self, endpoint: EndpointId) -> str | None:
+        """The model that an endpoint serves; None if it was never reached."""
+        return self._serves.get(endpoint)
+
+    def driver_of(self, endpoint: EndpointId) -> Driver | None:
+        """The driver of the model that an endpoint serves; None if it was never reached."""
+        model = self._serves.get(endpoint)
+        return None if model is None else self._drivers[model]
+
+    def add(self, endpoint: EndpointId, name: str | None) -> None:
+        """Add a configured endpoint, with the name its model is to have."""
+        self._configured[endpoint] = name
+
+    def remove(self, endpoint: EndpointId) -> None:
+        """Forget an endpoint that is no longer configured and has no requests of ours."""
+        del self._configured[endpoint]
+        self._leave(endpoint)
+        self._follower.gone(endpoint)
+
+    def tell(self, event: Event) -> None:
+        """Tell every core, including that of a model no endpoint serves any more."""
+        for driver in list(self._living):
+            driver.handle(event)
+
+    def drain(self) -> None:
+        """Let no core take new work, including that of a model no endpoint serves any more or yet."""
+        self._draining = True
+        self.tell(ShutdownStarted())
+
+    def close(self) -> None:
+        """Stop the timers of every core."""
+        for driver in list(self._living):
+            driver.close()
+
+    # Reports of the monitors.
+
+    def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
+        """An endpoint takes traffic, or its identity or capacity changed."""
+        model = self._configured[endpoint] or identity.names[0]
+        served = self._serves.get(endpoint)
+        if served not in {None, model}:
+            self._leave(endpoint)
+            _log.warning("endpoint serves another model now", endpoint=endpoint, model=model)
+        self._serves[endpoint] = model
+        driver = self._drivers.get(model) or self._open(model, identity.root)
+        self._follower.up(endpoint, model, identity)
+        driver.handle(EndpointUp(endpoint, capacity))
+
+    def down(self, endpoint: EndpointId, reason: str) -> None:
+        """An endpoint takes no traffic."""
+        self._follower.down(endpoint)
+        self._report(endpoint, EndpointDown(endpoint, reason))
+
+    def evacuate(self, endpoint: EndpointId) -> None:
+        """An endpoint is down or hangs."""
+        self._follower.evacuate(endpoint)
+
+    def expire(self, requests: Collection[RequestId]) -> None:
+        """Requests were silent for too long."""
+        self._follower.expire(requests)
+
+    def observed(self, sample: Observed) -> None:
+        """A scrape of an endpoint's metrics."""
+        self._report(sample.endpoint, sample)
+
+    def _report(self, endpoint: EndpointId, event: Event) -> None:
+        driver = self.driver_of(endpoint)
+        if driver is not None:
+            driver.handle(event)
+
+    def _open(self, model: str, root: str | None) -> Driver:
+        driver = self._drivers[model] = self._make(model, root)
+        self._roots[model] = root
+        self._living.add(driver)
+        if self._draining:
+            driver.handle(ShutdownStarted())
+        return driver
+
+    def _leave(self, endpoint: EndpointId) -> None:
+        model = self._serves.pop(endpoint, None)
+        if model is None:
+            return
+        driver = self._drivers[model]
+        if model not in self._serves.values():  # no longer served; its waiting requests still time out
+            del self._drivers[model], self._roots[model]
+        driver.handle(EndpointGone(endpoint))
