@@ -17,6 +17,7 @@ from gateway.admission.decide import barred, decide, let_through, place, turned_
 from gateway.admission.events import (
     Arrived,
     Cancelled,
+    Declared,
     EndpointDown,
     EndpointGone,
     EndpointUp,
@@ -87,6 +88,7 @@ class AdmissionController:
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Arrived: self._arrived,
+            Declared: self._declared,
             Cancelled: self._cancelled,
             Progress: self._progress,
             Finished: self._finished,
@@ -206,6 +208,19 @@ class AdmissionController:
             self._pool.weigh(request)
             self._queue.push(request, lane)
 
+    def _declared(self, event: Declared, now: float) -> None:
+        arrival, endpoint = event.arrival, self._endpoints.get(event.endpoint)
+        if arrival.request in self._requests or endpoint is None:
+            return
+        request = self._requests[arrival.request] = RequestRecord(arrival, now, self._predictor.kind(arrival))
+        request.take(Trigger.ARRIVED)
+        request.take(Trigger.DISPATCHED)
+        self._pool.weigh(request)
+        reservation = self._fly(request, endpoint, now)
+        if event.generated:
+            endpoint.ledger.progress(reservation, event.generated, now)
+        self._endpoints.settle(endpoint, now)
+
     def _cancelled(self, event: Cancelled, _now: float) -> None:
         request = self._requests.get(event.request)
         if request is not None and request.take(Trigger.CANCELLED):
@@ -302,7 +317,7 @@ class AdmissionController:
         give up its place (`Waits.gives_way`).
         """
         request = self._requests.get(event.request)
-        if request is None or request.arrival is not event or request.state is not State.WAITING:
+        if request is None or request.arrival is not event or request.state is not State.WAITING or event.waited:
             return
         self._waits.drain_rate.pressed(now)
         away = turned_away(self._pool, request, now)
@@ -411,12 +426,17 @@ class AdmissionController:
         if request.promise is not None:
             self._promises.use(request.promise, now)
         self._leave(request)
+        self._fly(request, endpoint, now)
+        self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
+
+    def _fly(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
+        """Reserve what a request needs on its endpoint, and charge its flow."""
         self._queue.served(request)
         tokens = request.size + endpoint.expected_length(request) * request.sequences
         reservation = endpoint.reserve(request, now)
         self._headroom.sent(request.arrival.flow, tokens, now)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)
-        self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
+        return reservation
 
     def _announce_wake(self, now: float) -> None:
         """Ask for a `Tick` at the next time at which time alone changes something, unless one is due earlier."""

@@ -64,6 +64,24 @@ class Arrived:
     prefix: Prefix = ()
     key: int = 0
     """Keyed hash of its flow and its body, by which a refused request is known when it comes back. 0: unknown."""
+    waited: float = 0.0
+    """Seconds that it waited already, under an earlier core that took it in: it is not turned away any more."""
+    failures: int = 0
+    """Number of endpoints that failed on it under that core."""
+    avoid: EndpointId | None = None
+    """The endpoint that failed on it last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A request is in flight that an earlier core of this model dispatched. Ignored if its endpoint is not known.
+
+    `arrival` is the one that the earlier core handled. `generated` counts the tokens seen so far, over all sequences.
+    """
+
+    arrival: Arrived
+    endpoint: EndpointId
+    generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +234,7 @@ class Tick:
 
 Event = (
     Arrived
+    | Declared
     | Cancelled
     | Progress
     | Finished

@@ -6,20 +6,20 @@ import functools
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from fastapi import FastAPI
 
 import gateway
-from gateway.admission import controller as core
+from gateway.admission import controller
+from gateway.app.core import Core
 from gateway.app.gpus import GpuWatch
 from gateway.app.opened import Opened, opened
-from gateway.app.owner import Owner
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
+from gateway.app.together import Together
 from gateway.config.live import Change
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
@@ -85,7 +85,7 @@ class Application:
         self._directory = Directory(
             self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
         )
-        self._owner = Owner(
+        self._core: Core = Together(
             settings,
             self._opened.endpoints,
             self._directory,
@@ -107,7 +107,7 @@ class Application:
             self._upstream,
             settings=lambda: self._settings,
             background=self._background,
-            watch=self._owner.monitors.__getitem__,
+            watch=self._core.watch,
         )
         self._reached.follow(self._opened.endpoints)
         self._plane = Plane(
@@ -122,7 +122,7 @@ class Application:
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
         )
-        self._view = StateView(lambda: self._settings, self._directory, self._owner)
+        self._view = StateView(lambda: self._settings, self._directory, self._core)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
         self._listeners = self._listen(listening)
@@ -145,7 +145,7 @@ class Application:
     @property
     def endpoints(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""
-        return [monitor.status for monitor in self._owner.monitors.values()]
+        return self._core.statuses()
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -157,7 +157,7 @@ class Application:
 
         `settle`: most seconds spent before that to look for endpoints and load tokenizers.
         """
-        self._owner.start()
+        self._core.start()
         self._preload()
         self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("flights", self._flights.watch)
@@ -172,7 +172,7 @@ class Application:
             port=self.port,
             endpoints=[*self._directory.endpoints],
             version=gateway.__version__,
-            core="interpreted" if core.__file__.endswith(".py") else "compiled",
+            core="interpreted" if controller.__file__.endswith(".py") else "compiled",
         )
 
     async def change(self, settings: Settings) -> Change:
@@ -191,7 +191,7 @@ class Application:
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait at most `timeout` seconds for running requests to finish."""
         self._gateway.draining = self._view.draining = True
-        self._owner.cores.drain()
+        self._core.leave()
         self._plane.lobby.drain()
         if not await self._gateway.wait_idle(timeout):
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
@@ -216,7 +216,7 @@ class Application:
         for listener in self._listeners:
             await listener.stop()
         await self._background.stop()
-        await self._owner.stop()
+        await self._core.stop()
         await self._upstream.close()
         await self._reached.close()
         await self._counting.close()
@@ -226,7 +226,7 @@ class Application:
         """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
         while True:
             await asyncio.sleep(self._settings.health.interval)
-            self._metrics.sample(self._owner.loads())
+            self._metrics.sample(self._core.loads())
 
     async def _recheck(self, pool: Pool) -> None:
         """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
@@ -273,7 +273,7 @@ class Application:
             listener.limit(settings.server)
         if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
             self._gateway.admin, self._admin_port = self._admin_apps()
-        self._owner.go_by(settings, found.endpoints)
+        self._core.go_by(settings, found.endpoints)
         self._reached.follow(found.endpoints)
         self._preload()
 
@@ -294,8 +294,7 @@ class Application:
 
     async def _settled(self) -> None:
         """Wait until each endpoint was probed once and the tokenizers of those that answered are loaded."""
-        for monitor in self._owner.monitors.values():
-            await monitor.probed.wait()
+        await self._core.settled()
         if self._loading:
             await asyncio.wait(self._loading.values())
 
@@ -332,7 +331,7 @@ class Application:
             on_return=returned,
             clock=self._clock,
         )
-        pool = Pool(name, self._owner.cores.drivers[name], counter, self._settings.upstream.relay_concurrency)
+        pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)
         self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
         return pool

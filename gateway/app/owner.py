@@ -18,8 +18,8 @@ from gateway.config.sources import ConfigurationError
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
-from gateway.pools.driver import Driver, Progressed
-from gateway.pools.interface import Follower
+from gateway.pools.driver import Driver
+from gateway.pools.interface import Asker, Follower
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
@@ -37,7 +37,7 @@ class Owner:
         endpoints: the configured ones.
         follower: the front, or all of them.
         clock: monotonic seconds.
-        progressed: called with each batch of progress, with the requests that moved.
+        asker: returns who asks the core of a model.
         launched: addresses of endpoints whose engines kvgate launches.
 
     Raises:
@@ -51,12 +51,12 @@ class Owner:
         follower: Follower,
         *,
         clock: Callable[[], float],
-        progressed: Progressed,
+        asker: Callable[[str], Asker],
         launched: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._progressed = progressed
+        self._asker = asker
         self._background = Background()
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
@@ -121,7 +121,7 @@ class Owner:
 
     def _make_driver(self, model: str, root: str | None) -> Driver:
         record = self._recorder.pool(model) if self._recorder is not None else None
-        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._progressed, record)
+        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._asker(model), record)
         learned = self._learned.read(model, root) if self._learned is not None else None
         if learned is not None:
             driver.handle(learned)

@@ -134,6 +134,11 @@ class EndpointMonitor:
         )
 
     @property
+    def serving(self) -> bool:
+        """Whether it takes traffic now."""
+        return self._health.serving
+
+    @property
     def on_trial(self) -> bool:
         """Whether it gets one request at a time until there is progress."""
         return self._health.state is State.TRIAL

@@ -1,6 +1,7 @@
 """The admission cores of all models, and what their endpoints' monitors report to them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 from weakref import WeakSet
 
 import structlog
@@ -23,6 +24,14 @@ from gateway.pools.interface import Follower
 _log = structlog.get_logger("kvgate.pools")
 
 
+class Known(NamedTuple):
+    """What an endpoint reported last."""
+
+    model: str
+    identity: Identity
+    capacity: Capacity
+
+
 class Cores:
     """One core for each model that an endpoint serves.
 
@@ -38,7 +47,7 @@ class Cores:
         self._follower = follower
         self._configured: dict[EndpointId, str | None] = {}
         """Name under which each endpoint is configured; None for the one it reports."""
-        self._serves: dict[EndpointId, str] = {}
+        self._known: dict[EndpointId, Known] = {}
         self._drivers: dict[str, Driver] = {}
         self._roots: dict[str, str | None] = {}
         self._living: WeakSet[Driver] = WeakSet()
@@ -50,18 +59,24 @@ class Cores:
         """The driver of each model that is served."""
         return self._drivers
 
+    @property
+    def known(self) -> Mapping[EndpointId, Known]:
+        """What each endpoint that was reached reported last."""
+        return self._known
+
     def root(self, model: str) -> str | None:
         """Folder or hub id of a model, as reported by its first endpoint."""
         return self._roots[model]
 
     def serves(self, endpoint: EndpointId) -> str | None:
         """The model that an endpoint serves; None if it was never reached."""
-        return self._serves.get(endpoint)
+        known = self._known.get(endpoint)
+        return None if known is None else known.model
 
     def driver_of(self, endpoint: EndpointId) -> Driver | None:
         """The driver of the model that an endpoint serves; None if it was never reached."""
-        model = self._serves.get(endpoint)
-        return None if model is None else self._drivers[model]
+        known = self._known.get(endpoint)
+        return None if known is None else self._drivers[known.model]
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
         """Add a configured endpoint, with the name its model is to have."""
@@ -93,14 +108,22 @@ class Cores:
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
         """An endpoint takes traffic, or its identity or capacity changed."""
         model = self._configured[endpoint] or identity.names[0]
-        served = self._serves.get(endpoint)
-        if served not in {None, model}:
+        if self.serves(endpoint) not in {None, model}:
             self._leave(endpoint)
             _log.warning("endpoint serves another model now", endpoint=endpoint, model=model)
-        self._serves[endpoint] = model
+        self._known[endpoint] = Known(model, identity, capacity)
         driver = self._drivers.get(model) or self._open(model, identity.root)
         self._follower.up(endpoint, model, identity)
         driver.handle(EndpointUp(endpoint, capacity))
+
+    def recall(self, endpoint: EndpointId, known: Known) -> None:
+        """Take over what an earlier owner knew of an endpoint. It gets no requests before its monitor says it is up."""
+        if endpoint in self._known:
+            return
+        self._known[endpoint] = known
+        driver = self._drivers.get(known.model) or self._open(known.model, known.identity.root)
+        driver.handle(EndpointUp(endpoint, known.capacity))
+        driver.handle(EndpointDown(endpoint, "not probed yet"))
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
         """An endpoint takes no traffic."""
@@ -133,10 +156,13 @@ class Cores:
         return driver
 
     def _leave(self, endpoint: EndpointId) -> None:
-        model = self._serves.pop(endpoint, None)
-        if model is None:
+        known = self._known.pop(endpoint, None)
+        if known is None:
             return
+        model = known.model
         driver = self._drivers[model]
-        if model not in self._serves.values():  # no longer served; its waiting requests still time out
+        if all(
+            other.model != model for other in self._known.values()
+        ):  # no longer served; its waiting requests still time out
             del self._drivers[model], self._roots[model]
         driver.handle(EndpointGone(endpoint))

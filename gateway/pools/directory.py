@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
-from gateway.pools.interface import Admission, Watch
+from gateway.pools.admission import Admission
+from gateway.pools.interface import Watch
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 

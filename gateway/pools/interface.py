@@ -4,54 +4,43 @@ Both are in one process, or the owner is behind a socket (`gateway.tier`). A fro
 its requests see of an endpoint; the owner decides, and says how endpoints fare.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, EndpointId, Event, RequestId
 from gateway.admission.explanation import Explanation
 from gateway.endpoints.identity import Identity
 
 
-class RejectedError(Exception):
-    """The core refused the request. `command` has the outcome and when to retry."""
+class Decider(Protocol):
+    """The core of one model, as a front asks it."""
 
-    def __init__(self, command: Reject) -> None:
-        super().__init__(command.outcome)
-        self.command = command
-
-
-class Admission(Protocol):
-    """Admission to the endpoints of one model."""
-
-    async def admit(self, arrival: Arrived) -> Dispatch:
-        """Wait until the request may go to an endpoint.
-
-        Cancelling gives up its place in the queue. After a return the caller owes one `finish` or `readmit`.
-
-        Raises:
-            RejectedError: it was refused.
-        """
+    def handle(self, event: Event) -> None:
+        """Take what happened to a request of the front. Decisions come back to the front's `Asker`."""
         ...
 
-    async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
-        """Give a dispatched request back, unanswered, and wait for another dispatch.
-
-        Raises:
-            RejectedError: it gets none. The request has ended.
-        """
-        ...
-
-    def progress(self, request: RequestId, generated: int) -> None:
-        """Note a request's generated tokens. The next batch tells the core if that changes its account."""
-        ...
-
-    def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Report that a dispatched request has left its endpoint."""
-        ...
-
-    async def explain(self, arrival: Arrived) -> Explanation:
+    async def explained(self, arrival: Arrived) -> Explanation:
         """Decision about a request if it arrived now, and its reasons. Changes nothing."""
+        ...
+
+
+class Asker(Protocol):
+    """A front, as the core of a model answers it."""
+
+    def decided(self, command: Dispatch | Reject) -> bool:
+        """Pass on a decision; False if nobody waits for it any more, so that no engine will see the request."""
+        ...
+
+    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+        """Note the token counts at which the core wants to hear of requests again.
+
+        `everything`: it wants every count for now. See `AdmissionController.news` and `aborting`.
+        """
+        ...
+
+    def renew(self) -> None:
+        """Tell every count now: an endpoint came up, and its block size may have changed."""
         ...
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gateway.admission.events import EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
+from gateway.pools.admission import Admission
 from gateway.pools.directory import Endpoint
-from gateway.pools.interface import Admission
 from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption

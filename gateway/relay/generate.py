@@ -6,8 +6,8 @@ from math import ceil
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, RequestId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
+from gateway.pools.admission import Admission, RejectedError
 from gateway.pools.directory import Pool
-from gateway.pools.interface import Admission, RejectedError
 from gateway.relay.asgi import Payload, Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client

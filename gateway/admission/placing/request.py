@@ -50,7 +50,7 @@ class RequestRecord:
     def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
         demand = arrival.demand
         self.arrival = arrival
-        self.arrived_at = now
+        self.arrived_at = now - arrival.waited
         self.kind = kind
         self.size = demand.prompt_tokens
         """Its prompt tokens."""
@@ -68,9 +68,9 @@ class RequestRecord:
         self.backfilled = 0
         """Number of requests that were backfilled before it."""
         self.state = State.NEW
-        self.failures = 0
+        self.failures = arrival.failures
         """Number of endpoints that failed on it."""
-        self.avoid: EndpointId | None = None
+        self.avoid: EndpointId | None = arrival.avoid
         """The endpoint that failed on it last. Another is tried if there is another."""
         self.lane: LaneKey = (0, None)
         """Its lane in the queue."""

@@ -1,0 +1,53 @@
+"""The owner of the decisions, as one front sees it: in this process (`together`), or behind a socket (`apart`)."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.admission.events import EndpointId
+from gateway.admission.snapshot import Load
+from gateway.app.opened import Access
+from gateway.config.settings import Settings
+from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.state import Deciding
+from gateway.pools.admission import Admission
+from gateway.pools.interface import Watch
+
+
+class Core(Deciding, Protocol):
+    """All that a front asks of the owner."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until the endpoints that answer are known."""
+        ...
+
+    def admission(self, model: str) -> Admission:
+        """Admission to the endpoints of a model that is served."""
+        ...
+
+    def watch(self, endpoint: EndpointId) -> Watch:
+        """The watch over an endpoint."""
+        ...
+
+    def statuses(self) -> list[EndpointStatus]:
+        """The present status of each endpoint, for a supervisor; empty if the owner tells it by itself."""
+        ...
+
+    def loads(self) -> dict[str, Load]:
+        """Load of each model's pool, now; empty if the owner keeps these figures itself."""
+        ...
+
+    def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
+        """Put other settings in force."""
+        ...
+
+    def leave(self) -> None:
+        """Refuse what waits here, and take no new requests."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        ...

@@ -1,0 +1,60 @@
+"""PURE. The token counts of a front's requests that the core has yet to hear of.
+
+The core is told only what changes its account: first tokens, and requests that reached the edge of their blocks. All
+other counts are kept here until the request ends.
+"""
+
+from collections.abc import Mapping
+
+from gateway.admission.events import RequestId
+
+
+class Counts:
+    """The latest counts since the core was told."""
+
+    def __init__(self) -> None:
+        self._moved: dict[RequestId, int] = {}
+        """Counts of requests that moved since the last batch."""
+        self._untold: dict[RequestId, int] = {}
+        """Counts at the last batch that the core was not told."""
+        self._news: dict[RequestId, float] = {}
+        """By request the core has heard of: the count at which it wants to hear again."""
+        self.everything = False
+        """Whether the core wants every count for now."""
+
+    def note(self, request: RequestId, generated: int) -> None:
+        """Note a request's generated tokens."""
+        self._moved[request] = generated
+
+    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+        """Note what the core wants to hear next."""
+        self._news.update(news)
+        self.everything = everything
+
+    def batch(self) -> tuple[list[RequestId], dict[RequestId, int]]:
+        """End a batch: the requests that moved since the last, and the counts to tell."""
+        moved, self._moved = self._moved, {}
+        if self.everything:
+            return list(moved), moved
+        news, untold = self._news, self._untold
+        told: dict[RequestId, int] = {}
+        for request, generated in moved.items():
+            if generated >= news.get(request, 0):
+                told[request] = generated
+            else:
+                untold[request] = generated
+        return list(moved), told
+
+    def renew(self) -> dict[RequestId, int]:
+        """Every count that the core has not heard, to tell now: what it wants to hear has changed."""
+        self._news.clear()
+        return {**self._untold, **self._moved}
+
+    def forget(self, request: RequestId) -> tuple[int | None, float]:
+        """Drop a request that left its endpoint; return its last count, if any, and the next one the core wanted."""
+        generated = self._untold.pop(request, None)
+        return self._moved.pop(request, generated), self._news.pop(request, 0)
+
+    def latest(self, request: RequestId) -> int:
+        """A request's last count; 0 if the core has heard it, or there is none."""
+        return self._moved.get(request) or self._untold.get(request, 0)

@@ -1,0 +1,1 @@
+"""The admission cores behind a socket: one owner decides, fronts carry requests."""

@@ -1,0 +1,247 @@
+"""PURE. The messages between a front and the owner, and their frames.
+
+A frame is its length (4 bytes, big-endian) and a MessagePack array of messages: all that one turn of an event loop
+had to say. A message is an array, its first item a number that tells its kind. Times never cross, only ages: the two
+processes may be on machines with different clocks.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import Arrived, Capacity, Declared, EndpointId, RequestId, Verdict
+from gateway.endpoints.identity import Identity
+
+VERSION = 1
+"""Of these messages. A front and an owner that differ do not talk."""
+LONGEST = 2**28
+"""Most bytes of a frame."""
+_LENGTH = 4
+
+
+class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+# From a front.
+
+
+class Known(_Message, tag=0):
+    """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed."""
+
+    endpoint: EndpointId
+    model: str
+    identity: Identity
+    capacity: Capacity
+
+
+class Watched(_Message, tag=1):
+    """A request was sent to an endpoint; see `Watch.dispatched`."""
+
+    endpoint: EndpointId
+    request: RequestId
+    prompt_tokens: int
+    streams: bool
+    brought: bool
+    started: bool
+
+
+class Hello(_Message, tag=2):
+    """The first message of a front: who it is, and all that it has in flight and that waits.
+
+    `front` is the upper half of its requests' ids.
+    """
+
+    version: int
+    front: int
+    known: Sequence[Known] = ()
+    declared: Sequence[tuple[str, Declared]] = ()
+    """Requests in flight, with their models."""
+    watched: Sequence[Watched] = ()
+    waiting: Sequence[tuple[str, Arrived]] = ()
+    """Requests that wait, with their models."""
+
+
+class Came(_Message, tag=3):
+    """A request arrived."""
+
+    model: str
+    arrival: Arrived
+
+
+class Left(_Message, tag=4):
+    """The client of a waiting request has left."""
+
+    request: RequestId
+
+
+class Moved(_Message, tag=5):
+    """A batch of progress, as in `gateway.admission.events.Progress`."""
+
+    generated: Sequence[tuple[RequestId, int]]
+
+
+class GivenBack(_Message, tag=6):
+    """A dispatched request comes back unanswered; see `Returned`."""
+
+    request: RequestId
+    busy: bool
+
+
+class Ended(_Message, tag=7):
+    """A dispatched request left its endpoint; see `Finished`."""
+
+    request: RequestId
+    verdict: Verdict
+    completion_tokens: int | None
+
+
+class Stepped(_Message, tag=8):
+    """Requests on an endpoint had tokens. Only those with their first token are named."""
+
+    endpoint: EndpointId
+    started: Sequence[RequestId]
+
+
+class Unwatched(_Message, tag=9):
+    """A request has left an endpoint; see `Watch.finished`."""
+
+    endpoint: EndpointId
+    request: RequestId
+    delivering: bool
+
+
+class Failed(_Message, tag=10):
+    """A request failed on an endpoint; see `Watch.failed`."""
+
+    endpoint: EndpointId
+    reason: str
+    aborted: bool
+    dead: bool
+
+
+class Explain(_Message, tag=11):
+    """Asks what would become of a request; answered with an `Explanation`."""
+
+    number: int
+    model: str
+    arrival: Arrived
+
+
+class Ask(_Message, tag=12):
+    """Asks for the state of the endpoints and queues, or first changes one; answered with a `Decided`."""
+
+    number: int
+    drain: str | None = None
+    undrain: str | None = None
+
+
+# From the owner.
+
+
+class Sent(_Message, tag=20):
+    """The answer to a request: it goes to an endpoint."""
+
+    dispatch: Dispatch
+
+
+class Refused(_Message, tag=21):
+    """The answer to a request: it is refused."""
+
+    reject: Reject
+
+
+class Wanted(_Message, tag=22):
+    """The token counts at which a model's core wants to hear of requests again; see `Asker.want`."""
+
+    model: str
+    news: dict[RequestId, float]
+    everything: bool
+
+
+class Up(_Message, tag=23):
+    """An endpoint takes traffic, or its identity or capacity changed."""
+
+    endpoint: EndpointId
+    model: str
+    identity: Identity
+    capacity: Capacity
+    on_trial: bool
+
+
+class Down(_Message, tag=24):
+    """An endpoint takes no new requests. `keeps`: those on it may still be answered."""
+
+    endpoint: EndpointId
+    keeps: bool
+
+
+class Gone(_Message, tag=25):
+    """An endpoint is no longer configured, and has no requests."""
+
+    endpoint: EndpointId
+
+
+class Evacuate(_Message, tag=26):
+    """Take unanswered requests off an endpoint."""
+
+    endpoint: EndpointId
+
+
+class Expire(_Message, tag=27):
+    """End these requests: they were silent for too long."""
+
+    requests: Sequence[RequestId]
+
+
+class Answer(_Message, tag=28):
+    """The answer to a question, as JSON; None if it was about an endpoint that is not known."""
+
+    number: int
+    body: bytes | None
+
+
+FromFront = Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Explain | Ask
+FromOwner = Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer
+
+_encoder = msgspec.msgpack.Encoder()
+from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode
+from_owner: Callable[[bytes], list[FromOwner]] = msgspec.msgpack.Decoder(list[FromOwner]).decode
+
+
+class FrameError(Exception):
+    """The other side sent what is no frame."""
+
+
+def frame(messages: Sequence[msgspec.Struct]) -> bytes:
+    """The frame of these messages."""
+    body = _encoder.encode(messages)
+    return len(body).to_bytes(_LENGTH) + body
+
+
+class Frames:
+    """Cuts received bytes into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes; return the bodies of the frames that are complete now.
+
+        Raises:
+            FrameError: a frame would be longer than `LONGEST`.
+        """
+        buffer = self._buffer
+        buffer += data
+        bodies, at = [], 0
+        while len(buffer) - at >= _LENGTH:
+            length = int.from_bytes(buffer[at : at + _LENGTH])
+            if length > LONGEST:
+                raise FrameError(f"a frame of {length} bytes")
+            if len(buffer) - at - _LENGTH < length:
+                break
+            bodies.append(bytes(buffer[at + _LENGTH : at + _LENGTH + length]))
+            at += _LENGTH + length
+        del buffer[:at]
+        return bodies

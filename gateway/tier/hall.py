@@ -1,0 +1,369 @@
+"""The owner's side: every connected front has a seat here."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Declared,
+    EndpointId,
+    Event,
+    Finished,
+    Progress,
+    RequestId,
+    Returned,
+    Verdict,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.endpoints.identity import Identity
+from gateway.endpoints.monitor import EndpointMonitor
+from gateway.ops.state import Deciding, UnknownEndpointError
+from gateway.pools.cores import Cores, Known
+from gateway.pools.driver import Driver
+from gateway.tier.frames import (
+    VERSION,
+    Answer,
+    Ask,
+    Came,
+    Down,
+    Ended,
+    Evacuate,
+    Expire,
+    Explain,
+    Failed,
+    FromFront,
+    GivenBack,
+    Gone,
+    Hello,
+    Left,
+    Moved,
+    Refused,
+    Sent,
+    Stepped,
+    Unwatched,
+    Up,
+    Wanted,
+    Watched,
+    from_front,
+)
+from gateway.tier.line import Line
+from gateway.tier.link import ID_BITS
+
+DECLARED_WITHIN = 1.0
+"""Seconds a new owner waits for the fronts to declare what they have, before it dispatches anything."""
+_log = structlog.get_logger("kvgate.tier")
+
+
+class Seat:
+    """One front."""
+
+    __slots__ = ("drivers", "front", "line", "watched")
+
+    def __init__(self, line: Line[FromFront]) -> None:
+        self.line = line
+        self.front: int | None = None
+        """Its number; None before its first message."""
+        self.drivers: dict[RequestId, tuple[Driver, bool]] = {}
+        """The driver of each of its requests, and whether it was dispatched."""
+        self.watched: dict[RequestId, EndpointId] = {}
+
+
+class Hall:
+    """Carries what fronts say to cores and monitors, and what those say to the fronts.
+
+    It is the `Follower` of the cores, and makes the `Asker` of each.
+
+    Args:
+        expected: fronts that a new owner waits for.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._seats: dict[int, Seat] = {}
+        self._opened = False
+        self._early: list[tuple[Seat, Driver, Arrived]] = []
+        """What waits until the fronts have declared."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type, Callable[[Seat, Any], None]] = {
+            Came: self._came,
+            Moved: self._moved,
+            Ended: self._ended,
+            Left: self._left,
+            GivenBack: self._given_back,
+            Explain: self._asked,
+            Ask: self._asked,
+            **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
+        }
+        self._cores: Cores
+        self._monitors: Mapping[EndpointId, EndpointMonitor]
+        self._state: Deciding
+
+    def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Deciding) -> None:
+        """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
+        self._cores, self._monitors, self._state = cores, monitors, state
+        asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+
+    @property
+    def fronts(self) -> int:
+        """How many are connected."""
+        return len(self._seats)
+
+    def line(self) -> Line[FromFront]:
+        """The protocol of a new connection."""
+        seats: list[Seat] = []
+        line = Line(
+            from_front, lambda _line, messages: self._take(seats[0], messages), lambda _line: self._lost(seats[0])
+        )
+        seats.append(Seat(line))
+        return line
+
+    def asker(self, model: str) -> "_Asker":
+        """Who asks the core of a model."""
+        return _Asker(self, model)
+
+    def seat_of(self, request: RequestId) -> Seat | None:
+        """The seat of the front whose request it is."""
+        return self._seats.get(request >> ID_BITS)
+
+    # The `Follower` of the cores.
+
+    def up(self, endpoint: EndpointId, model: str, identity: Identity) -> None:
+        """Tell every front that an endpoint takes traffic."""
+        del model, identity
+        self._broadcast(self._up(endpoint))
+
+    def down(self, endpoint: EndpointId) -> None:
+        """Tell every front that an endpoint takes no new requests."""
+        self._broadcast(Down(endpoint, self._monitors[endpoint].keeps))
+
+    def gone(self, endpoint: EndpointId) -> None:
+        """Tell every front that an endpoint is no longer configured."""
+        self._broadcast(Gone(endpoint))
+
+    def evacuate(self, endpoint: EndpointId) -> None:
+        """Have every front move its unanswered requests elsewhere."""
+        self._broadcast(Evacuate(endpoint))
+
+    def expire(self, requests: Collection[RequestId]) -> None:
+        """Have the fronts end requests that were silent for too long."""
+        for seat, mine in self._by_seat(requests).items():
+            seat.line.send(Expire(mine))
+
+    def _broadcast(self, message: msgspec.Struct) -> None:
+        for seat in self._seats.values():
+            seat.line.send(message)
+
+    def _by_seat(self, requests: Collection[RequestId]) -> dict[Seat, list[RequestId]]:
+        found: dict[Seat, list[RequestId]] = {}
+        for request in requests:
+            if (seat := self.seat_of(request)) is not None:
+                found.setdefault(seat, []).append(request)
+        return found
+
+    def _up(self, endpoint: EndpointId) -> Up:
+        known = self._cores.known[endpoint]
+        return Up(endpoint, known.model, known.identity, known.capacity, self._monitors[endpoint].on_trial)
+
+    # What fronts say.
+
+    def _take(self, seat: Seat, messages: list[FromFront]) -> None:
+        for message in messages:
+            if seat.front is not None:
+                self._handlers[type(message)](seat, message)
+            elif not self._seated(seat, message):
+                return
+
+    def _came(self, seat: Seat, message: Came) -> None:
+        self._arrived(seat, message.model, message.arrival)
+
+    def _ended(self, seat: Seat, message: Ended) -> None:
+        self._end(seat, message.request, Finished(message.request, message.verdict, message.completion_tokens))
+
+    def _left(self, seat: Seat, message: Left) -> None:
+        self._early = [early for early in self._early if early[2].request != message.request]
+        self._end(seat, message.request, Cancelled(message.request))
+
+    def _given_back(self, seat: Seat, message: GivenBack) -> None:
+        known = seat.drivers.get(message.request)
+        if known is not None:
+            seat.drivers[message.request] = known[0], False
+            known[0].handle(Returned(message.request, message.busy))
+
+    def _asked(self, seat: Seat, message: Ask | Explain) -> None:
+        self._spawn(self._explain(seat, message) if isinstance(message, Explain) else self._answer(seat, message))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _seated(self, seat: Seat, message: FromFront) -> bool:
+        """Take a front's first message; False if it is none, and the connection is given up."""
+        if not isinstance(message, Hello) or message.version != VERSION:
+            _log.error("a front speaks another version of the protocol, and is not served")
+            seat.line.cut()
+            return False
+        if (before := self._seats.pop(message.front, None)) is not None:  # its old connection is about to end
+            before.line.cut()
+            self._vacate(before)
+        seat.front = message.front
+        self._seats[message.front] = seat
+        for endpoint, monitor in self._monitors.items():
+            if endpoint in self._cores.known and monitor.probed.is_set():
+                seat.line.send(self._up(endpoint))
+                if not monitor.serving:
+                    seat.line.send(Down(endpoint, monitor.keeps))
+        for there in message.known:
+            if there.endpoint in self._monitors:
+                self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
+        for model, declared in message.declared:
+            self._declared(seat, model, declared)
+        for watched in message.watched:
+            self._watch(seat, watched)
+        for model, arrival in message.waiting:
+            self._arrived(seat, model, arrival)
+        _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
+        if len(self._seats) >= self._expected:
+            self._open()
+        return True
+
+    def _open(self) -> None:
+        """Let what waits go to the cores, the longest wait first."""
+        if self._opened:
+            return
+        self._opened = True
+        early, self._early = self._early, []
+        for _seat, driver, arrival in sorted(early, key=lambda waiting: -waiting[2].waited):
+            driver.handle(arrival)
+        for endpoint in self._cores.known:
+            self._spawn(self._confirm(endpoint))
+
+    async def _confirm(self, endpoint: EndpointId) -> None:
+        """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
+        monitor = self._monitors[endpoint]
+        await monitor.probed.wait()
+        if not monitor.serving:
+            self._broadcast(Down(endpoint, monitor.keeps))
+
+    def _declared(self, seat: Seat, model: str, declared: Declared) -> None:
+        driver = self._cores.drivers.get(model)
+        if driver is not None:
+            seat.drivers[declared.arrival.request] = driver, True
+            driver.handle(declared)
+
+    def _arrived(self, seat: Seat, model: str, arrival: Arrived) -> None:
+        driver = self._cores.drivers.get(model)
+        if driver is None:
+            seat.line.send(Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
+            return
+        seat.drivers[arrival.request] = driver, False
+        if self._opened:
+            driver.handle(arrival)
+        else:
+            self._early.append((seat, driver, arrival))
+
+    def _moved(self, seat: Seat, message: Moved) -> None:
+        """Pass on a batch of progress. One without counts is passed on, too: waiting requests are tried again."""
+        parts: dict[Driver, list[tuple[RequestId, int]]] = {driver: [] for driver in self._cores.drivers.values()}
+        for request, tokens in message.generated:
+            if (known := seat.drivers.get(request)) is not None:
+                parts.setdefault(known[0], []).append((request, tokens))
+        for driver, part in parts.items():
+            driver.handle(Progress(tuple(part)))
+
+    def _end(self, seat: Seat, request: RequestId, event: Event) -> None:
+        known = seat.drivers.pop(request, None)
+        if known is not None:
+            known[0].handle(event)
+
+    def _watch(self, seat: Seat, message: Watched | Stepped | Unwatched | Failed) -> None:
+        monitor = self._monitors.get(message.endpoint)
+        if monitor is None:
+            return
+        match message:
+            case Watched(endpoint, request, prompt_tokens, streams, brought, started):
+                seat.watched[request] = endpoint
+                monitor.dispatched(request, prompt_tokens, streams=streams, brought=brought, started=started)
+            case Stepped(_, requests):
+                monitor.progressed(requests)
+            case Unwatched(_, request, delivering):
+                seat.watched.pop(request, None)
+                monitor.finished(request, delivering=delivering)
+            case Failed(_, reason, aborted, dead):
+                monitor.failed(reason, aborted=aborted, dead=dead)
+
+    async def _explain(self, seat: Seat, question: Explain) -> None:
+        driver = self._cores.drivers.get(question.model)
+        body = None if driver is None else msgspec.json.encode(await driver.explained(question.arrival))
+        seat.line.send(Answer(question.number, body))
+
+    async def _answer(self, seat: Seat, question: Ask) -> None:
+        try:
+            if question.drain is not None:
+                await self._state.drain(question.drain)
+            if question.undrain is not None:
+                await self._state.undrain(question.undrain)
+        except UnknownEndpointError:
+            seat.line.send(Answer(question.number, None))
+            return
+        decided = await self._state.decided()
+        seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
+
+    # A front that is gone.
+
+    def _lost(self, seat: Seat) -> None:
+        if seat.front is not None and self._seats.get(seat.front) is seat:
+            del self._seats[seat.front]
+            self._vacate(seat)
+
+    def _vacate(self, seat: Seat) -> None:
+        """Abort what a lost front had in flight, and take out what waited."""
+        requests, seat.drivers = seat.drivers, {}
+        self._early = [early for early in self._early if early[0] is not seat]
+        for request, (driver, sent) in requests.items():
+            driver.handle(Finished(request, Verdict.ABORTED) if sent else Cancelled(request))
+        watched, seat.watched = seat.watched, {}
+        for request, endpoint in watched.items():
+            if (monitor := self._monitors.get(endpoint)) is not None:
+                monitor.finished(request)
+        in_flight = sum(sent for _, sent in requests.values())
+        _log.info("front gone", front=seat.front, in_flight=in_flight, waiting=len(requests) - in_flight)
+
+
+class _Asker:
+    """The fronts, as the core of one model answers them; see `Asker`."""
+
+    def __init__(self, hall: Hall, model: str) -> None:
+        self._hall = hall
+        self._model = model
+
+    def decided(self, command: Dispatch | Reject) -> bool:
+        request = command.request
+        seat = self._hall.seat_of(request)
+        known = None if seat is None else seat.drivers.get(request)
+        if seat is None or known is None:
+            return False
+        if isinstance(command, Dispatch):
+            seat.drivers[request] = known[0], True
+            seat.line.send(Sent(command))
+        else:
+            del seat.drivers[request]
+            seat.line.send(Refused(command))
+        return True
+
+    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+        parts: dict[Seat, dict[RequestId, float]] = {}
+        for request, count in news.items():
+            if (seat := self._hall.seat_of(request)) is not None:
+                parts.setdefault(seat, {})[request] = count
+        for seat, part in parts.items():
+            seat.line.send(Wanted(self._model, part, everything))
+
+    def renew(self) -> None:
+        """Nothing: the fronts tell every count when they hear that the endpoint is up."""

@@ -1,0 +1,423 @@
+"""A front's link to the owner: asks, reports, and after a loss declares everything to the next owner."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Declared,
+    EndpointId,
+    Event,
+    Finished,
+    Progress,
+    RequestId,
+    Returned,
+    Verdict,
+)
+from gateway.admission.explanation import Explanation
+from gateway.admission.outcomes import Outcome
+from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.pools.admission import Admission, Progressed
+from gateway.pools.interface import Follower
+from gateway.tier.frames import (
+    VERSION,
+    Answer,
+    Ask,
+    Came,
+    Down,
+    Ended,
+    Evacuate,
+    Expire,
+    Explain,
+    Failed,
+    FromOwner,
+    GivenBack,
+    Gone,
+    Hello,
+    Known,
+    Left,
+    Moved,
+    Refused,
+    Sent,
+    Stepped,
+    Unwatched,
+    Up,
+    Wanted,
+    Watched,
+    from_owner,
+)
+from gateway.tier.line import Line
+
+RETRY = 0.02
+"""Seconds between two tries to reach the owner."""
+ANSWERED_WITHIN = 5.0
+"""Seconds for the answer to a question about the state."""
+ID_BITS = 32
+"""Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
+_log = structlog.get_logger("kvgate.tier")
+
+Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+"""Connects to the owner with the protocol that the factory makes; raises OSError."""
+
+
+class _Asked:
+    """A request that the owner was asked about."""
+
+    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model")
+
+    def __init__(self, model: str, arrival: Arrived, now: float) -> None:
+        self.model = model
+        self.arrival = arrival
+        self.came_at = now
+        self.endpoint: EndpointId | None = None
+        """The one it is on; None while it waits."""
+        self.generated = 0
+        self.failures = 0
+        self.avoid: EndpointId | None = None
+
+    def waiting(self, now: float) -> Arrived:
+        """Its arrival, as the next owner is to see it."""
+        return replace(self.arrival, waited=now - self.came_at, failures=self.failures, avoid=self.avoid)
+
+
+class Link:
+    """The owner, as one front reaches it. Call `run` to connect, and to connect again after each loss.
+
+    While there is no owner, streams go on and arrivals wait, for at most `patience` seconds.
+
+    Args:
+        front: this front's number; the upper bits of its requests' ids.
+        connect: connects to the owner.
+        follower: is told of the endpoints.
+        clock: monotonic seconds.
+        progressed: called with each batch of progress.
+        patience: the settings' `no_endpoint_ttl`, now.
+    """
+
+    def __init__(
+        self,
+        front: int,
+        connect: Connect,
+        follower: Follower,
+        *,
+        clock: Callable[[], float],
+        progressed: Progressed,
+        patience: Callable[[], float],
+    ) -> None:
+        self.connected = asyncio.Event()
+        self._front = front
+        self._connect = connect
+        self._follower = follower
+        self._clock = clock
+        self._progressed = progressed
+        self._patience = patience
+        self._line: Line[FromOwner] | None = None
+        self._lost_at = clock()
+        self._asked: dict[RequestId, _Asked] = {}
+        self._admissions: dict[str, Admission] = {}
+        self._known: dict[EndpointId, Up] = {}
+        """What the owner said last of each endpoint that takes traffic, or did."""
+        self._watches: dict[EndpointId, RemoteWatch] = {}
+        self._questions: dict[int, tuple[Explain | Ask, asyncio.Future[bytes | None]]] = {}
+        self._number = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Sent: self._sent,
+            Refused: self._refused,
+            Wanted: self._wanted,
+            Up: self._up,
+            Down: self._down,
+            Gone: self._gone,
+            Evacuate: self._evacuate,
+            Expire: self._expired,
+            Answer: self._answered,
+        }
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled."""
+        while True:
+            ended = asyncio.Event()
+
+            def lost(_line: Line[FromOwner], ended: asyncio.Event = ended) -> None:
+                ended.set()
+
+            line = Line(from_owner, self._take, lost)
+
+            def made(line: Line[FromOwner] = line) -> asyncio.Protocol:
+                return line
+
+            try:
+                await self._connect(made)
+            except OSError:
+                self._expire()
+                await asyncio.sleep(RETRY)
+                continue
+            self._line = line
+            self._greet(line)
+            self.connected.set()
+            try:
+                await ended.wait()
+            finally:
+                line.cut()
+                self.connected.clear()
+                self._line = None
+                self._lost_at = self._clock()
+            _log.warning(
+                "lost the owner of the decisions: streams go on, arrivals wait for the next", front=self._front
+            )
+
+    def admission(self, model: str) -> Admission:
+        """Admission to the endpoints of a model."""
+        admission = self._admissions.get(model)
+        if admission is None:
+            admission = self._admissions[model] = Admission(self._progressed)
+            admission.decider = _Remote(self, model)
+        return admission
+
+    def watch(self, endpoint: EndpointId) -> "RemoteWatch":
+        """The watch over a configured endpoint."""
+        watch = self._watches.get(endpoint)
+        if watch is None:
+            watch = self._watches[endpoint] = RemoteWatch(endpoint, self.send)
+        return watch
+
+    def introduce(self, endpoint: EndpointId) -> None:
+        """Tell the follower of an endpoint that takes traffic, once it is configured here too."""
+        up, watch = self._known.get(endpoint), self._watches.get(endpoint)
+        if up is not None and watch is not None:
+            watch.on_trial, watch.keeps = up.on_trial, True
+            self._follower.up(endpoint, up.model, up.identity)
+            self.admission(up.model).renew()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message, if there is an owner now."""
+        if self._line is not None:
+            self._line.send(message)
+
+    def tell(self, model: str, event: Event) -> None:
+        """Tell the owner what happened to a request, and remember it for the next owner."""
+        asked = self._asked
+        match event:
+            case Arrived():
+                asked[event.request] = _Asked(model, event, self._clock())
+                self.send(Came(model, event))
+            case Progress(generated):
+                for request, tokens in generated:
+                    if (known := asked.get(request)) is not None:
+                        known.generated = tokens
+                self.send(Moved(generated))
+            case Finished(request, verdict, completion_tokens):
+                asked.pop(request, None)
+                self.send(Ended(request, verdict, completion_tokens))
+            case Cancelled(request):
+                asked.pop(request, None)
+                self.send(Left(request))
+            case Returned(request, busy):
+                if (known := asked.get(request)) is not None:
+                    if not busy:
+                        known.failures += 1
+                        known.avoid = known.endpoint
+                    known.endpoint, known.generated = None, 0
+                self.send(GivenBack(request, busy))
+
+    def leave(self) -> None:
+        """Refuse all that waits here: this front shuts down."""
+        for request, known in list(self._asked.items()):
+            if known.endpoint is None:
+                self.send(Left(request))
+                self._reject(Reject(request, Outcome.DRAINING, 1.0))
+
+    async def explained(self, model: str, arrival: Arrived) -> Explanation:
+        """Decision about a request if it arrived now."""
+        self._number += 1
+        body = await self._answer(Explain(self._number, model, arrival))
+        return msgspec.json.decode(body or b"", type=Explanation)
+
+    async def decided(self) -> Decided:
+        """See `gateway.ops.state.Deciding`."""
+        return await self._ask()
+
+    async def drain(self, endpoint_id: str) -> None:
+        """See `gateway.ops.state.Deciding`."""
+        await self._ask(drain=endpoint_id)
+
+    async def undrain(self, endpoint_id: str) -> None:
+        """See `gateway.ops.state.Deciding`."""
+        await self._ask(undrain=endpoint_id)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for admission in self._admissions.values():
+            admission.close()
+
+    async def _ask(self, drain: str | None = None, undrain: str | None = None) -> Decided:
+        self._number += 1
+        body = await self._answer(Ask(self._number, drain, undrain))
+        if body is None:
+            raise UnknownEndpointError(drain or undrain)
+        return Decided.model_validate_json(body)
+
+    async def _answer(self, question: Explain | Ask) -> bytes | None:
+        """The answer to a question. It is asked again of the next owner."""
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._questions[question.number] = question, answer
+        self.send(question)
+        try:
+            async with asyncio.timeout(ANSWERED_WITHIN):
+                return await answer
+        finally:
+            del self._questions[question.number]
+
+    def _greet(self, line: Line[FromOwner]) -> None:
+        """Say who this is, and declare all that is in flight and all that waits."""
+        now = self._clock()
+        declared, waiting = [], []
+        for request, known in self._asked.items():
+            if known.endpoint is None:
+                waiting.append((known.model, known.waiting(now)))
+            else:
+                generated = max(known.generated, self._admissions[known.model].counts.latest(request))
+                arrival = replace(known.arrival, failures=known.failures, avoid=known.avoid)
+                declared.append((known.model, Declared(arrival, known.endpoint, generated)))
+        roster = [Known(up.endpoint, up.model, up.identity, up.capacity) for up in self._known.values()]
+        watched = [watched for watch in self._watches.values() for watched in watch.watched]
+        line.send(Hello(VERSION, self._front, roster, declared, watched, waiting))
+        for question, _ in self._questions.values():
+            line.send(question)
+
+    def _expire(self) -> None:
+        """Refuse what has waited for an owner for too long."""
+        now, patience = self._clock(), self._patience()
+        for request, known in list(self._asked.items()):
+            if known.endpoint is None and now - max(known.came_at, self._lost_at) > patience:
+                self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
+
+    def _reject(self, reject: Reject) -> None:
+        known = self._asked.pop(reject.request, None)
+        if known is not None:
+            self._admissions[known.model].decided(reject)
+
+    def _take(self, _line: Line[FromOwner], messages: list[FromOwner]) -> None:
+        for message in messages:
+            self._handlers[type(message)](message)
+
+    def _sent(self, message: Sent) -> None:
+        self._dispatched(message.dispatch)
+
+    def _refused(self, message: Refused) -> None:
+        self._reject(message.reject)
+
+    def _wanted(self, message: Wanted) -> None:
+        self.admission(message.model).want(message.news, everything=message.everything)
+
+    def _up(self, message: Up) -> None:
+        self._known[message.endpoint] = message
+        self.introduce(message.endpoint)
+
+    def _down(self, message: Down) -> None:
+        watch = self._watches.get(message.endpoint)
+        if watch is not None:
+            watch.keeps = message.keeps
+            self._follower.down(message.endpoint)
+
+    def _gone(self, message: Gone) -> None:
+        self._known.pop(message.endpoint, None)
+        if self._watches.pop(message.endpoint, None) is not None:
+            self._follower.gone(message.endpoint)
+
+    def _evacuate(self, message: Evacuate) -> None:
+        self._follower.evacuate(message.endpoint)
+
+    def _expired(self, message: Expire) -> None:
+        self._follower.expire(message.requests)
+
+    def _answered(self, message: Answer) -> None:
+        _question, answer = self._questions.get(message.number, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(message.body)
+
+    def _dispatched(self, dispatch: Dispatch) -> None:
+        request = dispatch.request
+        known = self._asked.get(request)
+        if known is None:  # its client has left meanwhile: no engine sees it
+            self.send(Ended(request, Verdict.DONE, 0))
+        elif dispatch.endpoint not in self._watches:  # not configured here yet
+            self.tell(known.model, Returned(request, busy=True))
+        else:
+            known.endpoint = dispatch.endpoint
+            if not self._admissions[known.model].decided(dispatch):
+                self.tell(known.model, Finished(request, Verdict.DONE, 0))
+
+
+class _Remote:
+    """The core of one model, behind the link; see `Decider`."""
+
+    def __init__(self, link: Link, model: str) -> None:
+        self._link = link
+        self._model = model
+
+    def handle(self, event: Event) -> None:
+        self._link.tell(self._model, event)
+
+    async def explained(self, arrival: Arrived) -> Explanation:
+        return await self._link.explained(self._model, arrival)
+
+
+class RemoteWatch:
+    """The watch over an endpoint, which the owner keeps; see `Watch`.
+
+    Attributes:
+        on_trial: as the owner said last.
+        keeps: as the owner said last.
+    """
+
+    def __init__(self, endpoint: EndpointId, send: Callable[[msgspec.Struct], None]) -> None:
+        self._endpoint = endpoint
+        self._send = send
+        self._watched: dict[RequestId, Watched] = {}
+        self.on_trial = False
+        self.keeps = True
+
+    @property
+    def watched(self) -> Collection[Watched]:
+        """The requests on it, to declare to the next owner."""
+        return self._watched.values()
+
+    def dispatched(
+        self,
+        request: RequestId,
+        prompt_tokens: int,
+        *,
+        streams: bool = True,
+        brought: bool = False,
+        started: bool = False,
+    ) -> None:
+        """See `Watch.dispatched`."""
+        watched = Watched(self._endpoint, request, prompt_tokens, streams, brought, started)
+        self._watched[request] = watched
+        self._send(watched)
+
+    def progressed(self, requests: Collection[RequestId]) -> None:
+        """See `Watch.progressed`. Only first tokens are told one by one."""
+        started = []
+        for request in requests:
+            watched = self._watched.get(request)
+            if watched is not None and not watched.started:
+                watched.started = True
+                started.append(request)
+        self._send(Stepped(self._endpoint, started))
+
+    def finished(self, request: RequestId, *, delivering: bool = False) -> None:
+        """See `Watch.finished`."""
+        if self._watched.pop(request, None) is not None:
+            self._send(Unwatched(self._endpoint, request, delivering))
+
+    def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
+        """See `Watch.failed`."""
+        self._send(Failed(self._endpoint, reason, aborted, dead))
