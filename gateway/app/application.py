@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import structlog
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 import gateway
 from gateway.admission import controller
+from gateway.app.apart import Apart, Place
 from gateway.app.core import Core
 from gateway.app.gpus import GpuWatch
 from gateway.app.opened import Opened, opened
@@ -40,12 +42,14 @@ from gateway.relay.plane import Plane
 from gateway.relay.server import Listener, bind_all
 from gateway.runtime.background import Background
 from gateway.runtime.places import Places
+from gateway.tier.link import ID_BITS
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
+from gateway.tokens.prefix import new_key
 from gateway.tokens.render import TokenizerSource
 
 _POLL = 0.1
@@ -65,6 +69,7 @@ class Application:
         listening: sockets for clients and, if they have a port of their own, for the admin routes; bound here if not
             given.
         launched: addresses of endpoints whose engines kvgate launches.
+        place: among other fronts of the same owner; None where the owner is in this process.
 
     Raises:
         ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
@@ -72,7 +77,11 @@ class Application:
     """
 
     def __init__(
-        self, settings: Settings, listening: Sequence[socket.socket] = (), launched: Sequence[str] = ()
+        self,
+        settings: Settings,
+        listening: Sequence[socket.socket] = (),
+        launched: Sequence[str] = (),
+        place: Place | None = None,
     ) -> None:
         self._settings = settings
         self._clock: Callable[[], float] = time.monotonic
@@ -85,14 +94,7 @@ class Application:
         self._directory = Directory(
             self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
         )
-        self._core: Core = Together(
-            settings,
-            self._opened.endpoints,
-            self._directory,
-            clock=self._clock,
-            progressed=self._flights.progressed,
-            launched=launched,
-        )
+        self._core = self._make_core(place, launched)
         counting = settings.counting
         self._counting = CountingPool(
             threads=counting.threads,
@@ -121,11 +123,20 @@ class Application:
             lobby=Lobby(lambda: self._settings.admission.queue),
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
+            key=new_key() if place is None else place.key,
+            ids=count(1) if place is None else count(place.front << ID_BITS),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._core)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
         self._listeners = self._listen(listening)
+
+    def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
+        directory, clock, progressed = self._directory, self._clock, self._flights.progressed
+        if place is None:
+            endpoints = self._opened.endpoints
+            return Together(self._settings, endpoints, directory, clock=clock, progressed=progressed, launched=launched)
+        return Apart(place, directory, clock=clock, progressed=progressed, settings=lambda: self._settings)
 
     @property
     def settings(self) -> Settings:
@@ -330,6 +341,7 @@ class Application:
             on_switch=switched,
             on_return=returned,
             clock=self._clock,
+            key=self._plane.key,
         )
         pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
         self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)

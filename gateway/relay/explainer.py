@@ -59,7 +59,7 @@ class RelayExplainer:
         foreground(request)
         count = await counted(pool, request, _FLOW)
         present(pool)
-        key = await fingerprint(client.flow, body)
+        key = await fingerprint(client.flow, body, plane.key)
         work = Work(request, len(body), pool, count, demanded(pool, request, count), client, target, key)
         arrival = work.arrival(plane.new_request())
         return Explained(

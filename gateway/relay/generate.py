@@ -87,7 +87,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     count = await _counted(plane, exchange, pool, request, client)
     exchange.count = count
     exchange.demand = asked = _demanded(plane, pool, request, count)
-    key = await fingerprint(client.flow, payload.data)
+    key = await fingerprint(client.flow, payload.data, plane.key)
     request = replace(request, body=b"")  # from here on only the payload has the bytes
     work = Work(request, size, pool, count, asked, client, target, key)
     await _edit(plane, work, payload)

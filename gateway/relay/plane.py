@@ -1,8 +1,7 @@
 """The parts of the data plane that all requests share."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
 from gateway.admission.events import RequestId
 from gateway.config.settings import Settings
@@ -26,6 +25,7 @@ class Plane:
         clock: monotonic seconds.
         counting: does the slow work on bodies, off the event loop.
         bodies: memory that request bodies may hold until their answers begin.
+        key: of the hashes of bodies and of prefixes.
         ids: of requests; those of two fronts never meet.
     """
 
@@ -39,7 +39,8 @@ class Plane:
     lobby: Lobby
     counting: CountingPool
     bodies: Room
-    ids: Iterator[int] = field(default_factory=lambda: count(1))
+    key: bytes
+    ids: Iterator[int]
 
     def new_request(self) -> RequestId:
         """An id that no request had before."""

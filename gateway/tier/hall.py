@@ -11,7 +11,6 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
     Arrived,
     Cancelled,
-    Declared,
     EndpointId,
     Event,
     Finished,
@@ -123,6 +122,13 @@ class Hall:
         seats.append(Seat(line))
         return line
 
+    def close(self) -> None:
+        """Cut every connection: the fronts turn to the next owner."""
+        for seat in list(self._seats.values()):
+            seat.line.cut()
+        for task in self._tasks:
+            task.cancel()
+
     def asker(self, model: str) -> "_Asker":
         """Who asks the core of a model."""
         return _Asker(self, model)
@@ -214,24 +220,35 @@ class Hall:
             self._vacate(before)
         seat.front = message.front
         self._seats[message.front] = seat
+        self._show(seat)
+        self._take_over(seat, message)
+        _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
+        if len(self._seats) >= self._expected:
+            self._open()
+        return True
+
+    def _show(self, seat: Seat) -> None:
+        """Tell a new front of every endpoint that was probed."""
         for endpoint, monitor in self._monitors.items():
             if endpoint in self._cores.known and monitor.probed.is_set():
                 seat.line.send(self._up(endpoint))
                 if not monitor.serving:
                     seat.line.send(Down(endpoint, monitor.keeps))
-        for there in message.known:
+
+    def _take_over(self, seat: Seat, hello: Hello) -> None:
+        """Take what a front had with an earlier owner."""
+        for there in hello.known:
             if there.endpoint in self._monitors:
                 self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
-        for model, declared in message.declared:
-            self._declared(seat, model, declared)
-        for watched in message.watched:
+        for model, declared in hello.declared:
+            driver = self._cores.drivers.get(model)
+            if driver is not None:
+                seat.drivers[declared.arrival.request] = driver, True
+                driver.handle(declared)
+        for watched in hello.watched:
             self._watch(seat, watched)
-        for model, arrival in message.waiting:
+        for model, arrival in hello.waiting:
             self._arrived(seat, model, arrival)
-        _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
-        if len(self._seats) >= self._expected:
-            self._open()
-        return True
 
     def _open(self) -> None:
         """Let what waits go to the cores, the longest wait first."""
@@ -250,12 +267,6 @@ class Hall:
         await monitor.probed.wait()
         if not monitor.serving:
             self._broadcast(Down(endpoint, monitor.keeps))
-
-    def _declared(self, seat: Seat, model: str, declared: Declared) -> None:
-        driver = self._cores.drivers.get(model)
-        if driver is not None:
-            seat.drivers[declared.arrival.request] = driver, True
-            driver.handle(declared)
 
     def _arrived(self, seat: Seat, model: str, arrival: Arrived) -> None:
         driver = self._cores.drivers.get(model)

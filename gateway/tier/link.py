@@ -185,9 +185,11 @@ class Link:
         watch = self._watches.get(endpoint)
         if watch is None:
             watch = self._watches[endpoint] = RemoteWatch(endpoint, self.send)
+            if endpoint in self._known:  # it is configured here only now
+                asyncio.get_running_loop().call_soon(self._introduce, endpoint)
         return watch
 
-    def introduce(self, endpoint: EndpointId) -> None:
+    def _introduce(self, endpoint: EndpointId) -> None:
         """Tell the follower of an endpoint that takes traffic, once it is configured here too."""
         up, watch = self._known.get(endpoint), self._watches.get(endpoint)
         if up is not None and watch is not None:
@@ -318,7 +320,7 @@ class Link:
 
     def _up(self, message: Up) -> None:
         self._known[message.endpoint] = message
-        self.introduce(message.endpoint)
+        self._introduce(message.endpoint)
 
     def _down(self, message: Down) -> None:
         watch = self._watches.get(message.endpoint)

@@ -57,6 +57,7 @@ class ModelCounter:
         on_switch: Callable[[str], None],
         on_return: Callable[[str], None],
         clock: Callable[[], float],
+        key: bytes | None = None,
     ) -> None:
         """Nothing is loaded yet.
 
@@ -70,6 +71,7 @@ class ModelCounter:
             on_switch: called with the reason each time the engine takes over counting.
             on_return: called with the requests each time they are counted here again.
             clock: monotonic seconds.
+            key: of the prefix hashes; a new one if it is not given.
         """
         self._model = model
         self._source = source
@@ -83,7 +85,7 @@ class ModelCounter:
         self._unavailable = _NO_TOKENIZER if source is None else tokenizers.unavailable(source)
         self._drift = DriftWatch()
         self._reports: dict[str, ParityReport] = {}
-        self._key = new_key()
+        self._key = key or new_key()
 
     async def start(self) -> None:
         """Load the tokenizer. Takes seconds; until then, and if it fails, the engine counts.

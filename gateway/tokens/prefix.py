@@ -5,8 +5,8 @@ then with a stride that doubles whenever the length does. So the common prefix f
 1/`STEPS` too short, and 100,000 tokens have 122 parts.
 
 The hash is keyed. An event log holds these hashes, and with a hash that anyone can compute, a reader of the file could
-find out which short or well-known prompts were sent. So the key belongs to this process alone and is never written
-down. That is enough: only this gateway has to recognise a prefix, a replay compares recorded hashes with each other,
+find out which short or well-known prompts were sent. So the key belongs to this gateway alone and is never written
+down. That is enough: only its fronts have to recognise a prefix, a replay compares recorded hashes with each other,
 and a restarted gateway has nothing left to compare.
 """
 
@@ -27,7 +27,7 @@ _LONGEST = 1 << 24
 
 
 def new_key() -> bytes:
-    """A key for `prefix_of`, for as long as this process lives."""
+    """A key for `prefix_of`, for as long as this gateway lives."""
     return secrets.token_bytes(32)
 
 
