@@ -140,6 +140,10 @@ class Ask(_Message, tag=12):
 # From the owner.
 
 
+class Welcome(_Message, tag=19):
+    """The first message of the owner: it has taken over what the front declared."""
+
+
 class Sent(_Message, tag=20):
     """The answer to a request: it goes to an endpoint."""
 
@@ -203,7 +207,7 @@ class Answer(_Message, tag=28):
 
 
 FromFront = Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Explain | Ask
-FromOwner = Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer
+FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode

@@ -49,6 +49,7 @@ from gateway.tier.frames import (
     Up,
     Wanted,
     Watched,
+    Welcome,
     from_front,
 )
 from gateway.tier.line import Line
@@ -222,6 +223,7 @@ class Hall:
         self._seats[message.front] = seat
         self._show(seat)
         self._take_over(seat, message)
+        seat.line.send(Welcome())
         _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
         if len(self._seats) >= self._expected:
             self._open()

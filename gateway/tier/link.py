@@ -51,12 +51,15 @@ from gateway.tier.frames import (
     Up,
     Wanted,
     Watched,
+    Welcome,
     from_owner,
 )
 from gateway.tier.line import Line
 
 RETRY = 0.02
 """Seconds between two tries to reach the owner."""
+LOOK = 0.1
+"""Seconds between two looks for requests that have waited for an owner for too long."""
 ANSWERED_WITHIN = 5.0
 """Seconds for the answer to a question about the state."""
 ID_BITS = 32
@@ -128,6 +131,7 @@ class Link:
         self._questions: dict[int, tuple[Explain | Ask, asyncio.Future[bytes | None]]] = {}
         self._number = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
+            Welcome: self._welcomed,
             Sent: self._sent,
             Refused: self._refused,
             Wanted: self._wanted,
@@ -141,36 +145,40 @@ class Link:
 
     async def run(self) -> None:
         """Keep the connection until cancelled."""
-        while True:
-            ended = asyncio.Event()
-
-            def lost(_line: Line[FromOwner], ended: asyncio.Event = ended) -> None:
-                ended.set()
-
-            line = Line(from_owner, self._take, lost)
-
-            def made(line: Line[FromOwner] = line) -> asyncio.Protocol:
-                return line
-
-            try:
-                await self._connect(made)
-            except OSError:
-                self._expire()
+        overdue = asyncio.create_task(self._watch_for_overdue())
+        try:
+            while True:
+                await self._serve()
                 await asyncio.sleep(RETRY)
-                continue
-            self._line = line
-            self._greet(line)
-            self.connected.set()
-            try:
-                await ended.wait()
-            finally:
-                line.cut()
+        finally:
+            overdue.cancel()
+
+    async def _serve(self) -> None:
+        """Connect, declare everything, and return when the connection has ended."""
+        ended = asyncio.Event()
+        line = Line(from_owner, self._take, lambda _line: ended.set())
+        try:
+            await self._connect(lambda: line)
+        except OSError:
+            return
+        self._line = line
+        self._greet(line)
+        try:
+            await ended.wait()
+        finally:
+            line.cut()
+            self._line = None
+            if self.connected.is_set():
                 self.connected.clear()
-                self._line = None
                 self._lost_at = self._clock()
-            _log.warning(
-                "lost the owner of the decisions: streams go on, arrivals wait for the next", front=self._front
-            )
+                _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
+
+    async def _watch_for_overdue(self) -> None:
+        """Refuse what has waited for an owner for too long."""
+        while True:
+            await asyncio.sleep(LOOK)
+            if not self.connected.is_set():
+                self._expire()
 
     def admission(self, model: str) -> Admission:
         """Admission to the endpoints of a model."""
@@ -308,6 +316,9 @@ class Link:
     def _take(self, _line: Line[FromOwner], messages: list[FromOwner]) -> None:
         for message in messages:
             self._handlers[type(message)](message)
+
+    def _welcomed(self, _message: Welcome) -> None:
+        self.connected.set()
 
     def _sent(self, message: Sent) -> None:
         self._dispatched(message.dispatch)

@@ -1,0 +1,239 @@
+"""Two fronts and their owner, each as in a process of its own, in front of a fake vLLM."""
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app.apart import Place
+from gateway.app.application import Application
+from gateway.app.owner_process import OwnerProcess
+from gateway.config.settings import Settings
+from tests.fakes.vllm import FakeSettings, FakeVllm
+from tests.integration.relaying import CHAT, body, events
+from tests.until import until
+
+
+class Tier:
+    """An owner that can be killed, and its fronts."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.path = folder / "owner.sock"
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(self.path))
+        self.listening.listen()
+        self.key = secrets.token_bytes(32)
+        self.fronts: list[Application] = []
+        self.clients: list[httpx.AsyncClient] = []
+        self.owner: OwnerProcess | None = None
+
+    async def own(self, fronts: int) -> None:
+        """Start an owner that waits for so many fronts."""
+        self.owner = OwnerProcess(self.settings, self.listening.dup(), fronts)
+        await self.owner.start()
+
+    async def lose(self) -> None:
+        """End the owner, as a kill would: its sockets close."""
+        assert self.owner is not None
+        await self.owner.stop()
+        self.owner = None
+
+    async def join(self) -> None:
+        """Start one more front."""
+        place = Place(len(self.fronts) + 1, self.path, self.key)
+        front = Application(self.settings, place=place)
+        await front.start()
+        self.fronts.append(front)
+        url = f"http://127.0.0.1:{front.port}"
+        self.clients.append(httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, verify=False))  # noqa: S501
+
+    async def state(self, front: int = 0) -> dict[str, Any]:
+        return dict((await self.clients[front].get("/kvgate/state")).json())
+
+    async def idle(self) -> bool:
+        """Whether nothing is reserved or waits any more."""
+        state = await self.state()
+        (endpoint,), queues = state["endpoints"], state["queues"]
+        return not endpoint["in_flight"] and not endpoint["kv"]["ledger"] and not any(q["depth"] for q in queues)
+
+    async def drop(self, front: int) -> None:
+        """End a front, as a kill would."""
+        await self.fronts[front].stop()
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+        for front in self.fronts:
+            await front.stop()
+        if self.owner is not None:
+            await self.owner.stop()
+        self.listening.close()
+
+
+@contextlib.asynccontextmanager
+async def tier(fake: FakeVllm, folder: Path, *, fronts: int = 2, **sections: Mapping[str, Any]) -> AsyncIterator[Tier]:
+    settings = Settings.model_validate(
+        {
+            "server": {"host": "127.0.0.1", "port": 0},
+            "health": {"interval": 0.1},
+            "counting": {"processes": 0},
+            "log": {"access": False},
+            "models": [{"endpoints": [{"url": fake.url}], "tokenizer": "/nonexistent"}],
+            **sections,
+        }
+    )
+    made = Tier(settings, folder)
+    try:
+        await made.own(fronts)
+        for _ in range(fronts):
+            await made.join()
+        for number in range(fronts):
+
+            async def ready(number: int = number) -> bool:
+                return (await made.clients[number].get("/readyz")).is_success
+
+            await until(ready)
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeVllm]:
+    async with FakeVllm(FakeSettings(step_seconds=0.01)) as made:
+        yield made
+
+
+def two_at_once(fake: FakeVllm) -> dict[str, Any]:
+    """Settings under which the endpoint takes two sequences."""
+    return {"models": [{"endpoints": [{"url": fake.url, "max_num_seqs": 2}], "tokenizer": "/nonexistent"}]}
+
+
+async def load(made: Tier) -> tuple[int, int]:
+    """Requests in flight and waiting."""
+    state = await made.state()
+    return state["endpoints"][0]["in_flight"], state["queues"][0]["depth"]
+
+
+def ask(made: Tier, front: int, *, tokens: int = 30, **fields: Any) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(made.clients[front].post(CHAT, json=body(tokens=tokens, **fields)))
+
+
+def _note(ended: list[int], number: int, _task: object) -> None:
+    ended.append(number)
+
+
+async def test_two_fronts_share_one_account_and_one_queue(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path, **two_at_once(fake)) as made:
+        asked = [ask(made, number % 2) for number in range(6)]
+
+        async def full() -> bool:
+            return await load(made) == (2, 4)
+
+        await until(full)
+        assert (await made.state(0))["endpoints"][0]["in_flight"] == (await made.state(1))["endpoints"][0]["in_flight"]
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers] == [200] * 6
+        await until(made.idle)
+
+
+async def test_a_stream_outlives_its_owner_and_the_next_one_knows_of_it(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path, **two_at_once(fake)) as made:
+        running = [ask(made, front, tokens=300, stream=True) for front in (0, 1)]
+
+        async def both() -> bool:
+            return await load(made) == (2, 0)
+
+        await until(both)
+        await made.lose()
+        waiting = ask(made, 0)
+        await asyncio.sleep(0)
+        await made.own(2)
+
+        async def declared() -> bool:
+            return await load(made) == (2, 1)
+
+        await until(declared)
+        assert not waiting.done(), "the two hold all the sequences there are"
+        for answer in await asyncio.gather(*running):
+            assert events(answer.text)[-1] == "data: [DONE]"
+        assert (await waiting).status_code == httpx.codes.OK
+        await until(made.idle)
+
+
+async def test_what_waits_keeps_its_place_under_the_next_owner(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path, **two_at_once(fake)) as made:
+        running = [ask(made, 0, tokens=150) for _ in range(2)]
+
+        async def full() -> bool:
+            return await load(made) == (2, 0)
+
+        await until(full)
+        ended: list[int] = []
+        tasks = []
+        for number in range(4):
+            task = ask(made, number % 2, tokens=20 + number)
+            task.add_done_callback(functools.partial(_note, ended, number))
+            tasks.append(task)
+
+            async def queued(depth: int = number + 1) -> bool:
+                return await load(made) == (2, depth)
+
+            await until(queued)
+        await made.lose()
+        await made.own(2)
+        await asyncio.gather(*running, *tasks)
+        assert [set(ended[:2]), set(ended[2:])] == [{0, 1}, {2, 3}]
+
+
+async def test_what_a_lost_front_had_is_free_for_others(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path, **two_at_once(fake)) as made:
+        lost = [ask(made, 1, tokens=2000, stream=True) for _ in range(3)]
+
+        async def full() -> bool:
+            return await load(made) == (2, 1)
+
+        await until(full)
+        other = ask(made, 0)
+
+        async def queued() -> bool:
+            return await load(made) == (2, 2)
+
+        await until(queued)
+        await made.drop(1)
+        assert (await other).status_code == httpx.codes.OK
+        await until(made.idle)
+        for task in lost:
+            task.cancel()
+        await asyncio.gather(*lost, return_exceptions=True)
+
+
+async def test_without_an_owner_nobody_waits_for_ever(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path, admission={"queue": {"no_endpoint_ttl": 0.3}}) as made:
+        await made.lose()
+        answer = await ask(made, 0)
+        assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert answer.headers["x-kvgate-reason"] == "no_endpoint"
+        await made.own(2)
+        assert (await ask(made, 0)).status_code == httpx.codes.OK
+
+
+async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        explained = (await made.clients[1].post("/kvgate/explain", json=body())).json()
+        assert explained["decision"]["decision"] == "dispatch"
+        endpoint = (await made.state())["endpoints"][0]["id"]
+        drained = await made.clients[1].post(f"/kvgate/endpoints/{endpoint}/drain")
+        assert (drained.status_code, drained.json()["state"]) == (200, "draining")
+
+        assert (await made.clients[0].post("/kvgate/endpoints/nobody:1/drain")).status_code == httpx.codes.NOT_FOUND
+        await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/undrain")
+        assert (await ask(made, 1)).status_code == httpx.codes.OK
