@@ -229,7 +229,7 @@ async def test_without_an_owner_nobody_waits_for_ever(fake: FakeVllm, tmp_path: 
 async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> None:
     async with tier(fake, tmp_path) as made:
         explained = (await made.clients[1].post("/kvgate/explain", json=body())).json()
-        assert explained["decision"]["decision"] == "dispatch"
+        assert explained["decision"]["verdict"] == "dispatch"
         endpoint = (await made.state())["endpoints"][0]["id"]
         drained = await made.clients[1].post(f"/kvgate/endpoints/{endpoint}/drain")
         assert (drained.status_code, drained.json()["state"]) == (200, "draining")
