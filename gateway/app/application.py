@@ -6,8 +6,7 @@ import functools
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -215,8 +214,8 @@ class Application:
         """Close everything."""
         for listener in self._listeners:
             await listener.stop()
+        await self._owner.stop()  # first: an endpoint that comes up starts work here
         await self._background.stop()
-        await self._owner.stop()
         await self._upstream.close()
         await self._reached.close()
         await self._counting.close()
