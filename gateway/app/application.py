@@ -226,8 +226,8 @@ class Application:
         """Close everything."""
         for listener in self._listeners:
             await listener.stop()
+        await self._core.stop()  # first: an endpoint that comes up starts work here
         await self._background.stop()
-        await self._core.stop()
         await self._upstream.close()
         await self._reached.close()
         await self._counting.close()

@@ -132,4 +132,5 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         state = driver.controller.snapshot(self._clock())
         if any(known.in_flight for known in state.endpoints if known.id == endpoint):
             return True
-        return state.queue.depth > 0 and len(state.endpoints) == 1
+        model, others = self._cores.serves(endpoint), self._monitors.keys() - {endpoint}
+        return state.queue.depth > 0 and all(self._cores.serves(other) != model for other in others)

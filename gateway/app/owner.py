@@ -135,10 +135,11 @@ class Owner:
     async def _write_learned(self) -> None:
         if self._learned is None:
             return
-        for model, driver in list(self.cores.drivers.items()):
+        cores = [(model, self.cores.root(model), driver) for model, driver in self.cores.drivers.items()]
+        for model, root, driver in cores:
             learned = driver.controller.learned()
             if learned.everything:
-                await asyncio.to_thread(self._learned.write, model, self.cores.root(model), learned)
+                await asyncio.to_thread(self._learned.write, model, root, learned)
 
 
 def _policy(settings: Settings) -> Policy:

@@ -3,15 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Capacity, EndpointId
 from gateway.config.settings import ModelSettings, Settings
-from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
+from gateway.pools.cores import Cores
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
 from gateway.relay.asgi import Room
@@ -75,7 +74,7 @@ def stream(*pieces: Piece) -> Reply:
     return Reply(*(pieces or STREAM), content_type="text/event-stream")
 
 
-class Monitor:
+class Watch:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -84,8 +83,7 @@ class Monitor:
         self.prompts: list[int] = []
         self.on_it: set[int] = set()
         self.progress = 0
-        self.status = SimpleNamespace(state=State.UP)
-        self.on_trial = self.moves = False
+        self.on_trial = self.keeps = False
 
     def dispatched(self, request: int, tokens: int, *, brought: bool = False, **_how: bool) -> None:
         self.brought.append(brought)
@@ -187,7 +185,10 @@ class FakePlane:
         self.lines: list[dict[str, Any]] = []
         self.counter = Counter()
         self.flights = Flights(self.now, lambda: self.settings.upstream)
-        self.directory = Directory(self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire)
+        self.directory = Directory(
+            self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire, lambda _: None
+        )
+        self.cores = Cores(self._make_driver, self.directory)
         self.metrics = Metrics("0")
         self.plane = Plane(
             settings=self.settings,
@@ -207,11 +208,13 @@ class FakePlane:
             if ready:
                 self.up(name)
 
+    def _make_driver(self, _model: str, _root: str | None) -> Driver:
+        policy = self.settings.admission.to_policy(weights={}, poll_interval=1.0)
+        return Driver(AdmissionController(policy), self.now, self.flights.progressed)
+
     def _make_pool(self, _endpoint: Endpoint, _identity: Identity, name: str) -> Pool:
         self.metrics.know(name)
-        policy = self.settings.admission.to_policy(weights={}, poll_interval=1.0)
-        driver = Driver(AdmissionController(policy), self.now, self.flights.progressed)
-        return Pool(name, None, driver, self.counter, self.settings.upstream.relay_concurrency)
+        return Pool(name, self.cores.drivers[name], self.counter, self.settings.upstream.relay_concurrency)
 
     def _log(self, **line: Any) -> None:
         self.lines.append(line)
@@ -219,14 +222,15 @@ class FakePlane:
     def add(self, name: str) -> Endpoint:
         """An endpoint that has yet to say what it serves."""
         settings = ModelSettings.model_validate({"endpoints": [{"url": f"http://{name}"}]})
-        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, Monitor())
+        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, Watch())
+        self.cores.add(endpoint.id, settings.name)
         self.directory.add(endpoint)
         return endpoint
 
     def up(self, name: str, *, model: str = "m", sequences: int = 1) -> None:
         """The endpoint takes traffic for a model, so many sequences at a time."""
         who = Identity(names=(model,), loras=(), root=None, max_model_len=100, version="0.32.0")
-        self.directory.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
+        self.cores.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
 
     @property
     def pool(self) -> Pool:
@@ -235,10 +239,10 @@ class FakePlane:
     @property
     def in_flight(self) -> int:
         """Requests with a reservation in the core, without those that were given up."""
-        return sum(e.in_flight - e.aborting for e in self.pool.driver.controller.snapshot(self.now()).endpoints)
+        return sum(e.in_flight - e.aborting for e in self.cores.drivers["m"].controller.snapshot(self.now()).endpoints)
 
-    def monitor(self, name: str = "a") -> Monitor:
-        return self.directory.endpoints[EndpointId(name)].monitor  # type: ignore[return-value]
+    def watch(self, name: str = "a") -> Watch:
+        return self.directory.endpoints[EndpointId(name)].watch  # type: ignore[return-value]
 
     def ask(self, body: bytes = ASKED, *, path: str = CHAT, method: str = "POST", **headers: str) -> Client:
         """A client's request, under way."""

@@ -21,7 +21,7 @@ async def test_an_engine_that_gets_slower_under_steady_load_is_told_by_advise(mo
     monkeypatch.setattr("gateway.app.application.time", SimpleNamespace(monotonic=lambda: began + passed))
     async with FakeVllm(FakeSettings(step_seconds=0)) as fake, gateway(fake, health={"interval": 3600}) as kvgate:
         await asyncio.gather(*(kvgate.post(tokens=1) for _ in range(ENOUGH)))
-        (endpoint,) = kvgate.application._directory.endpoints.values()
+        (monitor,) = kvgate.application._owner.monitors.values()
 
         async def works(seconds, steps):
             nonlocal passed
@@ -32,7 +32,7 @@ async def test_an_engine_that_gets_slower_under_steady_load_is_told_by_advise(mo
                         fake.scheduler.add(Sequence(30, 20))
                 fake._observe()
                 passed += LOOK
-                await endpoint.monitor.probe()
+                await monitor.probe()
 
         async def told():
             (past,) = await asyncio.to_thread(running, f"http://127.0.0.1:{kvgate.port}", None)
@@ -45,7 +45,7 @@ async def test_an_engine_that_gets_slower_under_steady_load_is_told_by_advise(mo
         await works(300, 4)
         found = (await told())["pace"]
         assert found.seen == (
-            f"{endpoint.id} completed 7.95 requests a second in the first 5 minutes and 1.6 in the last 5, "
+            f"{monitor.status.id} completed 7.95 requests a second in the first 5 minutes and 1.6 in the last 5, "
             "with 8 and 8 in flight, prompts and answers alike (on average 30 and 20 tokens); "
             "its KV cache was 6% full, then 6%"
         )

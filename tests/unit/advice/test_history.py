@@ -50,8 +50,7 @@ def test_a_kvgate_that_runs_tells_of_each_of_its_models():
     )  # fmt: skip
     metrics.sample({"m": Load(0, 2, (("a", 0.33),)), "n": Load(1, 2, ())})
     metrics.sample({"m": Load(4, 2, (("a", 0.33),))})
-    metrics.watch(lambda: state)
-    pages = {"/metrics": metrics.exposition().decode(), "/kvgate/state": state.model_dump_json()}
+    pages = {"/metrics": metrics.exposition(state).decode(), "/kvgate/state": state.model_dump_json()}
     with server(pages, key="sesame") as url:
         m, n = running(f"{url}/", "sesame")
     assert (m.model, m.traffic.requests, m.traffic.hit_rate) == ("m", 1, 0.2)

@@ -26,8 +26,7 @@ def kvgate_metrics():
         queues=(QueueState(model="m", depth=0),),
     )  # fmt: skip
     metrics.sample({"m": Load(0, 2, ())})
-    metrics.watch(lambda: state)
-    return metrics.exposition().decode()
+    return metrics.exposition(state).decode()
 
 
 @pytest.mark.parametrize("path", ["", "/", "/metrics"])

@@ -82,3 +82,23 @@ async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> No
             await application.stop()
     assert answer.status_code == httpx.codes.OK, answer.text
     assert "/tokenize" in engine.asked
+
+
+async def test_the_monitors_have_stopped_before_the_work_they_start_is_ended() -> None:
+    """Otherwise an endpoint that comes up meanwhile would start work that nobody ends."""
+    models = [{"endpoints": [{"url": "http://127.0.0.1:1"}]}]
+    settings = {"server": {"host": "127.0.0.1", "port": 0}, "models": models, "counting": {"processes": 0}}
+    application = Application(Settings.model_validate(settings))
+    watched: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            watched.extend(not task.done() for task in application._owner.monitors._watching.values())
+
+    await application.start()
+    application._background.spawn("work", work)
+    await asyncio.sleep(0)
+    await application.stop()
+    assert watched == [False]

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.settings import EndpointSettings, HealthSettings
 from gateway.endpoints import monitor as monitoring
-from gateway.endpoints.health import REST, State
+from gateway.endpoints.health import REST, SERVING, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
 
 ID = EndpointId("127.0.0.1:8001")
@@ -287,13 +287,24 @@ async def test_what_moves_keeps_its_requests_although_nobody_listens_any_more(up
             vllm.metrics = vllm.metrics.replace(b"} %d.0" % (94 + number), b"} %d.0" % (95 + number))
         await up.probe()
         assert up.moves
+        assert up.keeps
     assert [kind for kind, *_ in told.take()] == ["down"], "it gets nothing new"
     await pass_time(up, clock, 1)
     assert told.take() == []
     await pass_time(up, clock, 1)
     assert told.take() == [("evacuate",)]
+    assert not up.keeps
     await pass_time(up, clock, 5)
     assert told.take() == [], "once"
+
+
+KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING}
+
+
+@pytest.mark.parametrize("state", [state for state in State if state not in SERVING])
+async def test_one_that_takes_no_traffic_may_still_answer_where_its_state_says_so(up, state):
+    up._health.state = state
+    assert up.keeps is (state in KEPT)
 
 
 async def test_one_that_is_back_meanwhile_keeps_its_requests(up, told, vllm, clock):

@@ -24,7 +24,7 @@ class Source:
         self.draining = False
         self.drained = False
 
-    def state(self):
+    async def state(self):
         return GatewayState(
             version="0.1.0",
             mode="enforce",
@@ -42,10 +42,10 @@ class Source:
             ),
         )
 
-    def drain(self, endpoint_id):
+    async def drain(self, endpoint_id):
         self._set(endpoint_id, True)
 
-    def undrain(self, endpoint_id):
+    async def undrain(self, endpoint_id):
         self._set(endpoint_id, False)
 
     def _set(self, endpoint_id, drained):
@@ -107,9 +107,7 @@ DECISION = Explanation(
 
 
 def build(source, **how):
-    metrics = Metrics("0.1.0")
-    metrics.watch(source.state)
-    return admin_app(source, metrics, Explainer(), "0.1.0", **how)
+    return admin_app(source, Metrics("0.1.0"), Explainer(), "0.1.0", **how)
 
 
 def client(source, **how):
@@ -279,7 +277,7 @@ async def test_other_paths_and_methods_are_refused_in_openai_shape(open_admin):
 
 
 async def test_a_failure_of_ours_is_told_without_its_reason(source):
-    def fail():
+    async def fail():
         raise RuntimeError("the reason")
 
     source.state = fail

@@ -62,23 +62,22 @@ def gateway(*endpoints, queues=()):
     return GatewayState(version="0.1.0", mode="enforce", draining=False, ready=True, endpoints=endpoints, queues=queues)
 
 
-def samples(metrics):
-    return [
-        sample for family in text_string_to_metric_families(metrics.exposition().decode()) for sample in family.samples
-    ]
+def samples(metrics, state=None):
+    text = metrics.exposition(state or gateway()).decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
-def value(metrics, name, **labels):
-    found = [sample.value for sample in samples(metrics) if sample.name == name and sample.labels == labels]
+def value(metrics, name, state=None, **labels):
+    found = [sample.value for sample in samples(metrics, state) if sample.name == name and sample.labels == labels]
     return found[0] if found else None
 
 
 def test_the_families_dashboards_rely_on_have_these_names_and_labels():
     metrics = Metrics("0.1.0", ["smol"])
-    metrics.watch(lambda: gateway(endpoint(), queues=(QueueState(model="smol", depth=2),)))
     metrics.model("smol").would("queued")
     metrics.sample({"smol": Load(2, 7, (("127.0.0.1:8001", 0.625),))})
-    shown = {sample.name: set(sample.labels) for sample in samples(metrics)}
+    state = gateway(endpoint(), queues=(QueueState(model="smol", depth=2),))
+    shown = {sample.name: set(sample.labels) for sample in samples(metrics, state)}
     assert {name: shown.get(name) for name in PUBLIC} == PUBLIC
 
 
@@ -122,16 +121,16 @@ def test_how_full_everything_is_is_counted_at_each_sample():
 
 def test_what_an_engine_did_is_told_as_far_as_it_counts():
     metrics = Metrics("0.1.0")
-    metrics.watch(lambda: gateway(endpoint(), endpoint(id="old:1", engine=EngineTotals(prompt_tokens=7))))
+    state = gateway(endpoint(), endpoint(id="old:1", engine=EngineTotals(prompt_tokens=7)))
     here = {"endpoint": "127.0.0.1:8001"}
-    assert value(metrics, "kvgate_engine_preemptions_total", **here) == 2
-    assert value(metrics, "kvgate_engine_tokens_total", kind="prompt", **here) == 1000
-    assert value(metrics, "kvgate_engine_tokens_total", kind="completion", **here) == 300
-    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", kind="queried", **here) == 900
-    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", kind="hit", **here) == 90
-    assert value(metrics, "kvgate_sequences_peak", **here) == 9
-    assert value(metrics, "kvgate_engine_preemptions_total", endpoint="old:1") is None
-    assert value(metrics, "kvgate_engine_tokens_total", endpoint="old:1", kind="prompt") == 7
+    assert value(metrics, "kvgate_engine_preemptions_total", state, **here) == 2
+    assert value(metrics, "kvgate_engine_tokens_total", state, kind="prompt", **here) == 1000
+    assert value(metrics, "kvgate_engine_tokens_total", state, kind="completion", **here) == 300
+    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", state, kind="queried", **here) == 900
+    assert value(metrics, "kvgate_engine_prefix_cache_tokens_total", state, kind="hit", **here) == 90
+    assert value(metrics, "kvgate_sequences_peak", state, **here) == 9
+    assert value(metrics, "kvgate_engine_preemptions_total", state, endpoint="old:1") is None
+    assert value(metrics, "kvgate_engine_tokens_total", state, endpoint="old:1", kind="prompt") == 7
 
 
 def test_every_outcome_can_be_counted():
@@ -158,22 +157,20 @@ def test_a_model_that_is_found_later_gets_a_label_and_keeps_its_counts():
     assert value(metrics, "kvgate_tokens_total", model="late", kind="prompt") == 5
 
 
-def test_gauges_are_read_at_each_scrape():
+def test_gauges_are_those_of_the_state_at_each_scrape():
     metrics = Metrics("0.1.0")
-    now = [gateway(endpoint(in_flight=3))]
-    metrics.watch(lambda: now[0])
-    assert value(metrics, "kvgate_in_flight", endpoint="127.0.0.1:8001") == 3
-    now[0] = gateway(endpoint(in_flight=0, healthy=False, gate=GateState(open=False, reason="kv")))
-    assert value(metrics, "kvgate_in_flight", endpoint="127.0.0.1:8001") == 0
-    assert value(metrics, "kvgate_endpoint_healthy", endpoint="127.0.0.1:8001") == 0
-    assert value(metrics, "kvgate_gate_open", endpoint="127.0.0.1:8001") == 0
+    now = gateway(endpoint(in_flight=3))
+    assert value(metrics, "kvgate_in_flight", now, endpoint="127.0.0.1:8001") == 3
+    now = gateway(endpoint(in_flight=0, healthy=False, gate=GateState(open=False, reason="kv")))
+    assert value(metrics, "kvgate_in_flight", now, endpoint="127.0.0.1:8001") == 0
+    assert value(metrics, "kvgate_endpoint_healthy", now, endpoint="127.0.0.1:8001") == 0
+    assert value(metrics, "kvgate_gate_open", now, endpoint="127.0.0.1:8001") == 0
 
 
 def test_usage_has_three_sources():
     metrics = Metrics("0.1.0")
-    metrics.watch(lambda: gateway(endpoint()))
     usage = {
-        source: value(metrics, "kvgate_kv_usage", endpoint="127.0.0.1:8001", source=source)
+        source: value(metrics, "kvgate_kv_usage", gateway(endpoint()), endpoint="127.0.0.1:8001", source=source)
         for source in ("ledger", "observed", "effective", "forecast")
     }
     assert usage == {"ledger": 0.5, "observed": 0.25, "effective": 0.625, "forecast": 0.75}
@@ -181,9 +178,9 @@ def test_usage_has_three_sources():
 
 def test_what_is_not_known_has_no_sample():
     metrics = Metrics("0.1.0")
-    metrics.watch(lambda: gateway(endpoint(gate=None, kv=None, scrape_age_seconds=None)))
+    state = gateway(endpoint(gate=None, kv=None, scrape_age_seconds=None))
     for name in ("kvgate_kv_usage", "kvgate_gate_open", "kvgate_scrape_age_seconds"):
-        assert [sample for sample in samples(metrics) if sample.name == name] == []
+        assert [sample for sample in samples(metrics, state) if sample.name == name] == []
 
 
 @pytest.mark.parametrize(
@@ -206,5 +203,5 @@ def test_two_gateways_in_one_process_do_not_share_counts():
 
 def test_no_name_is_of_another_namespace():
     metrics = Metrics("0.1.0")
-    metrics.watch(lambda: gateway(endpoint()))
-    assert all(re.match(r"(kvgate|process)_[a-z_]+$", sample.name) for sample in samples(metrics))
+    shown = samples(metrics, gateway(endpoint()))
+    assert all(re.match(r"(kvgate|process)_[a-z_]+$", sample.name) for sample in shown)

@@ -3,31 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.admission.events import (
-    Capacity,
-    EndpointDown,
-    EndpointGone,
-    EndpointId,
-    EndpointUp,
-    Observed,
-    ShutdownStarted,
-)
+from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
-from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.pools.directory import Directory, Endpoint, Pool
-
-CAPACITY = Capacity(max_model_len=100, kv_blocks=10)
-
-
-class Driver:
-    """Keeps the events of a pool."""
-
-    def __init__(self):
-        self.events = []
-
-    def handle(self, event):
-        self.events.append(event)
 
 
 def identity(*names, loras=(), length=100, version="0.32.0"):
@@ -35,27 +14,30 @@ def identity(*names, loras=(), length=100, version="0.32.0"):
 
 
 class World:
-    """A directory of endpoints, and what it asked for."""
+    """A directory of endpoints, as their owner fills it, and what it asked for."""
 
     def __init__(self):
         self.verified = []
         self.evacuated = []
+        self.expired = []
+        self.left = []
         self.directory = Directory(
-            lambda endpoint, identity, name: Pool(name, None, Driver(), counter=None, relay_concurrency=1),
+            lambda endpoint, identity, name: Pool(name, admission=None, counter=None, relay_concurrency=1),
             lambda endpoint: self.verified.append(endpoint.id),
             self.evacuated.append,
-            expire=None,
+            self.expired.extend,
+            lambda endpoint: self.left.append(endpoint.id),
         )
 
     def add(self, name, *, model=None):
         settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
-        monitor = SimpleNamespace(status=SimpleNamespace(state=State.UP), on_trial=False)
-        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, monitor)
+        watch = SimpleNamespace(on_trial=False)
+        endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, watch)
         self.directory.add(endpoint)
         return endpoint
 
-    def up(self, endpoint, who):
-        self.directory.up(endpoint.id, who, CAPACITY)
+    def up(self, endpoint, who, model=None):
+        self.directory.up(endpoint.id, model or who.names[0], who)
 
 
 @pytest.fixture
@@ -76,7 +58,6 @@ async def test_an_endpoint_joins_the_pool_of_its_model(world):
     assert directory.lookup("n") is other.pool
     assert directory.lookup("other") is None
     assert directory.lookup(None) is None, "with several models, one has to be named"
-    assert first.pool.driver.events == [EndpointUp(first.id, CAPACITY), EndpointUp(second.id, CAPACITY)]
     assert world.verified == ["a", "b", "c"]
 
 
@@ -86,9 +67,9 @@ async def test_the_only_model_needs_no_name(world):
     assert world.directory.lookup(None) is endpoint.pool
 
 
-async def test_a_configured_name_goes_before_the_endpoints_own(world):
+async def test_a_model_is_found_by_its_own_name_and_its_endpoints(world):
     endpoint = world.add("a", model="mine")
-    world.up(endpoint, identity("m"))
+    world.up(endpoint, identity("m"), model="mine")
     assert endpoint.pool.name == "mine"
     assert world.directory.lookup("mine") is world.directory.lookup("m") is endpoint.pool
 
@@ -110,7 +91,6 @@ async def test_an_endpoint_that_serves_another_model_changes_its_pool(world):
     world.up(endpoint, identity("n"))
     assert endpoint.pool.name == "n"
     assert list(before.endpoints) == ["b"]
-    assert EndpointGone(endpoint.id) in before.driver.events
     assert world.directory.lookup("m") is before
 
 
@@ -123,7 +103,6 @@ async def test_a_model_that_nobody_serves_any_more_is_gone(world):
     assert list(directory.pools) == ["n"]
     assert directory.lookup("m") is directory.lookup("alias") is None
     assert directory.lookup(None) is endpoint.pool, "again it is the only one"
-    assert before.driver.events[-1] == EndpointGone(endpoint.id)
     world.up(endpoint, identity("m"))
     assert directory.lookup("m") is endpoint.pool is not before
 
@@ -140,9 +119,9 @@ async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
 async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is_taken_off(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
-    world.directory.down(endpoint.id, "down: refused")
+    world.directory.down(endpoint.id)
     assert not endpoint.healthy
-    assert endpoint.pool.driver.events[-1] == EndpointDown(endpoint.id, "down: refused")
+    assert list(endpoint.pool.endpoints) == ["a"]
     assert world.evacuated == []
     world.directory.evacuate(endpoint.id)
     assert world.evacuated == ["a"]
@@ -150,13 +129,29 @@ async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is
     assert world.verified == ["a", "a"], "it may be another engine now"
 
 
-async def test_a_sample_goes_to_the_core_of_its_model(world):
-    known, unknown = world.add("a"), world.add("b")
-    world.up(known, identity("m"))
-    sample = Observed(known.id, 1.0, 0.5, 1, 0, 10.0)
-    world.directory.observed(sample)
-    world.directory.observed(Observed(unknown.id, 1.0, 0.5, 1, 0, 10.0))
-    assert known.pool.driver.events[-1] == sample
+async def test_requests_that_were_silent_for_too_long_are_ended(world):
+    world.directory.expire([RequestId(1), RequestId(2)])
+    assert world.expired == [1, 2]
+
+
+async def test_an_endpoint_that_is_gone_is_known_no_more(world):
+    first, second, never = world.add("a"), world.add("b"), world.add("c")
+    world.up(first, identity("m"))
+    world.up(second, identity("m", "alias"))
+    pool = second.pool
+    world.directory.gone(second.id)
+    assert list(pool.endpoints) == ["a"]
+    assert world.directory.lookup("m") is pool
+    assert world.directory.lookup("alias") is None
+    world.directory.gone(first.id)
+    assert world.directory.pools == {}
+    assert world.directory.lookup("m") is None
+    waiting = asyncio.create_task(world.directory.find("m"))
+    await asyncio.sleep(0)
+    world.directory.gone(never.id)
+    assert await waiting is None, "nobody is left who could serve it"
+    assert world.directory.endpoints == {}
+    assert world.left == ["b", "a", "c"]
 
 
 async def test_a_model_is_waited_for_while_an_endpoint_has_not_said_what_it_serves(world):
@@ -175,7 +170,7 @@ async def test_an_endpoint_is_waited_for(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
     await world.directory.wait_for_endpoint(endpoint.pool)
-    world.directory.down(endpoint.id, "down")
+    world.directory.down(endpoint.id)
     waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -203,7 +198,7 @@ async def test_relayed_requests_take_turns(world):
         await world.directory.wait_for_endpoint(pool)  # to look is not to take a turn
         firsts.append(pool.in_turn()[0].id)
     assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
-    world.directory.down(endpoints[1].id, "down")
+    world.directory.down(endpoints[1].id)
     assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
 
 
@@ -214,22 +209,11 @@ async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one
     pool = a.pool
     with a.relaying(), a.relaying(), b.relaying():
         assert [[e.id for e in pool.in_turn()] for _ in range(2)] == [["b", "a"]] * 2
-        b.monitor.on_trial = True
+        b.watch.on_trial = True
         assert [e.id for e in pool.in_turn()] == ["a", "b"]
     with a.relaying():
         assert [e.id for e in pool.in_turn()] == ["b", "a"], "it has none yet"
     assert (a.relayed, b.relayed) == (0, 0)
-
-
-async def test_a_shutdown_reaches_every_core_whenever_it_was_made(world):
-    moved, late = world.add("a"), world.add("b")
-    world.up(moved, identity("m"))
-    left = moved.pool
-    world.up(moved, identity("n"))
-    world.directory.drain()
-    world.up(late, identity("o"))
-    for pool in (left, moved.pool, late.pool):
-        assert ShutdownStarted() in pool.driver.events
 
 
 async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import random
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -16,15 +17,23 @@ from gateway.admission.events import (
     EndpointUp,
     Finished,
     Progress,
+    RequestId,
     ShutdownStarted,
+    Tick,
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.pools.driver import PROGRESS_INTERVAL, Driver, RejectedError, new_request
+from gateway.pools.driver import PROGRESS_INTERVAL, Driver
+from gateway.pools.interface import RejectedError
 
 HERE = EndpointId("here")
 SMALL = Demand((10,), 10)
+IDS = count(1)
+
+
+def new_request():
+    return RequestId(next(IDS))
 
 
 class Clock:
@@ -327,4 +336,19 @@ async def test_what_was_generated_before_a_return_is_not_counted_after_it():
     await asyncio.sleep(PROGRESS_INTERVAL * 2)
     assert snapshot(driver).endpoints[0].held_blocks == 1
     driver.finish(request, Verdict.DONE, 0)
+    driver.close()
+
+
+async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_and_changes_nothing():
+    driver, heard = driver_of(ttl=0.05), []
+    await admitted(driver)
+    waiting = admit(driver)
+    await turns()
+    driver._record = lambda event, *_: heard.append(event)
+    explanation = await driver.explain(Arrived(new_request(), SMALL))
+    assert (explanation.verdict, explanation.endpoint) == ("queue", HERE)
+    assert heard == [Tick()], "who arrived would find the accounts up to date, too"
+    assert (in_flight(driver), snapshot(driver).queue.depth) == (1, 1)
+    with pytest.raises(RejectedError):
+        await waiting
     driver.close()

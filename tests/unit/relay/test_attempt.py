@@ -173,8 +173,8 @@ async def test_a_failure_before_an_answer_is_tried_elsewhere(plane, failure, fai
     assert (client.status, client.body) == (200, WHOLE)
     first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
     assert {first, second} == {"a", "b"}
-    assert plane.monitor(first).failures == failed
-    assert plane.monitor(second).brought == [False]
+    assert plane.watch(first).failures == failed
+    assert plane.watch(second).brought == [False]
 
 
 async def test_one_that_fails_twice_ends_with_the_last_reason(plane):
@@ -276,7 +276,7 @@ async def test_a_stream_that_fails_ends_with_an_error_and_is_tried_nowhere_else(
     assert b'"error"' in last
     assert DONE not in client.body
     assert len(plane.sent) == 1
-    failed = [failure for name in "ab" for failure in plane.monitor(name).failures]
+    failed = [failure for name in "ab" for failure in plane.watch(name).failures]
     assert ends in client.body
     assert failed == [told]
 
@@ -310,7 +310,7 @@ async def test_one_that_is_taken_off_its_endpoint_goes_elsewhere_and_is_known_th
     assert silent.closed
     assert await outcome(plane, client) == "upstream_error", "it failed on two"
     first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
-    assert (plane.monitor(first).brought, plane.monitor(second).brought) == ([False], [True])
+    assert (plane.watch(first).brought, plane.watch(second).brought) == ([False], [True])
 
 
 async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_after(plane):
@@ -318,7 +318,7 @@ async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_afte
     client, flight = await flying(plane)
     plane.flights.evacuate(flight.endpoint.id)
     assert await outcome(plane, client) == "completed"
-    brought = [brought for name in "ab" for brought in plane.monitor(name).brought]
+    brought = [brought for name in "ab" for brought in plane.watch(name).brought]
     assert sorted(brought) == [False, True, True]
 
 

@@ -60,6 +60,6 @@ async def test_an_endpoint_that_takes_traffic_is_not_waited_for(plane):
 
 async def test_an_endpoint_that_does_not_come_back_is_not_waited_for_for_ever(plane):
     plane.up("a")
-    plane.directory.down(EndpointId("a"), "down: gone")
+    plane.cores.down(EndpointId("a"), "down: gone")
     client = await plane.ask(b"{}", path="/tokenize").ended()
     assert (client.status, plane.lines[0]["queue_ms"]) == (503, 60_000)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Capacity, EndpointId, EndpointUp
+from gateway.admission.events import Capacity, EndpointId, EndpointUp, RequestId
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
 from gateway.pools.driver import Driver
@@ -24,7 +24,12 @@ class Asked:
         self.driver = Driver(AdmissionController(Policy()), lambda: 7.0, lambda _: None)
         self.driver.handle(EndpointUp(EndpointId("a"), Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)))
         pool = SimpleNamespace(
-            name="m", counter=self, driver=self.driver, max_model_len=100, endpoints={"a": None}, takes=lambda _: True
+            name="m",
+            counter=self,
+            admission=self.driver,
+            max_model_len=100,
+            endpoints={"a": None},
+            takes=lambda _: True,
         )
         pools = {None: pool, "m": pool, "alias": pool}
         plane = SimpleNamespace(
@@ -32,7 +37,7 @@ class Asked:
             bodies=Room(lambda: 0),
             clients=Clients(keys or {}, None),
             counting=self,
-            clock=lambda: 7.0,
+            new_request=lambda: RequestId(1),
             directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda: False),
         )
         self.explainer = RelayExplainer(plane)

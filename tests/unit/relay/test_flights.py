@@ -6,7 +6,6 @@ import pytest
 
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import UpstreamSettings
-from gateway.endpoints.health import SERVING, State
 from gateway.relay.flights import ABANDONED_AFTER, SWEEP_INTERVAL, Flights, Interruption
 
 FIRST_BYTE, IDLE = 600.0, 300.0
@@ -21,13 +20,12 @@ class Clock:
         return self.now
 
 
-class Monitor:
+class Watch:
     """Keeps what it is told, in order."""
 
     def __init__(self):
         self.told = []
-        self.status = SimpleNamespace(state=State.UP)
-        self.moves = False
+        self.keeps = False
 
     def dispatched(self, request, prompt_tokens, *, streams, brought=False, started=False):
         self.told.append(("back" if started else "dispatched", request))
@@ -40,7 +38,7 @@ class Monitor:
 
 
 def endpoint_of(name="a"):
-    return SimpleNamespace(id=EndpointId(name), monitor=Monitor(), healthy=True)
+    return SimpleNamespace(id=EndpointId(name), watch=Watch(), healthy=True)
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ async def test_a_flight_is_known_from_its_start_to_its_end(flights):
     async with flying(flights, endpoint):
         assert len(flights) == 1
     assert len(flights) == 0
-    assert endpoint.monitor.told == [("dispatched", ONE), ("finished", ONE)]
+    assert endpoint.watch.told == [("dispatched", ONE), ("finished", ONE)]
 
 
 @pytest.mark.parametrize(("answering", "limit"), [(False, FIRST_BYTE), (True, IDLE)])
@@ -102,35 +100,32 @@ async def test_tokens_break_the_silence(flights, clock):
         clock.now = IDLE + 1
         flights.sweep()
         assert flight.interruption is None
-        assert ("progressed", ONE) in endpoint.monitor.told
+        assert ("progressed", ONE) in endpoint.watch.told
 
 
-KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING}
-
-
-@pytest.mark.parametrize("state", [state for state in State if state not in SERVING])
+@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("answering", [True, False])
 async def test_an_endpoint_that_takes_no_traffic_is_waited_for_only_where_it_may_go_on(
-    flights, clock, state, answering
+    flights, clock, keeps, answering
 ):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
         flight.answering = answering
-        endpoint.healthy, endpoint.monitor.status.state = False, state
+        endpoint.healthy, endpoint.watch.keeps = False, keeps
         clock.now = ABANDONED_AFTER + 1
         flights.sweep()
         given_up = Interruption.OVERDUE if answering else Interruption.EVACUATED
-        assert flight.interruption is (None if state in KEPT else given_up)
+        assert flight.interruption is (None if keeps else given_up)
 
 
-async def test_a_request_stays_on_an_endpoint_that_still_moves(flights, clock):
+async def test_a_request_stays_on_an_endpoint_for_as_long_as_that_may_go_on(flights, clock):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
-        endpoint.healthy, endpoint.monitor.status.state, endpoint.monitor.moves = False, State.DOWN, True
+        endpoint.healthy, endpoint.watch.keeps = False, True
         clock.now = ABANDONED_AFTER + 1
         flights.sweep()
         assert flight.interruption is None
-        endpoint.monitor.moves = False
+        endpoint.watch.keeps = False
         flights.sweep()
         assert flight.interruption is Interruption.EVACUATED
 
@@ -153,7 +148,7 @@ async def test_the_first_of_an_answer_is_progress(flights):
     async with flying(flights, endpoint) as flight:
         flights.answers(flight)
         assert flight.answering
-        assert endpoint.monitor.told == [("dispatched", ONE), ("progressed", ONE)]
+        assert endpoint.watch.told == [("dispatched", ONE), ("progressed", ONE)]
 
 
 async def test_an_endpoint_that_went_down_loses_only_what_it_has_not_answered(flights):
@@ -182,21 +177,21 @@ async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flig
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
         flight.answering = flight.delivering = True
-        endpoint.healthy, endpoint.monitor.status.state = False, State.DOWN
+        endpoint.healthy = False
         clock.now = SWEEP_INTERVAL + ABANDONED_AFTER + 1
         flights.sweep()
         flights.sweep()
-        assert endpoint.monitor.told == [("dispatched", ONE), ("unread", ONE)]
+        assert endpoint.watch.told == [("dispatched", ONE), ("unread", ONE)]
         assert flight.interruption is None
         flight.delivering = False
         flight.moved_at = clock.now
         flights.sweep()
-        assert endpoint.monitor.told[2:] == [("back", ONE)]
+        assert endpoint.watch.told[2:] == [("back", ONE)]
         flight.delivering = True
         clock.now += IDLE + 1
         flights.sweep()
         assert flight.interruption is Interruption.OVERDUE, "nor kept for ever"
-    assert endpoint.monitor.told[3:] == [("unread", ONE)]
+    assert endpoint.watch.told[3:] == [("unread", ONE)]
 
 
 async def test_an_answer_that_is_only_passed_on_any_more_tells_nothing_of_the_engine(flights, clock):
@@ -207,7 +202,7 @@ async def test_an_answer_that_is_only_passed_on_any_more_tells_nothing_of_the_en
             flights.sweep()
             clock.now += SWEEP_INTERVAL
             flight.moved_at = clock.now
-        assert endpoint.monitor.told == [("dispatched", ONE), ("progressed", ONE), ("finished", ONE)]
+        assert endpoint.watch.told == [("dispatched", ONE), ("progressed", ONE), ("finished", ONE)]
         assert flight.interruption is None
 
 

@@ -190,7 +190,7 @@ async def test_generation_in_the_background_is_refused(plane):
 
 async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane):
     async def count(*_args, **_more):
-        plane.directory.remove(plane.directory.endpoints[EndpointId("a")])
+        plane.cores.remove(EndpointId("a"))
         return await type(plane.counter).count(plane.counter, *_args, **_more)
 
     plane.counter.count = count
@@ -199,7 +199,7 @@ async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane)
 
 
 async def test_a_prompt_that_its_engine_must_count_waits_for_one(plane):
-    plane.directory.down(EndpointId("a"), "down: gone")
+    plane.cores.down(EndpointId("a"), "down: gone")
     plane.counter.errors.append(CountUnavailableError("nobody answers"))
     plane.replies.append(Reply(WHOLE))
     client = plane.ask()
@@ -211,7 +211,7 @@ async def test_a_prompt_that_its_engine_must_count_waits_for_one(plane):
 
 
 async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
-    plane.directory.down(EndpointId("a"), "down: gone")
+    plane.cores.down(EndpointId("a"), "down: gone")
     plane.counter.errors.extend([CountUnavailableError("nobody answers")] * 2)
     client = await plane.ask().ended()
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
@@ -308,7 +308,7 @@ async def test_to_observe_is_to_let_through_what_would_be_refused(observing, err
 
 
 async def test_to_observe_is_to_let_through_what_nobody_could_count(observing):
-    observing.directory.down(EndpointId("a"), "down: gone")
+    observing.cores.down(EndpointId("a"), "down: gone")
     observing.counter.errors.extend([CountUnavailableError("nobody answers")] * 2)
     observing.replies.append(Reply(WHOLE))
     client = observing.ask()

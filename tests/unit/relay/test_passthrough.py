@@ -100,7 +100,7 @@ async def test_one_that_fails_is_tried_elsewhere_once(plane):
     plane.replies.extend([LOST, LOST])
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (502, "upstream_error")
-    failures = [reason for name in "ab" for reason, _ in plane.monitor(name).failures]
+    failures = [reason for name in "ab" for reason, _ in plane.watch(name).failures]
     assert failures == [str(LOST)] * 3
 
 
@@ -125,14 +125,14 @@ async def test_an_answer_that_breaks_off_is_left_without_an_end(plane, fails, ou
 
 async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     for name in "ab":
-        plane.directory.down(EndpointId(name), "down: gone")
+        plane.cores.down(EndpointId(name), "down: gone")
     plane.replies.append(Reply(b"{}"))
     client = ask(plane)
     await asyncio.sleep(5)
     plane.up("b")
     await ended(client)
     assert (client.status, plane.lines[0]["queue_ms"]) == (200, 5000)
-    plane.directory.down(EndpointId("b"), "down: gone")
+    plane.cores.down(EndpointId("b"), "down: gone")
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
 
@@ -153,18 +153,18 @@ async def test_work_for_an_engine_is_told_its_monitor_from_its_start_to_its_firs
     plane.replies.append(Reply(free, b"ab", 1.0, b"c"))
     client = ask(plane, path=EMBED)
     await plane.turns()
-    monitor = plane.monitor(plane.sent[0][0].removeprefix("http://"))
-    assert (len(monitor.on_it), monitor.progress, monitor.brought) == (1, 0, [False])
+    watch = plane.watch(plane.sent[0][0].removeprefix("http://"))
+    assert (len(watch.on_it), watch.progress, watch.brought) == (1, 0, [False])
     free.set()
     await plane.turns()
-    assert (len(monitor.on_it), monitor.progress) == (0, 1)
+    assert (len(watch.on_it), watch.progress) == (0, 1)
     assert (await ended(client)).body == b"abc"
 
 
 async def test_an_error_is_no_progress(plane):
     plane.replies.append(Reply(b"{}", status=400))
     await ended(ask(plane, path=EMBED))
-    assert [(plane.monitor(name).on_it, plane.monitor(name).progress) for name in "ab"] == [(set(), 0)] * 2
+    assert [(plane.watch(name).on_it, plane.watch(name).progress) for name in "ab"] == [(set(), 0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ async def test_an_error_is_no_progress(plane):
 async def test_its_prompts_are_no_longer_than_the_model_takes(plane, kind, body, tokens):
     plane.replies.append(Reply(b"{}"))
     await ended(ask(plane, body, EMBED, **{"content-type": kind}))
-    assert plane.monitor("a").prompts + plane.monitor("b").prompts == [tokens]
+    assert plane.watch("a").prompts + plane.watch("b").prompts == [tokens]
 
 
 async def test_what_a_server_answers_by_itself_says_nothing_of_its_engine(plane):
     for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens"):
         plane.replies.append(Reply(b"{}"))
         await ended(ask(plane, path=path))
-    assert plane.monitor("a").prompts == plane.monitor("b").prompts == []
+    assert plane.watch("a").prompts == plane.watch("b").prompts == []
 
 
 async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
@@ -199,8 +199,8 @@ async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
     plane.flights.evacuate(EndpointId(name))
     assert (await ended(client)).status == 200
     assert [base_url for base_url, *_ in plane.sent] == [f"http://{name}", f"http://{other}"]
-    assert plane.monitor(other).brought == [True]
-    assert plane.monitor(name).failures == [], "it is out already"
+    assert plane.watch(other).brought == [True]
+    assert plane.watch(name).failures == [], "it is out already"
     assert len(plane.flights) == 0
     client, name = await silent(plane)
     plane.replies.append(Reply(asyncio.Event()))
@@ -212,7 +212,7 @@ async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
 
 async def test_the_only_silent_one_ends_and_is_tried_nowhere_else(plane):
     client, name = await silent(plane)
-    plane.flights.expire(plane.monitor(name).on_it)
+    plane.flights.expire(plane.watch(name).on_it)
     await ended(client)
     assert (client.status, error(client)["code"], len(plane.sent)) == (504, "upstream_timeout", 1)
     assert len(plane.flights) == 0
@@ -224,7 +224,7 @@ async def test_one_whose_client_leaves_is_no_more_on_the_endpoint(plane):
     client.leave()
     await ended(client)
     assert plane.lines[0]["outcome"] == "client_closed"
-    assert (len(plane.flights), plane.monitor(name).on_it) == (0, set())
+    assert (len(plane.flights), plane.watch(name).on_it) == (0, set())
     assert plane.directory.endpoints[EndpointId(name)].relayed == 0
 
 
@@ -313,7 +313,7 @@ async def test_one_whose_endpoint_went_while_it_waited_for_a_place_is_refused(hu
     await plane.turns()
     second = ask(plane)
     await plane.turns()
-    plane.directory.down(EndpointId("a"), "down: gone")
+    plane.cores.down(EndpointId("a"), "down: gone")
     free.set()
     await ended(first)
     assert (await ended(second)).status == 503

@@ -17,6 +17,11 @@ def test_the_mode_in_force_is_the_one_of_the_settings_in_force():
     assert made.observes
 
 
+def test_no_two_requests_have_one_id():
+    made = plane()
+    assert len({made.new_request() for _ in range(100)}) == 100
+
+
 @pytest.mark.parametrize(("keys", "keeps"), [({}, True), ({"secret": Client("alice")}, False)])
 def test_a_clients_key_is_the_endpoints_only_where_kvgate_has_none(keys, keeps):
     assert plane(keys=keys).keeps_credentials is keeps
