@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """The purpose of a program. Gateways stop before engines, so that running streams can finish."""
+    """The purpose of a program. They stop in this order, so that running streams can finish."""
 
     GATEWAY = auto()
+    OWNER = auto()
+    """Decides for several gateways."""
     ENGINE = auto()
 
 

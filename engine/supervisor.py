@@ -14,7 +14,6 @@ from engine.program import Program, Role
 from engine.runner import Probe, Runner
 
 _PROBE_TIMEOUT = 5.0
-_STOP_ORDER = (Role.GATEWAY, Role.ENGINE)
 
 News = Callable[[Program, str], None]
 """Takes a line from a program to its supervisor."""
@@ -49,7 +48,7 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop` is set (exit code 0), or until nothing useful can run any more (exit code 1).
 
-        Gateways end first, within their policy's time limit, then the engines. When cancelled, it kills everything.
+        They end in the order of their roles, within their policies' time limits. When cancelled, it kills everything.
         """
         async with httpx.AsyncClient(timeout=_PROBE_TIMEOUT, trust_env=False) as client:
 
@@ -64,7 +63,7 @@ class Supervisor:
                 for program in self._programs:
                     self._launch(program, self._on_event)
                 useless = await self._of_no_use(stop)
-                for role in _STOP_ORDER:
+                for role in Role:
                     there = {**self._running, **self._leaving}
                     ending = {runner: task for runner, task in there.items() if runner.program.role is role}
                     for runner in ending:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -35,9 +35,10 @@ from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import Stop, end_at_once
 from gateway.serve.checks import check, preflight
 from gateway.serve.engine_setup import debugged
-from gateway.serve.gateway_process import run
-from gateway.serve.launch import USAGE_ERROR
+from gateway.serve.gateway_process import alone, front, owner_process, run
+from gateway.serve.launch import USAGE_ERROR, worker_count
 from gateway.serve.reload import Deployment
+from gateway.serve.served import Served
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
 
 cli = typer.Typer(
@@ -82,6 +83,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Processes that carry requests: a number, or `auto`.")] = None,
     event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
     debug_engine: Annotated[  # noqa: FBT002
         bool, typer.Option("--debug-engine", help="Start engines in vLLM's debug environment, which is slow.")
@@ -91,7 +93,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
-    listening = {"host": host, "port": port, "admin_port": admin_port}
+    listening = {"host": host, "port": port, "admin_port": admin_port, "workers": workers}
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
     if event_log is not None:
         flags["admission"] = {"event_log": event_log}
@@ -207,9 +209,20 @@ def version() -> None:
 def gateway_process(
     listen: Annotated[list[int] | None, typer.Option(help="Descriptor of a socket to accept connections from.")] = None,
     launched: Annotated[list[str] | None, typer.Option(help="Address of an engine that the supervisor starts.")] = None,
+    owner_at: Annotated[Path | None, typer.Option(help="Socket of the owner, for a front.")] = None,
+    owner: Annotated[int | None, typer.Option(help="Descriptor of that socket, for the owner.")] = None,
+    fronts: Annotated[int, typer.Option(help="Fronts that the owner waits for.")] = 0,
 ) -> None:
-    """Run the gateway alone, with resolved settings read from stdin: what the supervisor starts."""
-    sys.exit(_gateway(Settings.model_validate(json.load(sys.stdin)), listen or [], launched=launched or []))
+    """Run the gateway, a front or the owner, with resolved settings read from stdin: what the supervisor starts."""
+    settings = Settings.model_validate(json.load(sys.stdin))
+    make: Callable[[], Served]
+    if owner is not None:
+        make = partial(owner_process, settings, owner, fronts, launched or [])
+    elif owner_at is not None:
+        make = partial(front, settings, listen or [], owner_at)
+    else:
+        make = partial(alone, settings, listen or [], launched or [])
+    sys.exit(_run(make, settings, supervised=True))
 
 
 def main() -> None:
@@ -266,8 +279,8 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
-    if all(model.engine is None for model in settings.models):
-        return _gateway(settings, sources=sources)
+    if all(model.engine is None for model in settings.models) and worker_count(settings) == 1:
+        return _run(partial(alone, settings), settings, sources)
 
     from gateway.serve.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
 
@@ -297,21 +310,19 @@ async def _supervise(deployment: Deployment, settings: Settings, log: Supervisio
 def _stopping(settings: Settings) -> str:
     requests, engines = (
         settings.server.shutdown_timeout,
-        max(model.engine.stop_timeout for model in settings.models if model.engine is not None),
+        max((model.engine.stop_timeout for model in settings.models if model.engine is not None), default=None),
     )
-    return f"stopping: requests have {requests:g} s, engines {engines:g} s; Ctrl-C again ends it now"
+    have = f"requests have {requests:g} s" + (f", engines {engines:g} s" if engines is not None else "")
+    return f"stopping: {have}; Ctrl-C again ends it now"
 
 
-def _gateway(
-    settings: Settings,
-    listening: Sequence[int] = (),
-    sources: Sources | None = None,
-    launched: Sequence[str] = (),
+def _run(
+    make: Callable[[], Served], settings: Settings, sources: Sources | None = None, *, supervised: bool = False
 ) -> int:
     configure(settings.log)
 
     try:
-        code: int = uvloop.run(run(settings, listening, sources, launched))
+        code: int = uvloop.run(run(make, sources, supervised=supervised))
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:

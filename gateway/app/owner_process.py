@@ -44,6 +44,11 @@ class OwnerProcess:
         self._server: asyncio.Server | None = None
 
     @property
+    def port(self) -> int:
+        """None: clients come to the fronts."""
+        return 0
+
+    @property
     def active(self) -> int:
         """Fronts that are connected."""
         return self._hall.fronts

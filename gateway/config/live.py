@@ -52,7 +52,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         "health.interval",
         *("log.level", "log.format", "log.access"),
     ),
-    Needs.RESTART: ("server.host", "server.port", "server.admin_port"),
+    Needs.RESTART: ("server.host", "server.port", "server.admin_port", "server.workers"),
     Needs.ENGINE: (
         *("models[].engine.model", "models[].engine.replicas", "models[].engine.gpus", "models[].engine.share_gpu"),
         *("models[].engine.args", "models[].engine.env", "models[].engine.python"),

@@ -65,6 +65,12 @@ class ServerSettings(_Section):
     admin_port: Port | None = Field(
         None, description="A separate port for `/metrics` and `/kvgate/*`, which then leave the main port."
     )
+    workers: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
+        1,
+        description="Processes that read, count and stream requests. With more than one, another process decides for "
+        "all of them. `auto`: one for each core but one. Limits on connections, bodies and relayed requests are for "
+        "all together.",
+    )
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
     max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")
     max_connections: int | None = Field(

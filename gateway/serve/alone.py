@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog
 
 from engine.control import Reload, Say, control
-from gateway.app.application import Application
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.runtime.interrupts import early, has_terminal
+from gateway.serve.served import Served
 
 _UNCHANGED = 2
 """Exit code of a reload that changed nothing because the settings are wrong."""
@@ -26,7 +26,7 @@ class Alone:
         sources: the sources of its settings.
     """
 
-    def __init__(self, application: Application, sources: Sources) -> None:
+    def __init__(self, application: Served, sources: Sources) -> None:
         self._application = application
         self._sources = sources
         self._turn = asyncio.Lock()

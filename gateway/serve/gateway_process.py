@@ -4,37 +4,61 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from engine.process import NEWS
 from engine.runner import READY
+from gateway.app.apart import Place
 from gateway.app.application import Application
+from gateway.app.owner_process import OwnerProcess
 from gateway.config.live import ANSWER
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.runtime.descriptors import raise_limit
 from gateway.runtime.interrupts import Stop, early
 from gateway.serve.alone import Alone
+from gateway.serve.launch import KEY
+from gateway.serve.served import Served
 
 _SETTLE = 10.0
 """Seconds that new connections wait while a gateway finds its endpoints and loads tokenizers."""
 _LONGEST = 2**24
 """Most bytes of settings that a supervisor may send."""
 _log = structlog.get_logger("kvgate.process")
+_FRONT_BITS = 30
+"""Bits of a front's number, drawn at its start: no two fronts of one owner draw the same."""
 _LOOK = 1.0
 """Seconds between two looks at the application's state."""
 
 
+def alone(settings: Settings, listening: Sequence[int] = (), launched: Sequence[str] = ()) -> Application:
+    """A gateway that decides for itself, on inherited sockets for clients and admin routes, else on its own."""
+    return Application(settings, [inherited(descriptor) for descriptor in listening], launched)
+
+
+def owner_process(settings: Settings, listening: int, fronts: int, launched: Sequence[str]) -> OwnerProcess:
+    """The owner of the decisions of so many fronts."""
+    return OwnerProcess(settings, inherited(listening), fronts, launched)
+
+
+def front(settings: Settings, listening: Sequence[int], owner: Path) -> Application:
+    """A front: it carries requests, and the owner behind this socket decides."""
+    place = Place(secrets.randbits(_FRONT_BITS), owner, bytes.fromhex(os.environ.pop(KEY)))
+    return Application(settings, [inherited(descriptor) for descriptor in listening], place=place)
+
+
 async def run(
-    settings: Settings,
-    listening: Sequence[int] = (),
+    make: Callable[[], Served],
     sources: Sources | None = None,
-    launched: Sequence[str] = (),
+    *,
+    supervised: bool = False,
 ) -> int:
     """Run a gateway until it is told to end. Returns the process's exit code.
 
@@ -43,19 +67,18 @@ async def run(
     or leaves that to its supervisor.
 
     Args:
-        settings: all of them.
-        listening: descriptors of inherited sockets, for clients and for the admin routes. Without any it binds its own.
-        launched: addresses of the engines that the supervisor starts.
+        make: makes what is to run.
         sources: the sources to reread settings from; None if a supervisor sends them.
+        supervised: whether a supervisor started it, and says when it stops.
 
     Raises:
         ConfigurationError, PortTakenError: as in `Application`.
     """
     raise_limit()
-    application = Application(settings, [_inherited(descriptor) for descriptor in listening], launched)
+    application = make()
 
     def tell() -> None:
-        if listening and not application.active:
+        if supervised and not application.active:
             return  # its supervisor has announced that
         _log.info("stopping", active=application.active, at_most=application.settings.server.shutdown_timeout)
 
@@ -65,7 +88,7 @@ async def run(
     asked.listen(loop)
     loop.add_signal_handler(signal.SIGUSR1, leave.set)
     loop.add_signal_handler(signal.SIGHUP, early.hear)
-    await application.start(settle=_SETTLE if listening else 0.0)
+    await application.start(settle=_SETTLE if supervised else 0.0)
     watching = [
         asyncio.create_task(_converse(application, os.environ.get(NEWS))),
         asyncio.create_task(_spare_collector(application)),
@@ -83,17 +106,17 @@ async def run(
     return asked.code
 
 
-def _inherited(descriptor: int) -> socket.socket:
+def inherited(descriptor: int) -> socket.socket:
     """An inherited socket. No child process may inherit it in turn, since it would keep the port."""
     os.set_inheritable(descriptor, False)
     return socket.socket(fileno=descriptor)
 
 
-async def _converse(application: Application, descriptor: str | None) -> None:
+async def _converse(application: Served, descriptor: str | None) -> None:
     """Tell the supervisor that the gateway is ready, then each endpoint's state. Receive other settings."""
     if descriptor is None:
         return
-    told, supervisor = await asyncio.open_unix_connection(sock=_inherited(int(descriptor)), limit=_LONGEST)
+    told, supervisor = await asyncio.open_unix_connection(sock=inherited(int(descriptor)), limit=_LONGEST)
     supervisor.write(f"{READY}\n".encode())
     try:
         async with asyncio.TaskGroup() as talks:
@@ -103,7 +126,7 @@ async def _converse(application: Application, descriptor: str | None) -> None:
         supervisor.close()
 
 
-async def _tell_states(application: Application, supervisor: asyncio.StreamWriter) -> None:
+async def _tell_states(application: Served, supervisor: asyncio.StreamWriter) -> None:
     known: dict[str, str] = {}
     while True:
         for status in application.endpoints:
@@ -113,9 +136,7 @@ async def _tell_states(application: Application, supervisor: asyncio.StreamWrite
         await asyncio.sleep(_LOOK)
 
 
-async def _hear_settings(
-    application: Application, told: asyncio.StreamReader, supervisor: asyncio.StreamWriter
-) -> None:
+async def _hear_settings(application: Served, told: asyncio.StreamReader, supervisor: asyncio.StreamWriter) -> None:
     """Apply other settings, each a line of JSON. Answer with `ANSWER` and what is wrong with them, if anything.
 
     A defect of the code gets no answer, and a supervisor without an answer replaces this gateway.
@@ -132,7 +153,7 @@ async def _hear_settings(
         supervisor.write(f"{ANSWER} {wrong}\n".encode())
 
 
-async def _spare_collector(application: Application) -> None:
+async def _spare_collector(application: Served) -> None:
     """Exempt all present objects, such as loaded tokenizers, from garbage collection: they stay.
 
     Each collection would scan them again and hold up every stream: 0.1 seconds, 0.8 on a busy machine, measured.

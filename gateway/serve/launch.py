@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
@@ -22,11 +22,16 @@ from gateway.app.chat_templates import FLAG, template_of
 from gateway.config.settings import EndpointSettings, EngineSettings, ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
 from gateway.serve.engine_setup import fitted, seats
+from gateway.serve.owner_socket import OwnerSocket
 
 USAGE_ERROR = 2
 """Exit code when kvgate cannot run as configured and another try would not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own time limit for running streams."""
+_OWNER_BACKOFF = 0.05
+"""Seconds before the first new start of an owner that ended by itself."""
+KEY = "KVGATE_HASH_KEY"
+"""The variable that gives fronts the key of their hashes, in hex."""
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
     | {"hung_timeout", "reload"}
@@ -46,8 +51,9 @@ def programs(
     python: Path | None = None,
     listening: Sequence[socket.socket] = (),
     running: Sequence[Program] = (),
-) -> tuple[list[Engine], Gateway]:
-    """The programs that have to run.
+    owner: OwnerSocket | None = None,
+) -> tuple[list[Engine], list[Gateway]]:
+    """The engines that have to run, and the gateway: one process, or the owner of the decisions and then its fronts.
 
     Args:
         settings: of kvgate.
@@ -55,6 +61,7 @@ def programs(
         listening: sockets the gateway accepts connections from, as `gateway.relay.server.bind_all` makes them.
         running: the programs that already run. An engine with the description of one of these is that one; others get
             other names.
+        owner: between the owner and its fronts; None for one gateway alone.
 
     Raises:
         ConfigurationError: an engine cannot be placed or described.
@@ -88,7 +95,8 @@ def programs(
         engines += of_model
         fronting.append(_fronting(model, model.engine, of_model))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    return engines, _gateway(resolved, listening, _unused("gateway", taken), engines)
+    launches = tuple(f"--launched={engine.spec.address}" for engine in engines)
+    return engines, list(_gateways(resolved, listening, launches, owner))
 
 
 def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
@@ -161,17 +169,32 @@ def _policy(engine: EngineSettings) -> Policy:
     return Policy(engine.start_timeout, engine.stop_timeout, engine.max_restarts, hung_timeout=engine.hung_timeout)
 
 
-def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str, engines: Sequence[Engine]) -> Gateway:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+def _gateways(
+    settings: Settings, listening: Sequence[socket.socket], launches: tuple[str, ...], owner: OwnerSocket | None
+) -> Iterator[Gateway]:
+    listens = tuple(f"--listen={opened.fileno()}" for opened in listening)
     fds = tuple(opened.fileno() for opened in listening)
+    if owner is None:
+        yield _gateway("gateway", settings, (*listens, *launches), fds)
+        return
+    fronts = worker_count(settings)
+    shared = owner.listening.fileno()
+    deciding = _gateway("owner", settings, (f"--owner={shared}", f"--fronts={fronts}", *launches), (shared,))
+    # Fronts wait for it, and so do their clients.
+    policy = replace(deciding.policy, backoff=_OWNER_BACKOFF)
+    yield replace(deciding, role=Role.OWNER, policy=policy)
+    of_front = _part(settings, fronts)
+    for number in range(1, fronts + 1):
+        front = _gateway(f"front {number}", of_front, (*listens, f"--owner-at={owner.path}"), fds)
+        yield replace(front, env={**front.env, KEY: owner.key.hex()})
+
+
+def _gateway(name: str, settings: Settings, arguments: tuple[str, ...], fds: tuple[int, ...]) -> Gateway:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     return Gateway(
         name=name,
         role=Role.GATEWAY,
-        argv=(
-            *(sys.executable, "-P", "-m", "gateway.cli", "gateway"),
-            *(f"--listen={number}" for number in fds),
-            *(f"--launched={engine.spec.address}" for engine in engines),
-        ),
+        argv=(sys.executable, "-P", "-m", "gateway.cli", "gateway", *arguments),
         env=environment,
         stdin=_serialised(settings),
         fds=fds,
@@ -180,6 +203,37 @@ def _gateway(settings: Settings, listening: Sequence[socket.socket], name: str, 
         policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
         described=_code(),
         settings=settings,
+    )
+
+
+def worker_count(settings: Settings) -> int:
+    """How many processes carry requests."""
+    workers = settings.server.workers
+    return max(1, len(os.sched_getaffinity(0)) - 1) if workers == "auto" else workers
+
+
+def _part(settings: Settings, fronts: int) -> Settings:
+    """The settings of one of so many fronts: its part of the limits that are for all together."""
+    server, counting, upstream, queue = (
+        settings.server,
+        settings.counting,
+        settings.upstream,
+        settings.admission.queue,
+    )
+
+    def part(whole: int) -> int:
+        return -(-whole // fronts)
+
+    most = None if server.max_connections is None else part(server.max_connections)
+    return settings.model_copy(
+        update={
+            "server": server.model_copy(update={"max_connections": most}),
+            "counting": counting.model_copy(update={"max_pending_bytes": part(counting.max_pending_bytes)}),
+            "upstream": upstream.model_copy(update={"relay_concurrency": part(upstream.relay_concurrency)}),
+            "admission": settings.admission.model_copy(
+                update={"queue": queue.model_copy(update={"max_bytes": part(queue.max_bytes)})}
+            ),
+        }
     )
 
 

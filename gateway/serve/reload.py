@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from engine.host_memory import free_bytes
 from engine.nvml import gpus
 from engine.plan.checkpoint import read_checkpoint
 from engine.plan.hub import CheckpointError
-from engine.program import Engine, Program
+from engine.program import Engine, Program, Role
 from engine.room import shortage
 from engine.supervisor import Supervisor
 from gateway.config.live import ANSWER, FIXED
@@ -28,7 +28,8 @@ from gateway.relay.server import BACKLOG, bind_all
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import USAGE_ERROR, Gateway, programs, served_name, telling
+from gateway.serve.launch import USAGE_ERROR, Gateway, programs, served_name, telling, worker_count
+from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
 
 Load = Callable[[Path | None, Mapping[str, Any]], Settings]
@@ -48,13 +49,13 @@ class _FailedError(Exception):
 
 
 class Deployment:
-    """The engines and the gateway of some settings, under one supervisor.
+    """The engines and the gateways of some settings, under one supervisor.
 
     This process binds the clients' sockets once and owns them. So connections wait while a crashed gateway restarts,
     and two gateways can accept from them during a handover.
 
     Args:
-        settings: with at least one engine to launch.
+        settings: of all that is to run.
         load: rereads them.
         tell: gets every event of the programs.
         say: gets lines for a human about changes to the programs.
@@ -83,22 +84,23 @@ class Deployment:
         self._python = python
         self._settings = settings
         self._sockets = bind_all(self._settings.server)
+        self._owner = OwnerSocket() if worker_count(settings) > 1 else None
         try:
-            self.engines, self._gateway = programs(self._settings, python, self._sockets)
+            self.engines, self._gateways = programs(self._settings, python, self._sockets, owner=self._owner)
         except BaseException:
             self._close()
             raise
         for listening in self._sockets:
             listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
-        self._supervisor = Supervisor([*self.engines, self._gateway], self._on_event, self._on_news)
+        self._supervisor = Supervisor([*self.engines, *self._gateways], self._on_event, self._on_news)
         self._took: dict[str, float] = {}
         """Seconds of an engine's last start, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
         self._once_more = False
         """Whether SIGHUP came during a reload, which may have read the settings before it."""
-        self._answer: asyncio.Future[str | None] | None = None
-        """The gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
+        self._answers: dict[str, asyncio.Future[str | None]] = {}
+        """By name, a gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
         self._hears: Say | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -157,19 +159,19 @@ class Deployment:
 
     async def _reload(self, request: Reload) -> int:
         try:
-            settings, engines, gateway, told = await asyncio.to_thread(self._read, request)
+            settings, engines, gateways, told = await asyncio.to_thread(self._read, request)
         except (ConfigurationError, SetupError, OSError) as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         try:
             with self._supervisor.changing():
-                await self._change(settings, engines, gateway)
+                await self._change(settings, engines, gateways)
         except ConfigurationError as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
             self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
-            for engine in [engine for engine in self.engines if not knows(self._gateway.settings, engine)]:
+            for engine in [engine for engine in self.engines if not knows(self._gateways[0].settings, engine)]:
                 await self._stop(engine)
             return _FAILED
         self._settings = settings
@@ -178,49 +180,65 @@ class Deployment:
         self._say("The new settings are in force.")
         return 0
 
-    def _read(self, request: Reload) -> tuple[Settings, list[Engine], Gateway, list[str]]:
+    def _read(self, request: Reload) -> tuple[Settings, list[Engine], list[Gateway], list[str]]:
         settings = self._load(Path(request.config) if request.config is not None else None, request.changes)
         fixed = {name: getattr(self._settings.server, name) for name in FIXED}
         told = SettingsChange.between(self._settings, settings).told(launches=True)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update=fixed)})
-        engines, gateway = programs(settings, self._python, self._sockets, [*self.engines, self._gateway])
+        engines, gateways = programs(settings, self._python, self._sockets, self.engines, self._owner)
         if any(engine not in self.engines for engine in engines):
             preflight(settings)
-        return settings, engines, gateway, told
+        return settings, engines, gateways, told
 
-    async def _go_by(self, engines: list[Engine], gateway: Gateway) -> bool:
-        """Have the running gateway apply other settings; False if that needs a new gateway or other engines.
+    async def _go_by(self, engines: list[Engine], gateways: list[Gateway]) -> bool:
+        """Have the running gateways apply other settings; False if that needs new gateways or other engines.
 
         Raises:
             ConfigurationError: the settings cannot be used.
         """
-        before = self._gateway
-        change = SettingsChange.between(before.settings, gateway.settings)
+        before = self._gateways
+        change = SettingsChange.between(before[0].settings, gateways[0].settings)
         same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
-        if not same_engines or change.later or before.described != gateway.described:
+        if not same_engines or change.later or before[0].described != gateways[0].described:
             return False
         if any(self._supervisor.gave_up(engine.name) for engine in engines):
             return False
-        self._answer = asyncio.get_running_loop().create_future()
-        program = replace(gateway, name=before.name)
-        try:
-            if not self._supervisor.become(before.name, program, gateway.stdin or b""):
+        changed = [replace(new, name=old.name) for old, new in zip(before, gateways, strict=True)]
+        told: list[Gateway] = []
+        # The owner comes first in the list, and last here: it may send requests only where fronts can reach.
+        for old, new in reversed(list(zip(before, changed, strict=True))):
+            told.append(old)
+            try:
+                wrong = await self._applied(new)
+            except TimeoutError:
                 return False
-            async with asyncio.timeout(_PATIENCE):
-                wrong = await self._answer
-        except TimeoutError:
-            return False
-        finally:
-            self._answer = None
-        if wrong:
-            self._supervisor.become(before.name, before, before.stdin or b"")
-            raise ConfigurationError(wrong)
-        self._gateway = program
-        self._say(f"{before.name}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
+            if wrong:
+                for known in told:
+                    self._supervisor.become(known.name, known, known.stdin or b"")
+                raise ConfigurationError(wrong)
+        self._gateways = changed
+        names = ", ".join(gateway.name for gateway in changed)
+        self._say(f"{names}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
         return True
 
-    async def _change(self, settings: Settings, engines: list[Engine], gateway: Gateway) -> None:
-        if await self._go_by(engines, gateway):
+    async def _applied(self, gateway: Gateway) -> str | None:
+        """Have a running gateway become this one; return what is wrong with its settings.
+
+        Raises:
+            TimeoutError: it does not run, or does not answer.
+        """
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._answers[gateway.name] = answer
+        try:
+            if not self._supervisor.become(gateway.name, gateway, gateway.stdin or b""):
+                raise TimeoutError
+            async with asyncio.timeout(_PATIENCE):
+                return await answer
+        finally:
+            del self._answers[gateway.name]
+
+    async def _change(self, settings: Settings, engines: list[Engine], gateways: list[Gateway]) -> None:
+        if await self._go_by(engines, gateways):
             return
         for engine in [kept for kept in engines if kept in self.engines]:
             if self._supervisor.gave_up(engine.name):
@@ -231,26 +249,26 @@ class Deployment:
         pending = list(change.replaced)
         while pending:
             old, new = pending.pop(0)
-            await self._replace(old, new, telling(gateway, fronting(gateway.settings, pending)), settings)
+            await self._replace(old, new, _meanwhile(gateways, pending), settings)
         if not change.replaced:
-            await self._hand_over(gateway)
+            await self._hand_over(gateways)
         for engine in change.removed:
             await self._stop(engine)
 
-    async def _replace(self, old: Engine, new: Engine, gateway: Gateway, settings: Settings) -> None:
+    async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         why = await self._no_surge(new, settings)
         if why is None:
             self._say(f"{old.name}: surge: a new engine starts beside it and takes over when it is ready")
             await self._start(new)
-            await self._hand_over(gateway)
+            await self._hand_over(gateways)
             await self._stop(old)
             return
         others = sum(serves(engine) == serves(old) for engine in self.engines) - 1
         patience = settings.admission.queue.no_endpoint_ttl
         said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
-        before, was = self._gateway, self._supervisor.program(old.name)
-        await self._hand_over(gateway)
+        before, was = self._gateways, self._supervisor.program(old.name)
+        await self._hand_over(gateways)
         await self._stop(old)
         try:
             await self._start(new)
@@ -259,7 +277,7 @@ class Deployment:
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
             back = moved(was, new.spec.port)
             await self._start(back)
-            await self._hand_over(telling(before, fronting(before.settings, [(back, old)])))
+            await self._hand_over(_meanwhile(before, [(back, old)]))
             raise _FailedError(_STILL) from None
 
     async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
@@ -282,16 +300,39 @@ class Deployment:
         self.engines.remove(engine)
         await self._supervisor.remove(engine.name)
 
-    async def _hand_over(self, gateway: Gateway) -> None:
-        """Start a gateway on the same sockets. When it is ready, the old one ends with its last connection."""
-        before = self._gateway
-        gateway = replace(gateway, name="gateway" if before.name != "gateway" else "gateway #2")
-        failure = await self._supervisor.add(gateway)
+    async def _hand_over(self, gateways: list[Gateway]) -> None:
+        """Start gateways on the same sockets. When they are ready, the old ones end with their last connections.
+
+        Where an owner decides, the old one ends as soon as the new fronts are ready, and the next one takes over: there
+        are never two.
+        """
+        before = self._gateways
+        coming = [replace(new, name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
+        fronts = [gateway for gateway in coming if gateway.role is Role.GATEWAY]
+        for gateway in fronts:
+            failure = await self._supervisor.add(gateway)
+            if failure is not None:
+                for started in fronts[: fronts.index(gateway)]:
+                    await self._supervisor.remove(started.name)
+                raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
+        self._gateways = coming
+        async with asyncio.TaskGroup() as leaving:
+            for old, new in zip(before, coming, strict=True):
+                if old.role is Role.GATEWAY:
+                    self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
+                    leaving.create_task(self._supervisor.remove(old.name, by=signal.SIGUSR1))
+            if before[0].role is Role.OWNER:
+                await self._succeed(before[0], coming[0])
+
+    async def _succeed(self, old: Gateway, new: Gateway) -> None:
+        """End an owner and start the next, or the same again if that one does not start."""
+        self._say(f"{new.name}: takes over from {old.name}")
+        await self._supervisor.remove(old.name, by=signal.SIGUSR1)
+        failure = await self._supervisor.add(new)
         if failure is not None:
-            raise _FailedError(f"The new gateway does not start. {failure}\n{_STILL}")
-        self._gateway = gateway
-        self._say(f"{gateway.name}: takes over from {before.name}, which ends with its last connection")
-        await self._supervisor.remove(before.name, by=signal.SIGUSR1)
+            self._gateways = [old, *self._gateways[1:]]
+            await self._supervisor.add(old)
+            raise _FailedError(f"The new {new.name} does not start. {failure}\n{_STILL}")
 
     async def _supervise(self, stop: asyncio.Event) -> int:
         """Run the supervisor. At its end, a reload under way is given up first."""
@@ -330,7 +371,7 @@ class Deployment:
     def _on_news(self, gateway: Program, news: str) -> None:
         kind, _, rest = news.partition(" ")
         if kind == ANSWER:
-            self._answered(rest.strip())
+            self._answered(gateway.name, rest.strip())
             return
         self._hangs.on_news(gateway, news, _now())
 
@@ -342,17 +383,18 @@ class Deployment:
 
     def _on_event(self, event: SupervisorEvent) -> None:
         self._hangs.on_event(event, _now())
-        if isinstance(event, Crashed | Stopped) and event.program == self._gateway.name:
-            self._answered(None)  # the next one starts with the settings it was given
+        if isinstance(event, Crashed | Stopped):
+            self._answered(event.program, None)  # the next one starts with the settings it was given
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
 
-    def _answered(self, wrong: str | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(wrong)
+    def _answered(self, gateway: str, wrong: str | None) -> None:
+        answer = self._answers.get(gateway)
+        if answer is not None and not answer.done():
+            answer.set_result(wrong)
 
     def _say(self, text: str) -> None:
         self._notes(text)
@@ -362,6 +404,18 @@ class Deployment:
     def _close(self) -> None:
         for listening in self._sockets:
             listening.close()
+        if self._owner is not None:
+            self._owner.close()
+
+
+def _other(name: str) -> str:
+    """The name for the successor of a gateway: both run for a while."""
+    return name.removesuffix(" #2") if name.endswith(" #2") else f"{name} #2"
+
+
+def _meanwhile(gateways: Sequence[Gateway], pending: Sequence[tuple[Engine, Engine]]) -> list[Gateway]:
+    """The gateways while the old engine of each pair still serves in place of the new one."""
+    return [telling(gateway, fronting(gateway.settings, pending)) for gateway in gateways]
 
 
 def _shortage(engine: Engine) -> str | None:

@@ -171,7 +171,7 @@ class Link:
             if self.connected.is_set():
                 self.connected.clear()
                 self._lost_at = self._clock()
-                _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
+        _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
 
     async def _watch_for_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""

@@ -1,0 +1,32 @@
+"""The unix socket between the owner of the decisions and the fronts, which this process binds and keeps."""
+
+import secrets
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+BACKLOG = 128
+
+
+class OwnerSocket:
+    """Bound once, in a folder that only this user can open: connections wait in it while one owner follows another.
+
+    Attributes:
+        path: where fronts connect.
+        listening: what the owner accepts from.
+        key: of the hashes of bodies and prefixes, the same for all fronts.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="kvgate-"))
+        self.path = self._folder / "owner"
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(self.path))
+        self.listening.listen(BACKLOG)
+        self.key = secrets.token_bytes(32)
+
+    def close(self) -> None:
+        """Close and remove it."""
+        self.listening.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
