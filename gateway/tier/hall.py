@@ -119,7 +119,9 @@ class Hall:
 
     def line(self) -> Line[FromFront]:
         """The protocol of a new connection."""
-        seat = Seat(Line(from_front, lambda _line, messages: self._take(seat, messages), lambda _line: self._lost(seat)))
+        seat = Seat(
+            Line(from_front, lambda _line, messages: self._take(seat, messages), lambda _line: self._lost(seat))
+        )
         self._silent.add(seat)
         return seat.line
 
