@@ -89,7 +89,6 @@ class Hall:
         self._silent: set[Seat] = set()
         """Connections over which no front has declared anything yet."""
         self._opened = False
-        self._timer: asyncio.TimerHandle | None = None
         self._early: list[tuple[Seat, Driver, Arrived]] = []
         """What waits until the fronts have declared."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +109,7 @@ class Hall:
     def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Deciding) -> None:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
-        self._timer = asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+        asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
 
     @property
     def fronts(self) -> int:
@@ -127,8 +126,6 @@ class Hall:
 
     def close(self) -> None:
         """Cut every connection: the fronts turn to the next owner."""
-        if self._timer is not None:
-            self._timer.cancel()
         for seat in [*self._seats.values(), *self._silent]:
             seat.line.cut()
         for task in self._tasks:

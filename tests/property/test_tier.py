@@ -429,10 +429,7 @@ class Tier(RuleBasedStateMachine):
         self.fronts.remove(front)
         for wire in self.wires:
             if wire.front is front:
-                if wire.at_owner is None:
-                    wire.early = [*wire.early[:arrive], None]
-                else:
-                    self.lose(wire.at_owner, arrive)
+                self.lose_at_owner(wire, arrive)
                 wire.at_front.closed = True
         self.do(front.die)
 
@@ -441,8 +438,14 @@ class Tier(RuleBasedStateMachine):
     def cut(self, data: st.DataObject, arrive: tuple[int, int]) -> None:
         """A connection breaks. Each end hears of it when the rest has arrived."""
         wire = data.draw(st.sampled_from(self.wires))
-        for end, most in zip(wire.ends, arrive, strict=False):
-            self.lose(end, most)
+        self.lose(wire.at_front, arrive[0])
+        self.lose_at_owner(wire, arrive[1])
+
+    def lose_at_owner(self, wire: Wire, arrive: int) -> None:
+        if wire.at_owner is None:
+            wire.early = [*wire.early[:arrive], None]
+        else:
+            self.lose(wire.at_owner, arrive)
 
     def lose(self, end: End, arrive: int) -> None:
         if not end.closed:

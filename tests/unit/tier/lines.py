@@ -23,7 +23,7 @@ class Other:
         self.aborted = False
         self._decode = decode
         self._frames = Frames()
-        line.connection_made(self)  # type: ignore[arg-type]
+        line.connection_made(self)
 
     def write(self, data: bytes) -> None:
         self.written += data

@@ -263,6 +263,7 @@ async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
     ended, flying = await world.in_flight(), await world.in_flight()
     world.link.admission("m").finish(ended.request, Verdict.DONE, 3)
     waiting, _ = world.ask()
+    await turns()
     world.owner.say(Wanted("m", dict.fromkeys((ended.request, flying.request, waiting.request), 16.0), False))
     counts = world.link.admission("m").counts
     assert counts._news == {flying.request: 16.0}
