@@ -129,7 +129,7 @@ class Application:
         self._view = StateView(lambda: self._settings, self._directory, self._core)
         self._gpus = GpuWatch()
         self._metrics.registry.register(self._gpus)
-        self._listeners = self._listen(listening)
+        self._listeners = self._listen(listening, shared=place is not None)
 
     def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
         directory, clock, progressed = self._directory, self._clock, self._flights.progressed
@@ -250,7 +250,7 @@ class Application:
                 return  # no longer served
             await pool.counter.recheck()
 
-    def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
+    def _listen(self, given: Sequence[socket.socket], *, shared: bool) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
@@ -265,7 +265,7 @@ class Application:
         sockets = given or bind_all(server)
         limits = (None, _ADMIN_CONNECTIONS)
         return [
-            Listener(application, listening, server, most=most, on_refused=on_refused)
+            Listener(application, listening, server, most=most, on_refused=on_refused, shared=shared)
             for application, listening, most in zip(applications, sockets, limits, strict=False)
         ]
 

@@ -13,6 +13,7 @@ import uvicorn
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
+from gateway.relay.accepting import OneByOne
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
 from gateway.runtime.descriptors import most_connections
 from gateway.wire.errors import openai_error
@@ -56,6 +57,21 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Keep uvicorn from taking the signals: a gateway drains before it stops."""
         yield
+
+
+class _OneOfSeveral(_Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept from sockets that other processes accept from as well."""
+
+        def make() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        await self.lifespan.startup()
+        self.servers = [OneByOne(listening, make) for listening in sockets or []]  # type: ignore[misc]  # it closes them
+        self.started = True
 
 
 class _Refused(asyncio.Protocol):
@@ -137,6 +153,7 @@ class Listener:
         settings: limits of what a client may send.
         most: connections at once; None takes the settings' limit.
         on_refused: called for each connection above the limit that no idle one gave way to.
+        shared: whether other processes serve the same socket all the time, not only during a handover.
     """
 
     def __init__(
@@ -147,13 +164,14 @@ class Listener:
         *,
         most: int | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        shared: bool = False,
     ) -> None:
         self._socket = listening
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
         self._most = _most(settings, most)
         self._protocol = _bounded(limited, lambda: self._most, on_refused)
-        self._server = _Server(
+        self._server = (_OneOfSeveral if shared else _Server)(
             uvicorn.Config(
                 app,
                 http=self._protocol,
