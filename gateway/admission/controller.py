@@ -398,6 +398,7 @@ class AdmissionController:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
+            request.spare = self._pool.spare(request, now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:
