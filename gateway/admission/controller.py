@@ -1,10 +1,10 @@
 """The admission controller of one model. Only it changes the core's state, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
-take them (`rules.py`), in the order of bands and of fairness between flows. An endpoint that refuses a head is kept for
-it: requests of other lanes and bands are not sent there. Only a few requests behind the head may be backfilled: smaller
-ones, or those of other flows if its flow has used up its share. A request that would surely wait in vain is refused on
-arrival, any other at its deadline (`Waits`).
+take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule holds back its flow, the
+waiting requests of that flow are set aside, and the next flow has its turn. Any other head that is refused has its
+endpoints kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its lane may
+be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
 """
 
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
-_ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.OVER_SHARE}
+_ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
 class InFlight:
@@ -401,10 +401,11 @@ class AdmissionController:
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN
-            for endpoint, rule in placement.refusals:
-                if rule.after is not Next.OTHER_FLOWS:
+            after = next_in_line(placement.refusals)
+            if after is not Next.OTHER_FLOWS:
+                for endpoint, rule in placement.refusals:
                     kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
-            return _ANSWERS[next_in_line(placement.refusals)]
+            return _ANSWERS[after]
 
         self._queue.offer(accept)
 
@@ -412,6 +413,7 @@ class AdmissionController:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
+            request.spare = self._pool.spare(request, now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:
