@@ -106,6 +106,20 @@ async def test_what_is_no_body_has_a_bound(server: Server, begun: bytes, endless
     assert sent < 30_000_000
 
 
+async def test_many_small_chunks_are_a_body_like_any_other(server: Server) -> None:
+    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(CHUNKED)
+        for _ in range(50):
+            writer.write(b"5\r\nabcde\r\n" * 1000)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    server.scripts = [small]
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url) == b"abcde" * 50_000
+
+
 @pytest.mark.parametrize("torn", [CHUNKED + b"5\r\nab", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab", CHUNKED])
 async def test_a_torn_body_is_told(server: Server, torn: bytes) -> None:
     async def tears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
