@@ -89,7 +89,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether it can take another request: the last answer is complete and read, and both sides stay connected."""
+        """Whether it can take another request: the last is sent and its answer read, and both sides stay connected."""
+        if self._transport is None or self._transport.get_write_buffer_size():
+            return False  # it answered before it had read the request: what follows would wait behind the rest
         return self.open and self._complete and self._keep_alive and not self._pieces and not self._paused
 
     async def request(self, head: bytes, body: bytes) -> None:
