@@ -188,6 +188,7 @@ def asks(target: Target, *, stream: bool = False) -> Answer:
     return target.post(CHAT, words)
 
 
+INTERIM = b"HTTP/1.1 100 C\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -242,6 +243,12 @@ ENGINES = [
     engine(
         "a refusal to count", TOKENIZE, answer(b'{"error":', status="400 Bad", length=100 * MB), b"[", 101 * MB, 404
     ),
+    engine("a count in bytes", TOKENIZE, CHUNKED, b"1\r\n \r\n", 6 * MB, 503),
+    engine("interim answers to a count", TOKENIZE, b"", INTERIM, 6 * MB, 503),
+    engine("health in bytes", "/health", CHUNKED, b"1\r\na\r\n", 6 * MB, 200, send=probed),
+    engine("interim answers for health", "/health", b"", INTERIM, 6 * MB, 200, send=probed),
+    engine("headers for health", "/health", b"HTTP/1.1 200 OK\r\n", b"a:\r\n", 6 * MB, 200, send=probed),
+    engine("metrics in bytes", "/metrics", CHUNKED, b"1\r\n\n\r\n", 6 * MB, 200, send=probed),
     metrics("one sample", b"", GAUGE + b" 1\n"),
     metrics("one line", GAUGE + b"{", b'a="",'),
     metrics("one label", GAUGE + b'{a="', b"\\a"),
