@@ -66,7 +66,7 @@ class GenerationRequest:
     n: int
     """Sequences sampled from each prompt; the beam width for a beam search."""
     max_tokens: int | None
-    """The client's output limit, `max_completion_tokens` before `max_tokens`; 0 if only its prompt is read."""
+    """Its output limit, `max_completion_tokens` before `max_tokens`; 0 if only its prompt is read; None for no limit."""
     max_tokens_field: str
     """The field that sets the limit, or that would if the client set one."""
     priority: int
@@ -97,6 +97,12 @@ MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.MESSAGES: ("max_tokens",),
 }
 """The fields of the output limit in each API; the first one set wins, as in vLLM."""
+
+COMPLETIONS_MAX_TOKENS = 16
+"""Tokens that `/v1/completions` generates if the client sets no limit, as with OpenAI.
+
+With a limit of null it generates as much in vLLM 0.32, but in older ones as many as there is room for: null is no limit.
+"""
 
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
@@ -304,7 +310,8 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
             return value, name
     if api is Api.MESSAGES:
         raise InvalidRequestError("`max_tokens` is required.", "max_tokens")
-    return None, names[0]
+    by_default = api is Api.COMPLETIONS and _raw(fields, "max_tokens") is _ABSENT
+    return COMPLETIONS_MAX_TOKENS if by_default else None, names[0]
 
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:

@@ -66,7 +66,12 @@ def test_tools_are_noticed(tools, brought):
 
 def test_what_is_not_set_has_the_apis_defaults():
     request = parse(Api.COMPLETIONS, b"{}")
-    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, None, 0)
+    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, 16, 0)
+    assert parse(Api.CHAT, b"{}").max_tokens is None
+
+
+def test_a_completion_whose_limit_is_null_has_none():
+    assert parse(Api.COMPLETIONS, b'{"max_tokens":null}').max_tokens is None
 
 
 def test_null_is_as_if_absent():
