@@ -149,12 +149,12 @@ def engine_work(
         PromptTooLongError: it cannot fit.
     """
     longest = max_model_len * _MOST_CHARS_PER_TOKEN
-    long = len(body) > longest and _check_length(api, _fields(body), max_model_len)
+    long = len(body) > longest and _check_length(api, _readable(_fields(body)), max_model_len)
     if api is Api.MESSAGES:
         return EngineWork(
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
-    fields = _fields(body)
+    fields = _readable(_fields(body))
     unseen = {} if proven else _unseen(api, fields)
     if api is Api.CHAT:
         if excludes_unused and _forbids_tools(api, fields):
@@ -230,6 +230,16 @@ def _fields(body: bytes) -> Json:
         raise InvalidRequestError("The request body is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
+    return fields
+
+
+def _readable(fields: Json) -> Json:
+    """Without the options of its encoding that vLLM does not read: it refuses the request, and all of it is counted."""
+    for name in ("add_special_tokens", "truncate_prompt_tokens"):
+        try:
+            chat_encoding({name: fields[name]} if name in fields else {})
+        except NeedsEngineError:
+            del fields[name]
     return fields
 
 

@@ -329,6 +329,32 @@ def test_numbers_and_booleans_are_read_as_vllm_reads_them(
     assert len(counted(loose).prompts) == 2
 
 
+@pytest.mark.parametrize("written", ["many", -7, 1e30, [5], "\u0665"])
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "add_special_tokens"])
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [(Api.CHAT, {"messages": [USER]}), (Api.BATCH, {"messages": [[USER]]}), (Api.COMPLETIONS, {"prompt": "a"})],
+)
+def test_what_cannot_be_read_cuts_nothing_and_the_engine_is_asked(
+    source: TokenizerSource, api: Api, fields: dict[str, Any], name: str, written: Any
+) -> None:
+    body = json.dumps(fields | {name: written}).encode()
+    with pytest.raises(NeedsEngineError):
+        count_body(source, api, body, 1000)
+    work = engine_work(api, body, 1000)
+    assert isinstance(work.prompts[0], EngineCall)
+    assert work.encoding.truncate is None
+    assert [json.loads(work.prompts[0].body)] == [question for _, question in asked(api, fields)]
+
+
+@pytest.mark.parametrize("written", ["+131072", "131072.0", "131_072"])
+def test_a_loose_truncation_is_counted_here(source: TokenizerSource, written: str) -> None:
+    body = json.dumps({"messages": [USER], "truncate_prompt_tokens": written}).encode()
+    assert count_body(source, Api.CHAT, body, FAR) == count_body(
+        source, Api.CHAT, json.dumps({"messages": [USER], "truncate_prompt_tokens": 131072}).encode(), FAR
+    )
+
+
 def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:
     assert estimate_body(source, Api.RESPONSES, b'{"input": "\\ud83d"}').prompts[0] > 0
 
