@@ -36,6 +36,9 @@ class OneByOne:
         if self._resume is not None:
             self._resume.cancel()
 
+    async def wait_closed(self) -> None:
+        """As a server of asyncio's; what was accepted goes on."""
+
     def _accept(self) -> None:
         try:
             connection, _ = self._socket.accept()

@@ -28,12 +28,16 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Known(_Message, tag=0):
-    """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed."""
+    """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed.
+
+    `drained`: the operator wants no new requests there.
+    """
 
     endpoint: EndpointId
     model: str
     identity: Identity
     capacity: Capacity
+    drained: bool
 
 
 class Watched(_Message, tag=1):
@@ -175,10 +179,14 @@ class Up(_Message, tag=23):
 
 
 class Down(_Message, tag=24):
-    """An endpoint takes no new requests. `keeps`: those on it may still be answered."""
+    """An endpoint takes no new requests.
+
+    `keeps`: those on it may still be answered. `drained`: the operator wants it so.
+    """
 
     endpoint: EndpointId
     keeps: bool
+    drained: bool
 
 
 class Gone(_Message, tag=25):

@@ -147,7 +147,7 @@ class Hall:
 
     def down(self, endpoint: EndpointId) -> None:
         """Tell every front that an endpoint takes no new requests."""
-        self._broadcast(Down(endpoint, self._monitors[endpoint].keeps))
+        self._broadcast(_down(endpoint, self._monitors[endpoint]))
 
     def gone(self, endpoint: EndpointId) -> None:
         """Tell every front that an endpoint is no longer configured."""
@@ -235,13 +235,15 @@ class Hall:
             if endpoint in self._cores.known and monitor.probed.is_set():
                 seat.line.send(self._up(endpoint))
                 if not monitor.serving:
-                    seat.line.send(Down(endpoint, monitor.keeps))
+                    seat.line.send(_down(endpoint, monitor))
 
     def _take_over(self, seat: Seat, hello: Hello) -> None:
         """Take what a front had with an earlier owner."""
         for there in hello.known:
             if there.endpoint in self._monitors:
                 self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
+                if there.drained and not self._opened:
+                    self._monitors[there.endpoint].drain()
         for model, declared in hello.declared:
             driver = self._cores.drivers.get(model)
             if driver is not None:
@@ -268,7 +270,7 @@ class Hall:
         monitor = self._monitors[endpoint]
         await monitor.probed.wait()
         if not monitor.serving:
-            self._broadcast(Down(endpoint, monitor.keeps))
+            self._broadcast(_down(endpoint, monitor))
 
     def _arrived(self, seat: Seat, model: str, arrival: Arrived) -> None:
         driver = self._cores.drivers.get(model)
@@ -347,6 +349,10 @@ class Hall:
                 monitor.finished(request)
         in_flight = sum(sent for _, sent in requests.values())
         _log.info("front gone", front=seat.front, in_flight=in_flight, waiting=len(requests) - in_flight)
+
+
+def _down(endpoint: EndpointId, monitor: EndpointMonitor) -> Down:
+    return Down(endpoint, monitor.keeps, monitor.drained)
 
 
 class _Asker:

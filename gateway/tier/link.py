@@ -127,6 +127,7 @@ class Link:
         self._admissions: dict[str, Admission] = {}
         self._known: dict[EndpointId, Up] = {}
         """What the owner said last of each endpoint that takes traffic, or did."""
+        self._drained: set[EndpointId] = set()
         self._watches: dict[EndpointId, RemoteWatch] = {}
         self._questions: dict[int, tuple[Explain | Ask, asyncio.Future[bytes | None]]] = {}
         self._number = 0
@@ -295,7 +296,10 @@ class Link:
                 generated = max(known.generated, self._admissions[known.model].counts.latest(request))
                 arrival = replace(known.arrival, failures=known.failures, avoid=known.avoid)
                 declared.append((known.model, Declared(arrival, known.endpoint, generated)))
-        roster = [Known(up.endpoint, up.model, up.identity, up.capacity) for up in self._known.values()]
+        roster = [
+            Known(up.endpoint, up.model, up.identity, up.capacity, up.endpoint in self._drained)
+            for up in self._known.values()
+        ]
         watched = [watched for watch in self._watches.values() for watched in watch.watched]
         line.send(Hello(VERSION, self._front, roster, declared, watched, waiting))
         for question, _ in self._questions.values():
@@ -331,9 +335,12 @@ class Link:
 
     def _up(self, message: Up) -> None:
         self._known[message.endpoint] = message
+        self._drained.discard(message.endpoint)
         self._introduce(message.endpoint)
 
     def _down(self, message: Down) -> None:
+        if message.drained:
+            self._drained.add(message.endpoint)
         watch = self._watches.get(message.endpoint)
         if watch is not None:
             watch.keeps = message.keeps

@@ -237,3 +237,19 @@ async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> 
         assert (await made.clients[0].post("/kvgate/endpoints/nobody:1/drain")).status_code == httpx.codes.NOT_FOUND
         await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/undrain")
         assert (await ask(made, 1)).status_code == httpx.codes.OK
+
+
+async def test_a_drained_endpoint_stays_so_under_the_next_owner(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        endpoint = (await made.state())["endpoints"][0]["id"]
+        await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/drain")
+        await made.lose()
+        await made.own(2)
+
+        async def probed() -> bool:
+            return (await made.state())["endpoints"][0]["scrape_age_seconds"] is not None
+
+        await until(probed)
+        assert (await made.state())["endpoints"][0]["state"] == "draining"
+        await made.clients[1].post(f"/kvgate/endpoints/{endpoint}/undrain")
+        assert (await ask(made, 0)).status_code == httpx.codes.OK
