@@ -92,9 +92,11 @@ async def test_endpoints_are_those_that_are_configured(world: World) -> None:
     assert monitors[ONE].launched
     assert not monitors[TWO].launched
     await until(lambda: all(monitor.probed.is_set() for monitor in monitors.values()))
+    watching, client = monitors._watching[ONE], monitors._questions.client(ONE)
     monitors.follow(access(AT_TWO, AT_THREE))
     await until(lambda: set(monitors) == {TWO, THREE})
     assert world.gone == [ONE]
+    await until(lambda: watching.done() and client.is_closed)
 
 
 async def test_an_endpoint_is_watched_from_the_start_on(world: World) -> None:
@@ -191,6 +193,7 @@ async def test_one_that_is_configured_again_before_it_has_left_stays(world: Worl
     driver.finish(RequestId(1), Verdict.DONE, 1)
     assert await world.stays(ONE)
     assert (monitors[ONE], world.gone) == (monitor, [])
+    assert monitor.status.state is not State.DRAINING
 
 
 async def test_one_that_leaves_takes_work_until_those_that_come_were_probed(world: World) -> None:
