@@ -134,6 +134,11 @@ class Hall:
         """Who asks the core of a model."""
         return _Asker(self, model)
 
+    @property
+    def seats(self) -> Collection[Seat]:
+        """Those of the connected fronts."""
+        return self._seats.values()
+
     def seat_of(self, request: RequestId) -> Seat | None:
         """The seat of the front whose request it is."""
         return self._seats.get(request >> ID_BITS)
@@ -377,7 +382,7 @@ class _Asker:
         return True
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
-        parts: dict[Seat, dict[RequestId, float]] = {}
+        parts: dict[Seat, dict[RequestId, float]] = {seat: {} for seat in self._hall.seats} if everything else {}
         for request, count in news.items():
             if (seat := self._hall.seat_of(request)) is not None:
                 parts.setdefault(seat, {})[request] = count

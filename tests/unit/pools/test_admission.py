@@ -24,8 +24,8 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.pools.driver import PROGRESS_INTERVAL, Driver
-from gateway.pools.interface import RejectedError
+from gateway.pools.admission import PROGRESS_INTERVAL, RejectedError
+from tests.fakes.paired import paired
 
 HERE = EndpointId("here")
 SMALL = Demand((10,), 10)
@@ -46,29 +46,34 @@ class Clock:
         return self.now
 
 
-def driver_of(clock=None, progressed=lambda requests: None, *, sequences=1, **policy):
-    driver = Driver(
+def pair_of(clock=None, progressed=lambda requests: None, *, sequences=1, **policy):
+    admission, driver = paired(
         AdmissionController(Policy(**policy)), clock or asyncio.get_running_loop().time, progressed=progressed
     )
     driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=sequences)))
-    return driver
+    return admission, driver
 
 
-def snapshot(driver):
-    return driver.controller.snapshot(asyncio.get_running_loop().time())
+def close(admission):
+    admission.close()
+    admission.decider.close()
 
 
-def in_flight(driver):
-    return sum(endpoint.in_flight for endpoint in snapshot(driver).endpoints)
+def snapshot(admission):
+    return admission.decider.controller.snapshot(asyncio.get_running_loop().time())
 
 
-async def admitted(driver, band=0):
+def in_flight(admission):
+    return sum(endpoint.in_flight for endpoint in snapshot(admission).endpoints)
+
+
+async def admitted(admission, band=0):
     arrival = Arrived(new_request(), SMALL, band=band, flow="f", body_bytes=10)
-    return arrival.request, await driver.admit(arrival)
+    return arrival.request, await admission.admit(arrival)
 
 
-def admit(driver):
-    return asyncio.create_task(admitted(driver))
+def admit(admission):
+    return asyncio.create_task(admitted(admission))
 
 
 async def turns(count=3):
@@ -77,121 +82,121 @@ async def turns(count=3):
 
 
 async def test_a_request_that_fits_is_dispatched_at_once():
-    driver = driver_of()
-    request, dispatch = await admitted(driver)
+    admission, _ = pair_of()
+    request, dispatch = await admitted(admission)
     assert dispatch.endpoint == HERE
-    assert in_flight(driver) == 1
-    driver.finish(request, Verdict.DONE, 3)
-    assert in_flight(driver) == 0
-    driver.close()
+    assert in_flight(admission) == 1
+    admission.finish(request, Verdict.DONE, 3)
+    assert in_flight(admission) == 0
+    close(admission)
 
 
 async def test_who_waits_is_told_when_its_turn_comes():
-    driver = driver_of()
-    first, _ = await admitted(driver)
-    second = admit(driver)
+    admission, _ = pair_of()
+    first, _ = await admitted(admission)
+    second = admit(admission)
     await turns()
     assert not second.done()
-    assert snapshot(driver).queue.depth == 1
-    driver.finish(first, Verdict.DONE, 3)
+    assert snapshot(admission).queue.depth == 1
+    admission.finish(first, Verdict.DONE, 3)
     request, _ = await second
     assert request != first
-    driver.finish(request, Verdict.DONE, 3)
-    driver.close()
+    admission.finish(request, Verdict.DONE, 3)
+    close(admission)
 
 
 async def test_time_alone_ends_a_wait():
-    driver = driver_of(ttl=0.05)
-    await admitted(driver)
+    admission, _ = pair_of(ttl=0.05)
+    await admitted(admission)
     with pytest.raises(RejectedError) as refused:
-        await admitted(driver)
+        await admitted(admission)
     assert refused.value.command.outcome is Outcome.QUEUE_TIMEOUT
-    assert snapshot(driver).queue.depth == 0
-    driver.close()
+    assert snapshot(admission).queue.depth == 0
+    close(admission)
 
 
 async def test_a_request_that_came_back_busy_is_dispatched_again():
-    driver = driver_of()
-    request, _ = await admitted(driver)
-    again = await driver.readmit(request, busy=True)
+    admission, _ = pair_of()
+    request, _ = await admitted(admission)
+    again = await admission.readmit(request, busy=True)
     assert again.request == request
-    driver.finish(request, Verdict.DONE, 3)
-    assert in_flight(driver) == 0
-    driver.close()
+    admission.finish(request, Verdict.DONE, 3)
+    assert in_flight(admission) == 0
+    close(admission)
 
 
 async def test_shutdown_refuses_who_waits():
-    driver = driver_of()
-    await admitted(driver)
-    second = admit(driver)
+    admission, driver = pair_of()
+    await admitted(admission)
+    second = admit(admission)
     await turns()
     driver.handle(ShutdownStarted())
     with pytest.raises(RejectedError) as refused:
         await second
     assert refused.value.command.outcome is Outcome.DRAINING
-    driver.close()
+    close(admission)
 
 
 @pytest.mark.usefixtures("hurried")
 async def test_progress_reaches_the_core_in_batches():
     batches = []
-    driver = driver_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
-    requests = [(await admitted(driver))[0] for _ in range(2)]
+    admission, _ = pair_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
+    requests = [(await admitted(admission))[0] for _ in range(2)]
     for generated in range(1, 8):
         for request in requests:
-            driver.progress(request, generated)
+            admission.progress(request, generated)
     assert batches == []
     await asyncio.sleep(PROGRESS_INTERVAL * 2)
     assert batches == [requests]
-    held = snapshot(driver).endpoints[0].held_blocks
+    held = snapshot(admission).endpoints[0].held_blocks
     assert held == 4, "two sequences of 10 + 7 tokens in blocks of 16"
-    driver.progress(requests[0], 9)
+    admission.progress(requests[0], 9)
     for request in requests:
-        driver.finish(request, Verdict.DONE, 9)
+        admission.finish(request, Verdict.DONE, 9)
     await asyncio.sleep(PROGRESS_INTERVAL * 2)
     assert batches == [requests], "who has left is heard of no more"
-    driver.close()
+    close(admission)
 
 
 @pytest.mark.parametrize("after", range(6))
 async def test_a_departure_at_any_turn_of_the_loop_leaves_nothing(after):
     """The client of the one who waits leaves just before, while, and just after it is dispatched."""
-    driver = driver_of()
-    first, _ = await admitted(driver)
-    second = admit(driver)
+    admission, _ = pair_of()
+    first, _ = await admitted(admission)
+    second = admit(admission)
     await turns(2)
-    asyncio.get_running_loop().call_soon(driver.finish, first, Verdict.DONE, 3)
+    asyncio.get_running_loop().call_soon(admission.finish, first, Verdict.DONE, 3)
     for _ in range(after):
         await asyncio.sleep(0)
     if second.cancel():
         with contextlib.suppress(asyncio.CancelledError):
             await second
     if not second.cancelled():
-        driver.finish((await second)[0], Verdict.DONE, 0)
+        admission.finish((await second)[0], Verdict.DONE, 0)
     await turns()
-    assert in_flight(driver) == 0
-    assert snapshot(driver).queue.depth == 0
-    third, _ = await asyncio.wait_for(admit(driver), 1)
-    driver.finish(third, Verdict.DONE, 0)
-    driver.close()
+    assert in_flight(admission) == 0
+    assert snapshot(admission).queue.depth == 0
+    third, _ = await asyncio.wait_for(admit(admission), 1)
+    admission.finish(third, Verdict.DONE, 0)
+    close(admission)
 
 
 async def test_a_thousand_clients_that_leave_in_one_turn_keep_nobody_else_from_being_dispatched():
     """Each of them is dispatched in the place of the one before, and gives it up at once."""
-    driver = driver_of(sequences=2, max_requests=2000)
-    first, second = [(await admitted(driver))[0] for _ in range(2)]
-    leaving = [admit(driver) for _ in range(1000)]
-    staying = admit(driver)
+    admission, _ = pair_of(sequences=2, max_requests=2000)
+    first, second = [(await admitted(admission))[0] for _ in range(2)]
+    leaving = [admit(admission) for _ in range(1000)]
+    staying = admit(admission)
     await turns(2)
     for task in leaving:
         task.cancel()
-    driver.finish(first, Verdict.DONE, 3)
-    driver.finish(second, Verdict.DONE, 3)
+    admission.finish(first, Verdict.DONE, 3)
+    admission.finish(second, Verdict.DONE, 3)
     third, _ = await asyncio.wait_for(staying, 1)
-    driver.finish(third, Verdict.DONE, 3)
+    admission.finish(third, Verdict.DONE, 3)
     await asyncio.gather(*leaving, return_exceptions=True)
-    assert (in_flight(driver), snapshot(driver).queue.depth) == (0, 0)
-    driver.close()
+    assert (in_flight(admission), snapshot(admission).queue.depth) == (0, 0)
+    close(admission)
 
 
 @settings(max_examples=60, deadline=None)
@@ -201,27 +206,27 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
 
     async def run():
         choose = random.Random(seed)  # noqa: S311  # a reproducible choice
-        driver = driver_of(sequences=2, ttl=0.02, no_endpoint_ttl=0.02, max_requests=6)
+        admission, driver = pair_of(sequences=2, ttl=0.02, no_endpoint_ttl=0.02, max_requests=6)
         owed = set()
 
         async def live():
             request = None
             try:
-                request, _ = await admitted(driver, band=choose.randrange(3))
+                request, _ = await admitted(admission, band=choose.randrange(3))
                 owed.add(request)
                 await turns(choose.randrange(4))
                 while choose.random() < 0.4:
                     owed.discard(request)
-                    await driver.readmit(request, busy=choose.random() < 0.5)
+                    await admission.readmit(request, busy=choose.random() < 0.5)
                     owed.add(request)
-                    driver.progress(request, choose.randrange(10))
+                    admission.progress(request, choose.randrange(10))
                     await turns(choose.randrange(3))
             except RejectedError:
                 return
             finally:
                 if request in owed:
                     owed.discard(request)
-                    driver.finish(request, choose.choice(list(Verdict)), choose.choice((None, 5)))
+                    admission.finish(request, choose.choice(list(Verdict)), choose.choice((None, 5)))
 
         tasks = [asyncio.create_task(live()) for _ in range(choose.randrange(2, 12))]
         for _ in range(40):
@@ -236,12 +241,12 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
         async with asyncio.timeout(5):
             await asyncio.gather(*tasks, return_exceptions=True)
         assert owed == set()
-        state = snapshot(driver)
+        state = snapshot(admission)
         assert state.queue.depth == 0
         assert state.queue.bytes == 0
         # What was aborted is held until an engine step has passed, and nothing else is.
         assert all(endpoint.in_flight == endpoint.aborting for endpoint in state.endpoints)
-        driver.close()
+        close(admission)
 
     asyncio.run(run())
 
@@ -259,13 +264,11 @@ DEMANDS = (Demand((10,), 300), Demand((31,), 300), Demand((32,), 40), Demand((5,
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
-    """One driver leaves out what is no news, a second core is told everything, in the same batches."""
+    """One admission leaves out what is no news, a second core is told everything, in the same batches."""
 
     async def run():
         choose, clock, events = random.Random(seed), Clock(), []  # noqa: S311  # a reproducible choice
-        driver = Driver(
-            AdmissionController(Policy()), clock, lambda _: None, record=lambda event, *_: events.append(event)
-        )
+        admission, driver = paired(AdmissionController(Policy()), clock, record=lambda event, *_: events.append(event))
         told = AdmissionController(Policy())
         # Not both: counts told late, as blocks change, may end the wait for what was aborted a little early.
         changes, verdicts = choose.choice(((0.05, [Verdict.DONE]), (0.0, list(Verdict))))
@@ -278,7 +281,7 @@ def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
 
         driver.handle(EndpointUp(HERE, Capacity(4000, 1000)))
         arrivals = [Arrived(new_request(), choose.choice(DEMANDS)) for _ in range(5)]
-        counts = {(await driver.admit(arrival)).request: 0 for arrival in arrivals}
+        counts = {(await admission.admit(arrival)).request: 0 for arrival in arrivals}
         most = {a.request: a.demand.max_tokens * a.demand.sequences for a in arrivals}
         follow()
         for _ in range(60):
@@ -287,7 +290,7 @@ def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
             moved = {key: n for key, n in moved.items() if choose.random() < 0.7}
             counts.update(moved)
             for request, generated in moved.items():
-                driver.progress(request, generated)
+                admission.progress(request, generated)
             if choose.random() < changes:  # it comes up with other blocks, once everything is told
                 driver.handle(EndpointUp(HERE, Capacity(4000, 1000, choose.choice((16, 32, 48)))))
                 told.handle(Progress(tuple(moved.items())), clock.now)
@@ -295,60 +298,60 @@ def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
             if choose.random() < 0.1 and moved:
                 request, generated = choose.choice(list(moved.items()))
                 del counts[request]
-                driver.finish(request, choose.choice(verdicts), choose.choice((None, generated)))
+                admission.finish(request, choose.choice(verdicts), choose.choice((None, generated)))
                 follow((Progress, Finished))
-            driver._flush()
+            admission._flush()
             follow()
             told.handle(Progress(tuple((key, n) for key, n in moved.items() if key in counts)), clock.now)
             assert account(driver.controller, clock.now) == account(told, clock.now)
         for request in list(counts):
-            driver.finish(request, Verdict.DONE, None)
-        assert not driver._untold
-        assert not driver._news
-        driver.close()
+            admission.finish(request, Verdict.DONE, None)
+        assert not admission.counts._untold
+        assert not admission.counts._news
+        close(admission)
 
     asyncio.run(run())
 
 
 async def test_the_core_hears_of_a_stream_once_for_each_of_its_blocks():
     heard = []
-    driver = driver_of()
+    admission, driver = pair_of()
     request = new_request()
-    await driver.admit(Arrived(request, Demand((10,), 100)))  # 6 tokens more fill its block of 16
+    await admission.admit(Arrived(request, Demand((10,), 100)))  # 6 tokens more fill its block of 16
     driver._record = lambda event, *_: heard.append(event)
     for generated in range(1, 31):
-        driver.progress(request, generated)
-        driver._flush()
-    driver.progress(request, 31)
-    driver.finish(request, Verdict.DONE, None)
+        admission.progress(request, generated)
+        admission._flush()
+    admission.progress(request, 31)
+    admission.finish(request, Verdict.DONE, None)
     assert [event.generated for event in heard if isinstance(event, Progress) and event.generated] == [
         ((request, 1),), ((request, 7),), ((request, 23),), ((request, 31),)
     ]  # fmt: skip
-    driver.close()
+    close(admission)
 
 
 @pytest.mark.usefixtures("hurried")
 async def test_what_was_generated_before_a_return_is_not_counted_after_it():
-    driver = driver_of()
-    request, _ = await admitted(driver)
-    driver.progress(request, 10)
-    await driver.readmit(request, busy=False)
+    admission, _ = pair_of()
+    request, _ = await admitted(admission)
+    admission.progress(request, 10)
+    await admission.readmit(request, busy=False)
     await asyncio.sleep(PROGRESS_INTERVAL * 2)
-    assert snapshot(driver).endpoints[0].held_blocks == 1
-    driver.finish(request, Verdict.DONE, 0)
-    driver.close()
+    assert snapshot(admission).endpoints[0].held_blocks == 1
+    admission.finish(request, Verdict.DONE, 0)
+    close(admission)
 
 
 async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_and_changes_nothing():
-    driver, heard = driver_of(ttl=0.05), []
-    await admitted(driver)
-    waiting = admit(driver)
+    (admission, driver), heard = pair_of(ttl=0.05), []
+    await admitted(admission)
+    waiting = admit(admission)
     await turns()
     driver._record = lambda event, *_: heard.append(event)
-    explanation = await driver.explain(Arrived(new_request(), SMALL))
+    explanation = await admission.explain(Arrived(new_request(), SMALL))
     assert (explanation.verdict, explanation.endpoint) == ("queue", HERE)
     assert heard == [Tick()], "who arrived would find the accounts up to date, too"
-    assert (in_flight(driver), snapshot(driver).queue.depth) == (1, 1)
+    assert (in_flight(admission), snapshot(admission).queue.depth) == (1, 1)
     with pytest.raises(RejectedError):
         await waiting
-    driver.close()
+    close(admission)
