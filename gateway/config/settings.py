@@ -403,7 +403,9 @@ class UpstreamSettings(_Section):
     first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
-    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and such) per model, until their answers begin.")
+    relay_concurrency: int = Field(
+        64, ge=1, description="Most relayed requests (embeddings and such) per model, until their answers begin."
+    )
 
 
 class ClientKey(_Section):

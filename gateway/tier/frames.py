@@ -89,7 +89,9 @@ class Moved(_Message, tag=5):
 class GivenBack(_Message, tag=6):
     """A dispatched request comes back unanswered; see `Returned`."""
 
-    request: RequestId
+    model: str
+    arrival: Arrived
+    """As an owner that does not know of its dispatch is to see it."""
     busy: bool
 
 

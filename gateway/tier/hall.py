@@ -86,7 +86,10 @@ class Hall:
     def __init__(self, expected: int) -> None:
         self._expected = expected
         self._seats: dict[int, Seat] = {}
+        self._silent: set[Seat] = set()
+        """Connections over which no front has declared anything yet."""
         self._opened = False
+        self._timer: asyncio.TimerHandle | None = None
         self._early: list[tuple[Seat, Driver, Arrived]] = []
         """What waits until the fronts have declared."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +110,7 @@ class Hall:
     def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Deciding) -> None:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
-        asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+        self._timer = asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
 
     @property
     def fronts(self) -> int:
@@ -116,16 +119,17 @@ class Hall:
 
     def line(self) -> Line[FromFront]:
         """The protocol of a new connection."""
-        seats: list[Seat] = []
-        line = Line(
-            from_front, lambda _line, messages: self._take(seats[0], messages), lambda _line: self._lost(seats[0])
+        seat = Seat(
+            Line(from_front, lambda _line, messages: self._take(seat, messages), lambda _line: self._lost(seat))
         )
-        seats.append(Seat(line))
-        return line
+        self._silent.add(seat)
+        return seat.line
 
     def close(self) -> None:
         """Cut every connection: the fronts turn to the next owner."""
-        for seat in list(self._seats.values()):
+        if self._timer is not None:
+            self._timer.cancel()
+        for seat in [*self._seats.values(), *self._silent]:
             seat.line.cut()
         for task in self._tasks:
             task.cancel()
@@ -198,14 +202,21 @@ class Hall:
         self._end(seat, message.request, Finished(message.request, message.verdict, message.completion_tokens))
 
     def _left(self, seat: Seat, message: Left) -> None:
+        """Take out what waits. A request dispatched meanwhile ends when its front hears of that."""
+        known = seat.drivers.get(message.request)
+        if known is None or known[1]:
+            return
         self._early = [early for early in self._early if early[2].request != message.request]
         self._end(seat, message.request, Cancelled(message.request))
 
     def _given_back(self, seat: Seat, message: GivenBack) -> None:
-        known = seat.drivers.get(message.request)
-        if known is not None:
-            seat.drivers[message.request] = known[0], False
-            known[0].handle(Returned(message.request, message.busy))
+        request = message.arrival.request
+        known = seat.drivers.get(request)
+        if known is None:  # this owner did not know the endpoint that it was on
+            self._arrived(seat, message.model, message.arrival)
+        else:
+            seat.drivers[request] = known[0], False
+            known[0].handle(Returned(request, message.busy))
 
     def _asked(self, seat: Seat, message: Ask | Explain) -> None:
         self._spawn(self._explain(seat, message) if isinstance(message, Explain) else self._answer(seat, message))
@@ -217,6 +228,7 @@ class Hall:
 
     def _seated(self, seat: Seat, message: FromFront) -> bool:
         """Take a front's first message; False if it is none, and the connection is given up."""
+        self._silent.discard(seat)
         if not isinstance(message, Hello) or message.version != VERSION:
             _log.error("a front speaks another version of the protocol, and is not served")
             seat.line.cut()
@@ -226,13 +238,26 @@ class Hall:
             self._vacate(before)
         seat.front = message.front
         self._seats[message.front] = seat
+        self._recall(seat, message)
         self._show(seat)
         self._take_over(seat, message)
         seat.line.send(Welcome())
         _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
-        if len(self._seats) >= self._expected:
+        if len(self._seats) >= self._expected and not self._silent:
             self._open()
         return True
+
+    def _recall(self, seat: Seat, hello: Hello) -> None:
+        """Take over what a front knows of the endpoints, and tell it of those that are not configured any more."""
+        for there in hello.known:
+            monitor = self._monitors.get(there.endpoint)
+            if monitor is None:
+                seat.line.send(Gone(there.endpoint))
+            elif there.endpoint not in self._cores.known:
+                self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
+                if there.drained:
+                    monitor.drain()
+                self._spawn(self._confirm(there.endpoint, monitor))
 
     def _show(self, seat: Seat) -> None:
         """Tell a new front of every endpoint that was probed."""
@@ -244,14 +269,9 @@ class Hall:
 
     def _take_over(self, seat: Seat, hello: Hello) -> None:
         """Take what a front had with an earlier owner."""
-        for there in hello.known:
-            if there.endpoint in self._monitors:
-                self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
-                if there.drained and not self._opened:
-                    self._monitors[there.endpoint].drain()
         for model, declared in hello.declared:
-            driver = self._cores.drivers.get(model)
-            if driver is not None:
+            if self._cores.serves(declared.endpoint) == model:
+                driver = self._cores.drivers[model]
                 seat.drivers[declared.arrival.request] = driver, True
                 driver.handle(declared)
         for watched in hello.watched:
@@ -267,12 +287,9 @@ class Hall:
         early, self._early = self._early, []
         for _seat, driver, arrival in sorted(early, key=lambda waiting: -waiting[2].waited):
             driver.handle(arrival)
-        for endpoint in self._cores.known:
-            self._spawn(self._confirm(endpoint))
 
-    async def _confirm(self, endpoint: EndpointId) -> None:
+    async def _confirm(self, endpoint: EndpointId, monitor: EndpointMonitor) -> None:
         """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
-        monitor = self._monitors[endpoint]
         await monitor.probed.wait()
         if not monitor.serving:
             self._broadcast(_down(endpoint, monitor))
@@ -303,6 +320,8 @@ class Hall:
             known[0].handle(event)
 
     def _watch(self, seat: Seat, message: Watched | Stepped | Unwatched | Failed) -> None:
+        if isinstance(message, Unwatched):
+            seat.watched.pop(message.request, None)
         monitor = self._monitors.get(message.endpoint)
         if monitor is None:
             return
@@ -313,7 +332,6 @@ class Hall:
             case Stepped(_, requests):
                 monitor.progressed(requests)
             case Unwatched(_, request, delivering):
-                seat.watched.pop(request, None)
                 monitor.finished(request, delivering=delivering)
             case Failed(_, reason, aborted, dead):
                 monitor.failed(reason, aborted=aborted, dead=dead)
@@ -338,6 +356,7 @@ class Hall:
     # A front that is gone.
 
     def _lost(self, seat: Seat) -> None:
+        self._silent.discard(seat)
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
             self._vacate(seat)

@@ -79,7 +79,13 @@ class Line(asyncio.Protocol, Generic[Received]):
         transport = self._transport
         if transport is None or not messages:
             return
-        transport.write(frame(messages))
+        try:
+            data = frame(messages)
+        except (OverflowError, ValueError) as error:  # a number or a text that no engine should send
+            _log.error("a message could not be written: the connection is given up", reason=str(error)[:200])
+            self.cut()
+            return
+        transport.write(data)
         if transport.get_write_buffer_size() > MOST_UNSENT:
             _log.error("the other side takes nothing any more: the connection is given up")
             self.cut()

@@ -125,9 +125,8 @@ class Link:
         self._lost_at = clock()
         self._asked: dict[RequestId, _Asked] = {}
         self._admissions: dict[str, Admission] = {}
-        self._known: dict[EndpointId, Up] = {}
-        """What the owner said last of each endpoint that takes traffic, or did."""
-        self._drained: set[EndpointId] = set()
+        self._known: dict[EndpointId, tuple[Up, Down | None]] = {}
+        """What the owner said last of each endpoint that takes traffic, or did before it went down."""
         self._watches: dict[EndpointId, RemoteWatch] = {}
         self._questions: dict[int, tuple[Explain | Ask, asyncio.Future[bytes | None]]] = {}
         self._number = 0
@@ -172,7 +171,7 @@ class Link:
             if self.connected.is_set():
                 self.connected.clear()
                 self._lost_at = self._clock()
-        _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
+                _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
 
     async def _watch_for_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""
@@ -199,12 +198,18 @@ class Link:
         return watch
 
     def _introduce(self, endpoint: EndpointId) -> None:
-        """Tell the follower of an endpoint that takes traffic, once it is configured here too."""
-        up, watch = self._known.get(endpoint), self._watches.get(endpoint)
-        if up is not None and watch is not None:
+        """Tell the follower what the owner said of an endpoint, once it is configured here too."""
+        watch = self._watches.get(endpoint)
+        if watch is None or endpoint not in self._known:
+            return
+        up, down = self._known[endpoint]
+        if down is None:
             watch.on_trial, watch.keeps = up.on_trial, True
             self._follower.up(endpoint, up.model, up.identity)
             self.admission(up.model).renew()
+        else:
+            watch.keeps = down.keeps
+            self._follower.down(endpoint)
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message, if there is an owner now."""
@@ -230,12 +235,12 @@ class Link:
                 asked.pop(request, None)
                 self.send(Left(request))
             case Returned(request, busy):
-                if (known := asked.get(request)) is not None:
-                    if not busy:
-                        known.failures += 1
-                        known.avoid = known.endpoint
-                    known.endpoint, known.generated = None, 0
-                self.send(GivenBack(request, busy))
+                known = asked[request]
+                if not busy:
+                    known.failures += 1
+                    known.avoid = known.endpoint
+                known.endpoint, known.generated = None, 0
+                self.send(GivenBack(model, known.waiting(self._clock()), busy))
 
     def leave(self) -> None:
         """Refuse all that waits here: this front shuts down."""
@@ -297,8 +302,8 @@ class Link:
                 arrival = replace(known.arrival, failures=known.failures, avoid=known.avoid)
                 declared.append((known.model, Declared(arrival, known.endpoint, generated)))
         roster = [
-            Known(up.endpoint, up.model, up.identity, up.capacity, up.endpoint in self._drained)
-            for up in self._known.values()
+            Known(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
+            for up, down in self._known.values()
         ]
         watched = [watched for watch in self._watches.values() for watched in watch.watched]
         line.send(Hello(VERSION, self._front, roster, declared, watched, waiting))
@@ -310,6 +315,7 @@ class Link:
         now, patience = self._clock(), self._patience()
         for request, known in list(self._asked.items()):
             if known.endpoint is None and now - max(known.came_at, self._lost_at) > patience:
+                self.send(Left(request))  # an owner that has yet to take this connection would hold its place
                 self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
 
     def _reject(self, reject: Reject) -> None:
@@ -331,20 +337,19 @@ class Link:
         self._reject(message.reject)
 
     def _wanted(self, message: Wanted) -> None:
-        self.admission(message.model).want(message.news, everything=message.everything)
+        there = {request for request in message.news if (known := self._asked.get(request)) and known.endpoint}
+        news = {request: count for request, count in message.news.items() if request in there}
+        self.admission(message.model).want(news, everything=message.everything)
 
     def _up(self, message: Up) -> None:
-        self._known[message.endpoint] = message
-        self._drained.discard(message.endpoint)
+        self._known[message.endpoint] = message, None
         self._introduce(message.endpoint)
 
     def _down(self, message: Down) -> None:
-        if message.drained:
-            self._drained.add(message.endpoint)
-        watch = self._watches.get(message.endpoint)
-        if watch is not None:
-            watch.keeps = message.keeps
-            self._follower.down(message.endpoint)
+        known = self._known.get(message.endpoint)
+        if known is not None:
+            self._known[message.endpoint] = known[0], message
+            self._introduce(message.endpoint)
 
     def _gone(self, message: Gone) -> None:
         self._known.pop(message.endpoint, None)
