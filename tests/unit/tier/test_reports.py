@@ -52,6 +52,20 @@ async def test_a_front_that_does_not_answer_counts_as_it_did(monkeypatch: pytest
     assert await asked(told, {1: 6, 2: None}) == 13
 
 
+async def test_all_are_waited_for() -> None:
+    told = Reports()
+    fronts: Any = {front: Line(told, front, None) for front in (1, 2)}
+    for first, second in ((1, 2), (2, 1)):
+        asking = asyncio.create_task(told.ask(fronts))
+        await asyncio.sleep(0)
+        number = told._number
+        told.take(first, reported(number, 3))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        told.take(second, reported(number, 4))
+        await asyncio.wait_for(asking, reports.REPORTED_WITHIN / 2)
+
+
 async def test_one_that_goes_meanwhile_is_not_waited_for() -> None:
     told = Reports()
     line: Any = Line(told, 1, None)
