@@ -17,7 +17,6 @@ import gateway
 from gateway.admission import controller
 from gateway.app.apart import Apart, Place
 from gateway.app.core import Core
-from gateway.app.gpus import GpuWatch
 from gateway.app.opened import Opened, opened
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
@@ -127,16 +126,28 @@ class Application:
             ids=count(1) if place is None else count(place.front << ID_BITS),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._core)
-        self._gpus = GpuWatch()
-        self._metrics.registry.register(self._gpus)
         self._listeners = self._listen(listening, shared=place is not None)
 
     def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
-        directory, clock, progressed = self._directory, self._clock, self._flights.progressed
+        clock, progressed, metrics = self._clock, self._flights.progressed, self._metrics
         if place is None:
-            endpoints = self._opened.endpoints
-            return Together(self._settings, endpoints, directory, clock=clock, progressed=progressed, launched=launched)
-        return Apart(place, directory, clock=clock, progressed=progressed, settings=lambda: self._settings)
+            return Together(
+                self._settings,
+                self._opened.endpoints,
+                self._directory,
+                clock=clock,
+                progressed=progressed,
+                metrics=metrics,
+                launched=launched,
+            )
+        return Apart(
+            place,
+            self._directory,
+            clock=clock,
+            progressed=progressed,
+            metrics=metrics,
+            settings=lambda: self._settings,
+        )
 
     @property
     def settings(self) -> Settings:
@@ -170,9 +181,7 @@ class Application:
         """
         self._core.start()
         self._preload()
-        self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("flights", self._flights.watch)
-        self._background.spawn("samples", self._sample)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settle):
                 await self._settled()
@@ -232,12 +241,6 @@ class Application:
         await self._reached.close()
         await self._counting.close()
         _log.info("stopped")
-
-    async def _sample(self) -> None:
-        """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
-        while True:
-            await asyncio.sleep(self._settings.health.interval)
-            self._metrics.sample(self._core.loads())
 
     async def _recheck(self, pool: Pool) -> None:
         """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
@@ -311,7 +314,7 @@ class Application:
 
     def _admin(self, parts: Part, key: str | None) -> FastAPI:
         explainer = RelayExplainer(self._plane)
-        return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
+        return admin_app(self._view, self._core.exposition, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
         self._metrics.know(name)
@@ -385,7 +388,6 @@ class Application:
 
     def _left(self, endpoint: Endpoint) -> None:
         self._reached.left(endpoint)
-        self._metrics.forget_endpoint(endpoint.id)
 
 
 def _drift_fields(drift: Drift) -> dict[str, Any]:

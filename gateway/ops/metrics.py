@@ -5,15 +5,17 @@ health) are read from one snapshot at each scrape and cost nothing in between.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
+from gateway.ops.merged import Family, Figures
 from gateway.ops.returns import Returns
-from gateway.ops.state import GatewayState
+from gateway.ops.state import Decided
 from gateway.ops.tally import Tallies
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
@@ -177,16 +179,47 @@ class Metrics:
             for endpoint, usage in load.usage:
                 self._usage.of(endpoint).observe(usage)
 
-    def forget_endpoint(self, endpoint: str) -> None:
-        """Drop the metrics of a removed endpoint."""
-        self._usage.forget(endpoint)
+    def keep_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Drop the metrics of all endpoints but these."""
+        self._usage.keep({(endpoint,) for endpoint in endpoints})
 
-    def exposition(self, state: GatewayState) -> bytes:
+    def exposition(self, decided: Decided | None = None) -> bytes:
         """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""
-        gauges = CollectorRegistry(auto_describe=False)
-        gauges.register(_State(state))
-        text: bytes = generate_latest(self.registry) + generate_latest(gauges)
-        return text
+        text: bytes = generate_latest(self.registry)
+        return text if decided is None else text + generate_latest(_State(decided))
+
+    def figures(self, decided: Decided | None = None, fronts: int | None = None) -> list[Family]:
+        """What is counted and measured in this process, and the gauges of this state, to be merged with others'."""
+        collectors = [self.registry] if decided is None else [self.registry, _State(decided, fronts)]
+        return [_figures(metric) for collector in collectors for metric in collector.collect()]
+
+
+def exposed(figures: Figures) -> bytes:
+    """The answer to `GET /metrics` with these figures, to be sent as `CONTENT_TYPE`."""
+    text: bytes = generate_latest(_Shown(figures))
+    return text
+
+
+def _figures(metric: Metric) -> Family:
+    samples = [
+        (sample.name, tuple(chain.from_iterable(sample.labels.items())), float(sample.value))
+        for sample in metric.samples
+    ]
+    return Family(metric.name, metric.documentation, metric.type, samples)
+
+
+class _Shown:
+    """A collector of figures that are known."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._figures:
+            metric = Metric(family.name, family.meaning, family.kind)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, dict(zip(labels[::2], labels[1::2], strict=True)), value)
+            yield metric
 
 
 class _Build:
@@ -204,11 +237,16 @@ class _Build:
 class _State:
     """The gauges. An unknown value has no sample: absent is not zero."""
 
-    def __init__(self, state: GatewayState) -> None:
+    def __init__(self, state: Decided, fronts: int | None = None) -> None:
         self._state = state
+        self._fronts = fronts
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._state
+        if self._fronts is not None:
+            fronts = _gauge("kvgate_fronts", "Processes that serve clients.")
+            fronts.add_metric([], self._fronts)
+            yield fronts
         depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
@@ -217,7 +255,7 @@ class _State:
         yield from _engine_counters(state)
 
 
-def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
+def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
     in_flight = _gauge("kvgate_in_flight", "Requests on the endpoint.", "endpoint")
     peak = _gauge("kvgate_sequences_peak", "The most sequences that were on the endpoint at once.", "endpoint")
     usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
@@ -240,7 +278,7 @@ def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
     return iter((in_flight, peak, usage, gate, healthy, age))
 
 
-def _engine_counters(state: GatewayState) -> Iterator[CounterMetricFamily]:
+def _engine_counters(state: Decided) -> Iterator[CounterMetricFamily]:
     preemptions = _counter("kvgate_engine_preemptions_total", "Requests that the engine preempted.", "endpoint")
     tokens = _counter("kvgate_engine_tokens_total", "Tokens the engine processed, for whomever.", "endpoint", "kind")
     cached = _counter(

@@ -143,6 +143,19 @@ class Ask(_Message, tag=12):
     undrain: str | None = None
 
 
+class Scrape(_Message, tag=13):
+    """Asks for the metrics of all processes, as text; answered with an `Answer`."""
+
+    number: int
+
+
+class Reported(_Message, tag=14):
+    """What a front counted, packed (see `gateway.ops.merged`): as asked by `Report`, or, when it leaves, its last."""
+
+    number: int | None
+    figures: bytes
+
+
 # From the owner.
 
 
@@ -210,14 +223,23 @@ class Expire(_Message, tag=27):
 
 
 class Answer(_Message, tag=28):
-    """The answer to a question, as JSON; None if it was about an endpoint that is not known."""
+    """The answer to a question, as JSON or text; None if it was about an endpoint that is not known."""
 
     number: int
     body: bytes | None
 
 
-FromFront = Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Explain | Ask
-FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer
+class Report(_Message, tag=29):
+    """Asks for what the front counted; answered with a `Reported`."""
+
+    number: int
+
+
+Question = Explain | Ask | Scrape
+FromFront = (
+    Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Question | Reported
+)
+FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report
 
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode

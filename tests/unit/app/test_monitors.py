@@ -14,8 +14,8 @@ from gateway.app.monitors import Monitors
 from gateway.config.settings import Settings
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
-from gateway.pools.cores import Cores
 from gateway.pools.admission import Admission
+from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.runtime.background import Background
 from tests.fakes.paired import paired

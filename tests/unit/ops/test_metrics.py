@@ -119,6 +119,14 @@ def test_how_full_everything_is_is_counted_at_each_sample():
     assert value(metrics, "kvgate_kv_usage_over_time_bucket", endpoint="b:1", le="0.05") == 1
 
 
+def test_an_endpoint_that_is_no_longer_configured_is_not_shown():
+    metrics = Metrics("0.1.0")
+    metrics.sample({"smol": Load(2, 7, (("a:1", 0.62), ("b:1", 0.05)))})
+    metrics.keep_endpoints(["b:1"])
+    assert [value(metrics, "kvgate_kv_usage_over_time_count", endpoint=name) for name in ("a:1", "b:1")] == [None, 1]
+    assert value(metrics, "kvgate_sequences_over_time_count", model="smol") == 1
+
+
 def test_what_an_engine_did_is_told_as_far_as_it_counts():
     metrics = Metrics("0.1.0")
     state = gateway(endpoint(), endpoint(id="old:1", engine=EngineTotals(prompt_tokens=7)))
