@@ -66,9 +66,10 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: a request waits at most `ttl` while an endpoint is live, and at most `no_endpoint_ttl` while none is.
-    Each counts from its arrival or from the last change between these two states, whichever is later. Its whole wait
-    never exceeds both together. The outcome tells which of the two passed.
+    Deadlines: a request waits at most its queue budget, which is never over `ttl`, while an endpoint is live, and at
+    most `no_endpoint_ttl` while none is. Each counts from its arrival or from the last change between these two states,
+    whichever is later. Its whole wait never exceeds `ttl` and `no_endpoint_ttl` together. The outcome tells which of
+    the three ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -83,7 +84,7 @@ class AdmissionController:
         self._headroom = pool.headroom
         self._promises = pool.waits.promises
         self._changed = True
-        """Whether this event may have made room, so that the queue is offered again."""
+        """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
         self._wake_at = inf
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -120,7 +121,7 @@ class AdmissionController:
                 self._dispatch_waiting(now)
         if type(event) is Arrived:
             self._shed(event, now)
-        self._changed = True  # unless a handler of the next event says otherwise
+        self._changed = True  # for the next event
         if self._queue.depth:
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -161,7 +162,7 @@ class AdmissionController:
         return self._predictor.learned()
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
-        """For each request in flight, the token count that a report must reach to change the account; 0: any does.
+        """For each request in flight, the token count below which a report changes nothing; 0: report all.
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
@@ -170,7 +171,7 @@ class AdmissionController:
 
     @property
     def aborting(self) -> bool:
-        """Whether blocks of aborted requests still count, until a token of another request shows an engine step."""
+        """Whether aborted requests still hold blocks: until the engine's next step is seen, at most `abort_bound`."""
         return any(endpoint.ledger.aborting for endpoint in self._endpoints)
 
     # Requests
@@ -264,7 +265,7 @@ class AdmissionController:
         generated = endpoint.ledger.progressed(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: only an answer of unknown length is charged, as expected
+        else:  # nothing was generated: free, unless the answer is whole and its length unknown
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
@@ -391,7 +392,7 @@ class AdmissionController:
                 self._queue.offer(self._observe_only(now))
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
-        """Endpoints that a head waits for, each with the lane whose requests may still go there; None: nobody's."""
+        """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
 
         def accept(request: RequestRecord) -> Answer:
             lane = (request.arrival.band, request.lane)

@@ -1,8 +1,8 @@
 """PURE. The parser of vLLM's `/metrics`, for the few metrics kvgate watches.
 
 A real exposition is 50 KB or more, mostly histograms. Only a dozen lines matter here, so they are found by name and
-the rest is not parsed. Names are those of vLLM 0.8.5 to 0.33. A sample that is absent or impossible (NaN, negative, too
-large) is None, never zero.
+the rest is not parsed (`engine/plan/samples.py` parses all). Names are those of vLLM 0.8.5 to 0.33. A sample that is
+absent or impossible (NaN, negative, too large) is None, never zero.
 """
 
 import math

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
-from gateway.relay.connection import Connection, Sink
 from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
+from gateway.relay.upstream_connection import Connection, Sink
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 

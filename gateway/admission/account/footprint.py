@@ -29,6 +29,7 @@ class Footprint:
         if shares_prefix and demand.n > 1:
             self._shared = (demand.n - 1) * sum((p - 1) // block_size for p in prompts)
         self._boundaries: tuple[int, ...] = ()
+        """With many prompts: the values of s, see below, at which a block is added."""
         self._rests: tuple[int, ...] = ()
         self._upto: tuple[int, ...] = ()
         if len(prompts) == 1:
@@ -36,7 +37,9 @@ class Footprint:
         else:
             # With q, s = divmod(g, block), the sum of ceil((p + g) / block) over many prompts is the prompts' full
             # blocks, plus q for each prompt, plus what their rests in the last block need with s tokens more: so it
-            # takes only the rests that occur, and how many prompts have up to each.
+            # takes only the rests that occur, and how many prompts have up to each. With blocks of 16 and prompts of 20
+            # and 32 tokens: 1 + 2 full blocks, and rests of 4 and 0. These need 1 block at s = 0, 2 from s = 1, and 3
+            # from s = 13, as 4 + 13 tokens take two. The boundaries are 1 and 13.
             self._full = sum(p // block_size for p in prompts)
             rests = Counter(p % block_size for p in prompts)
             self._rests = tuple(sorted(rests))

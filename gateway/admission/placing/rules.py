@@ -4,9 +4,9 @@ Refusals, the room that must become free before a request fits, the reasons of a
 documentation's table all come from this table. A new rule is a new row; it finds the settings in `endpoint.policy`. A
 head that is refused keeps its endpoints from other lanes and less urgent bands.
 
-A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before every
-row that keeps something, or by such a row its head would keep an endpoint that it may not use. `share` alone is the last:
-it holds back only what would go otherwise.
+A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before
+every row that keeps something, or by such a row its head would keep an endpoint that it may not use. `share` alone is
+the last: it holds back only what would go otherwise.
 """
 
 from collections.abc import Callable, Sequence

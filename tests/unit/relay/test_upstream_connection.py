@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from gateway.relay.connection import Connection
 from gateway.relay.upstream import ConnectionLostError
+from gateway.relay.upstream_connection import Connection
 from tests.unit.relay.endpoint import CHUNKED, WHOLE, Server, fetch, upstream
 from tests.until import until
 
