@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 """The `model` label of requests for unknown models: client text must not become a label value."""
 
 MOST_MODELS = 32
-"""Models with labels of their own; those served now may be more. An engine can call its model otherwise every second."""
+"""Models with labels of their own; those served now may be more. An engine can rename its model every second."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
