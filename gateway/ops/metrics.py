@@ -173,11 +173,12 @@ class Metrics:
             model: its name.
             served: the models that are served now.
         """
-        if model not in self._models:
+        known = self._models.pop(model, None)
+        if known is None:
             gone = [name for name in self._models if name not in served]
             for name in gone[: max(0, len(self._models) + 1 - MOST_MODELS)]:
                 self._forget_model(name)
-        self._models[model] = self._models.pop(model, None) or ModelMetrics(self, model)
+        self._models[model] = known or ModelMetrics(self, model)
 
     def model(self, name: str | None) -> ModelMetrics:
         """The counters of a model; those of `unknown` if it is not one of ours."""
