@@ -317,7 +317,7 @@ class Application:
         return admin_app(self._view, self._core.exposition, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        self._metrics.know(name)
+        self._metrics.know(name, self._directory.pools)
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
@@ -347,6 +347,7 @@ class Application:
             key=self._plane.key,
         )
         pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
+        self._loading = {known: task for known, task in self._loading.items() if known in self._directory.pools}
         self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)
         self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
         return pool

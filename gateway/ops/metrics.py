@@ -4,7 +4,7 @@ Counters and histograms are updated where things happen, through children bound 
 health) are read from one snapshot at each scrape and cost nothing in between.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -22,6 +22,9 @@ CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
 
 UNKNOWN = "unknown"
 """The `model` label of requests for unknown models: client text must not become a label value."""
+
+MOST_MODELS = 32
+"""Models with labels of their own; those served now may be more. An engine can rename its model every second."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
@@ -163,9 +166,21 @@ class Metrics:
         for model in models:
             self.know(model)
 
-    def know(self, model: str) -> None:
-        """Give a model a label of its own: it is one of ours."""
-        self._models.setdefault(model, ModelMetrics(self, model))
+    def know(self, model: str, served: Collection[str] = ()) -> None:
+        """Give a model a label of its own: it is one of ours.
+
+        Counters of a model that is gone stay, so that they go on if it comes back; of too many, the oldest are dropped.
+
+        Args:
+            model: its name.
+            served: the models that are served now.
+        """
+        known = self._models.pop(model, None)
+        if known is None:
+            gone = [name for name in self._models if name not in served]
+            for name in gone[: max(0, len(self._models) + 1 - MOST_MODELS)]:
+                self._forget_model(name)
+        self._models[model] = known or ModelMetrics(self, model)
 
     def model(self, name: str | None) -> ModelMetrics:
         """The counters of a model; those of `unknown` if it is not one of ours."""
@@ -182,6 +197,15 @@ class Metrics:
     def keep_endpoints(self, endpoints: Iterable[str]) -> None:
         """Drop the metrics of all endpoints but these."""
         self._usage.keep({(endpoint,) for endpoint in endpoints})
+
+    def _forget_model(self, model: str) -> None:
+        del self._models[model]
+        for counter in (self.requests, self.returns, self.tokens, self.drift, self.would):
+            counter.remove_by_labels({"model": model})
+        for kind in ("prompt", "output", "total"):
+            self.lengths.forget(model, kind)
+        self._sequences.forget(model)
+        self._waiting.forget(model)
 
     def exposition(self, decided: Decided | None = None) -> bytes:
         """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""

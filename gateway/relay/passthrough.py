@@ -56,7 +56,7 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
         prompt_tokens = 0 if is_form(kind) else min(size // _BYTES_PER_TOKEN, pool.max_model_len)
     async with _place(plane, exchange, pool, size) as leave:
         if pool.healthy():
-            return await _pass(plane, scope, exchange, payload, pool.in_turn, leave, prompt_tokens=prompt_tokens)
+            return await _pass(plane, scope, exchange, payload, pool.in_turn, begun=leave, prompt_tokens=prompt_tokens)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
@@ -71,7 +71,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
     if endpoint is None:
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    return await _pass(plane, scope, exchange, payload, lambda: [endpoint], lambda: None)
+    return await _pass(plane, scope, exchange, payload, lambda: [endpoint])
 
 
 @contextlib.asynccontextmanager
@@ -98,8 +98,8 @@ async def _pass(
     exchange: Exchange,
     payload: Payload,
     offered: Callable[[], Iterable[Endpoint]],
-    begun: Callable[[], None],
     *,
+    begun: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
 ) -> Outcome:
     """Try it on the endpoints that are offered.

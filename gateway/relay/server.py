@@ -30,7 +30,7 @@ _RETRY_AFTER = 1
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
 _IDLE = 1.0
-"""Seconds a connection must be idle to give way to a new one, and between two looks for such connections."""
+"""Seconds without a whole head after which a connection gives way to a new one, and between two looks for these."""
 _MOST_LOOKED_AT = 10_000
 """Connections that one look takes in: some milliseconds."""
 STALLED = 60.0
@@ -100,7 +100,7 @@ class _Refused(asyncio.Protocol):
 
 
 class _Idle:
-    """The idle connections that can give way to new ones when all places are taken.
+    """The connections that can give way to new ones when all places are taken: idle, or slow to send a head.
 
     Of the address with the most connections first, and of those the longest idle.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.security.hostile import Script, answer, stream_head
+from tests.security.hostile import METRICS, Script, answer, stream_head
 from tests.security.target import Answer, Target
 
 pytestmark = pytest.mark.slow
@@ -202,6 +202,13 @@ def probed(target: Target) -> Answer:
     return target.get("/livez")
 
 
+def probed_and_asked(target: Target) -> Answer:
+    """Ask it for an answer, as it has just said of itself what it says."""
+    target.hostile.wait_asked()
+    target.hostile.wait_asked()
+    return asks(target)
+
+
 def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses: int, send=asks) -> Attack:
     """What an engine answers on a path: a head, and so much of one thing."""
     return Attack(name, send, statuses, 96 * MB, (path, flood(head, piece, size)))
@@ -212,6 +219,7 @@ def metrics(name: str, head: bytes, piece: bytes) -> Attack:
     return engine(f"metrics of {name}", "/metrics", stream_head("text/plain") + head, piece, 7 * MB, 200, send=probed)
 
 
+ONE_BLOCK = answer(METRICS.replace(b'"4096"', b'"1"'), kind="text/plain")
 GAUGE = b"vllm:num_requests_running"
 ENGINES = [
     engine("an error", CHAT, answer(b'{"error":{"message":"', status="400 Bad", length=300 * MB), b"a", 300 * MB, 400),
@@ -249,6 +257,7 @@ ENGINES = [
     engine("interim answers for health", "/health", b"", INTERIM, 6 * MB, 200, send=probed),
     engine("headers for health", "/health", b"HTTP/1.1 200 OK\r\n", b"a:\r\n", 6 * MB, 200, send=probed),
     engine("metrics in bytes", "/metrics", CHUNKED, b"1\r\n\n\r\n", 6 * MB, 200, send=probed),
+    Attack("a cache of one block", probed_and_asked, (404,), script=("/metrics", lambda: [ONE_BLOCK])),
     metrics("one sample", b"", GAUGE + b" 1\n"),
     metrics("one line", GAUGE + b"{", b'a="",'),
     metrics("one label", GAUGE + b'{a="', b"\\a"),
