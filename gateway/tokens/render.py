@@ -146,7 +146,7 @@ class Renderer:
         return tuple(MeasuredPrompt(one.tokens, None) for one in measured)  # all their tokens would be large
 
     def count_text(self, text: str) -> int:
-        """The tokens of a plain text; of a very long one an estimate: as its beginning, but no fewer than ordinary text."""
+        """The tokens of a plain text; of a very long one an estimate: as its beginning, or as ordinary text."""
         beginning = text[:_ESTIMATED_FROM]
         tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
         rest = len(text) - len(beginning)
