@@ -17,7 +17,7 @@ from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read
+from gateway.relay.reading import read_apart
 from gateway.relay.understand import (
     NO_ENDPOINT,
     UncountedError,
@@ -31,7 +31,7 @@ from gateway.relay.understand import (
 )
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, edited, rewrites
+from gateway.wire.request import EDITED_INLINE_BYTES, Api, GenerationRequest, edited, rewrites
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
@@ -145,8 +145,8 @@ def _asks_usage(request: GenerationRequest) -> bool:
 async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
     """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
     request, usage, band = work.request, _asks_usage(work.request), work.band
-    if len(payload.data) > INLINE_BYTES and rewrites(request, usage=usage, priority=band):
-        payload.data = await read(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
+    if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, usage=usage, priority=band):
+        payload.data = await read_apart(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
     else:
         payload.data = _edited(payload.data, request, usage, band)
 

@@ -81,6 +81,16 @@ CLIENTS = [
     Attack("a form of nothing but lines", form(b'--b\r\nname="model"\r\n', b"a:b\r\n"), (400, 404), memory=192 * MB),
     Attack("a form of nothing but parts", form(b"", b"--b\r\n\r\n\r\n"), (400,), memory=192 * MB),
     Attack(
+        "a form of nothing but empty parameters",
+        form(b"", b"--b\r\ncontent-disposition:%b\r\n\r\n\r\n" % (b";" * 8000), b"--b--\r\n", size=MB),
+        (400,),
+    ),
+    Attack(
+        "a form of nothing but escapes",
+        form(b"", b'%b%b"\r\n\r\n\r\n' % (FILE_PART[:-9], b'\\"' * 4000), b"--b--\r\n", size=MB),
+        (400, 404),
+    ),
+    Attack(
         "a form whose file is like its boundary",
         form(FILE_PART, b"\r\n-" + b"-" * 60, boundary="-" * 69 + "b"),
         (400,),
