@@ -202,10 +202,8 @@ class Metrics:
         del self._models[model]
         for counter in (self.requests, self.returns, self.tokens, self.drift, self.would):
             counter.remove_by_labels({"model": model})
-        for kind in ("prompt", "output", "total"):
-            self.lengths.forget(model, kind)
-        self._sequences.forget(model)
-        self._waiting.forget(model)
+        for tallies in (self.lengths, self._sequences, self._waiting):
+            tallies.forget(model)
 
     def exposition(self, decided: Decided | None = None) -> bytes:
         """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""

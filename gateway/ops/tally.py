@@ -54,6 +54,10 @@ class Tallies:
         """Drop the tallies with other label values than these."""
         self._tallies = {values: tally for values, tally in self._tallies.items() if values in labels}
 
+    def forget(self, first: str) -> None:
+        """Drop the tallies with this first label value."""
+        self._tallies = {values: tally for values, tally in self._tallies.items() if values[0] != first}
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """All tallies, at a scrape."""
         name, meaning, labels = self._family

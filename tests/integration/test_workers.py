@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,13 @@ from tests.unit.engine.processes import descendants, eventually
 pytestmark = pytest.mark.slow
 
 
+def configure(file: Path, urls: list[str], **sections: object) -> None:
+    model = {"endpoints": [{"url": url} for url in urls], "tokenizer": "/nonexistent"}
+    settings = {"models": [model], "health": {"interval": 0.2}, "admission": {"ttft_target": None}, **sections}
+    server = {"workers": 2, "state_dir": "none"}
+    file.write_text(yaml.safe_dump({"server": server, **settings}))
+
+
 class Workers:
     """A running kvgate with two workers, and its file."""
 
@@ -31,15 +38,12 @@ class Workers:
         self.file = file
         self.urls = urls
 
-    def configure(self, urls: list[str], **sections: object) -> None:
-        model = {"endpoints": [{"url": url} for url in urls], "tokenizer": "/nonexistent"}
-        settings = {"models": [model], "health": {"interval": 0.2}, "admission": {"ttft_target": None}, **sections}
-        server = {"workers": 2, "state_dir": "none"}
-        self.file.write_text(yaml.safe_dump({"server": server, **settings}))
-
     def owner(self) -> int:
         (owner,) = self._processes("--owner=")
         return owner
+
+    def owned_by_another_than(self, before: int) -> Callable[[], bool]:
+        return lambda: self._processes("--owner=") not in ([], [before])
 
     def fronts(self) -> list[int]:
         return self._processes("--owner-at=")
@@ -66,8 +70,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers
     file = tmp_path / "kvgate.yaml"
     with fake_processes(2, "--step-seconds=0.005") as fakes:
         urls = [url for url, _ in fakes]
-        made = Workers(Kvgate("", None, file), file, urls)  # type: ignore[arg-type]
-        made.configure(urls[:1])
+        configure(file, urls[:1])
         with serving(tmp_path / "kvgate.log", free_port(), "--config", str(file)) as kvgate:
             kvgate.wait_healthy(1, 30)
             made = Workers(kvgate, file, urls)
@@ -82,7 +85,7 @@ async def test_an_owner_killed_again_and_again_costs_nobody_an_answer(workers: W
             os.kill(before, signal.SIGKILL)
             killed = time.monotonic()
             await load.more(20)
-            assert await asyncio.to_thread(eventually, lambda before=before: workers.owner() != before)
+            assert await asyncio.to_thread(eventually, workers.owned_by_another_than(before))
             assert time.monotonic() - killed < 10
     assert load.failures == []
     assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == 0)
@@ -121,16 +124,16 @@ async def test_settings_and_endpoints_change_under_load(workers: Workers) -> Non
 
     async with Load(workers.url) as load:
         before = workers.owner(), workers.fronts()
-        workers.configure(workers.urls)
+        configure(workers.file, workers.urls)
         assert "changed models" in await asyncio.to_thread(reload)
         await asyncio.to_thread(workers.kvgate.wait_healthy, 2, 30)
         assert (workers.owner(), workers.fronts()) == before, "all of it changes live"
         await load.more(50)
-        workers.configure(workers.urls[1:])
+        configure(workers.file, workers.urls[1:])
         await asyncio.to_thread(reload)
         assert await asyncio.to_thread(eventually, lambda: len(workers.kvgate.healthy()) == 1)
         await load.more(50)
-        workers.configure(workers.urls, counting={"threads": 3})
+        configure(workers.file, workers.urls, counting={"threads": 3})
         said = await asyncio.to_thread(reload)
         assert "takes over from owner" in said
         after = workers.owner(), workers.fronts()

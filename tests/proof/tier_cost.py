@@ -66,7 +66,13 @@ class Front:
         follower: Any = SimpleNamespace(up=lambda *_: None, down=lambda *_: None)
         self.ids = number << ID_BITS
         self.link = Link(
-            number, tier.connect, follower, clock=lambda: tier.now, progressed=lambda _: None, patience=lambda: 1e9
+            number,
+            tier.connect,
+            follower,
+            clock=lambda: tier.now,
+            progressed=lambda _: None,
+            patience=lambda: 1e9,
+            figures=bytes,
         )
         self.link.watch(HERE)
         self.flying: dict[RequestId, int] = {}
@@ -91,7 +97,7 @@ class Tier:
         monitor = SimpleNamespace(probed=asyncio.Event(), serving=True, on_trial=False, keeps=True, drained=False)
         monitors: Any = {HERE: monitor}
         monitor.probed.set()
-        self.hall.begin(self.cores, monitors, SimpleNamespace())  # type: ignore[arg-type]
+        self.hall.begin(self.cores, monitors, SimpleNamespace())
         self.cores.add(HERE, None)
         blocks = int(in_flight * -(-(PROMPT + OUTPUT) // BLOCK) / policy.kv_high)
         identity = Identity(("m",), (), None, 8192, "0.32.0")
