@@ -41,6 +41,7 @@ class Counts:
             if self.everything or generated >= news.get(request, 0):
                 told[request] = generated
                 news.setdefault(request, 0)
+                untold.pop(request, None)
             else:
                 untold[request] = generated
         return list(moved), told

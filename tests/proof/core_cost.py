@@ -47,7 +47,7 @@ TOKEN = STREAM_SECONDS / OUTPUT
 
 
 class Timed:
-    """A controller that times itself, and keeps what it dispatches from the driver, whose asker knows of nobody waiting."""
+    """A controller that times itself, and keeps its dispatches from the driver, whose asker knows of nobody waiting."""
 
     def __init__(self, policy: Policy) -> None:
         self.controller = AdmissionController(policy)
@@ -132,7 +132,8 @@ class Saturated:
 async def measure(in_flight: int, queued: int, endpoints: int, flows: int, rounds: int) -> tuple[float, float, float]:
     """Microseconds of CPU for one request.
 
-    In the core for its arrival and end, and for its share of progress and scrapes; in admission and driver for its progress.
+    In the core for its arrival and end, and for its share of progress and scrapes; in admission and driver
+    for its progress.
     """
     pool = Saturated(in_flight, queued, endpoints, flows)
     rate = in_flight / STREAM_SECONDS

@@ -330,6 +330,42 @@ async def test_the_core_hears_of_a_stream_once_for_each_of_its_blocks():
     close(admission)
 
 
+async def test_any_token_shows_that_an_engine_has_taken_a_step_since_an_abort():
+    clock = Clock()
+    admission, driver = pair_of(clock, sequences=2)
+    (gone, _), (request, _) = [await admitted(admission) for _ in range(2)]
+    for stream in (gone, request):
+        admission.progress(stream, 1)
+    admission._flush()
+    admission.finish(gone, Verdict.ABORTED)
+    assert driver.controller.snapshot(clock.now).endpoints[0].aborting == 1
+    clock.now += 3 * PROGRESS_INTERVAL
+    admission.progress(request, 2)  # in a block that it has begun: no news otherwise
+    admission._flush()
+    assert driver.controller.snapshot(clock.now).endpoints[0].aborting == 0
+    close(admission)
+
+
+async def test_an_endpoint_that_comes_up_with_other_blocks_finds_every_count():
+    admission, driver = pair_of()
+    request = new_request()
+    await admission.admit(Arrived(request, Demand((10,), 100)))
+    for generated in (1, 6):
+        admission.progress(request, generated)
+        admission._flush()
+    heard = []
+    driver._record = lambda event, *_: heard.append(event)
+    up = EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, block_size=4, max_num_seqs=1))
+    driver.handle(up)
+    assert heard == [Progress(((request, 6),)), up]
+    for generated in (7, 8, 9):  # 10 + 6 are four blocks of 4: the fifth has room for three more
+        admission.progress(request, generated)
+        admission._flush()
+    assert [event.generated for event in heard[2:]] == [((request, 7),), (), ()]
+    assert snapshot(admission).endpoints[0].held_blocks == 5
+    close(admission)
+
+
 @pytest.mark.usefixtures("hurried")
 async def test_what_was_generated_before_a_return_is_not_counted_after_it():
     admission, _ = pair_of()

@@ -1,0 +1,222 @@
+import asyncio
+from math import inf
+
+import pytest
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Capacity,
+    Demand,
+    EndpointId,
+    EndpointUp,
+    Finished,
+    Progress,
+    RequestId,
+    ShutdownStarted,
+    Tick,
+    Verdict,
+)
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Policy
+from gateway.pools.driver import Driver
+
+HERE = EndpointId("here")
+UP = EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=1))
+ROOMY = EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100))
+
+
+class Asker:
+    """Keeps what the driver says, and where the core was in it."""
+
+    def __init__(self):
+        self.told = []
+        self.gone = set()
+        """Requests that nobody waits for any more."""
+
+    def decided(self, command):
+        self.told.append(command)
+        return command.request not in self.gone
+
+    def want(self, news, *, everything):
+        self.told.append((news, everything))
+
+    def renew(self):
+        self.told.append("renew")
+
+
+class World:
+    """A driver, and what it heard and said in one list: events as the core has handled them, and decisions."""
+
+    def __init__(self, *events, clock=None, **policy):
+        self.asker = Asker()
+        clock = clock or asyncio.get_running_loop().time
+        self.driver = Driver(AdmissionController(Policy(**policy)), clock, self.asker, self._record)
+        self.handle(*events)
+
+    def _record(self, event, at, commands):
+        self.asker.told.append(event)
+
+    def handle(self, *events):
+        """What it heard and said of these events."""
+        self.asker.told.clear()
+        for event in events:
+            self.driver.handle(event)
+        return list(self.asker.told)
+
+    @property
+    def in_flight(self):
+        return [f.endpoint.id for f in self.driver.controller._flights.values()]
+
+
+def arrived(request, tokens=10):
+    return Arrived(RequestId(request), Demand((10,), tokens))
+
+
+async def test_it_gives_each_decision_to_its_asker():
+    world = World(UP)
+    assert world.handle(arrived(1)) == [arrived(1), Dispatch(1, HERE, None)]
+    assert world.handle(arrived(2)) == [arrived(2)]
+    over, sent = Finished(RequestId(1), Verdict.DONE, 3), Dispatch(2, HERE, None)
+    assert world.handle(over) == [over, sent]
+    *_, refusal = world.handle(arrived(3), ShutdownStarted())
+    assert (type(refusal), refusal.request, refusal.outcome) == (Reject, 3, Outcome.DRAINING)
+    world.driver.close()
+
+
+async def test_what_nobody_waits_for_any_more_is_at_its_end_and_its_place_is_free():
+    world = World(UP, arrived(1), arrived(2), arrived(3), arrived(4))
+    world.asker.gone = {2, 3}
+    told = world.handle(Finished(RequestId(1), Verdict.DONE, 3))
+    assert told[1:] == [
+        Dispatch(2, HERE, None),
+        Finished(2, Verdict.DONE, 0),
+        Dispatch(3, HERE, None),
+        Finished(3, Verdict.DONE, 0),
+        Dispatch(4, HERE, None),
+    ]
+    assert world.in_flight == [HERE]
+    world.driver.close()
+
+
+async def test_a_refusal_that_nobody_waits_for_changes_nothing():
+    world = World(UP, arrived(1), arrived(2))
+    world.asker.gone = {2}
+    over, refusal = world.handle(ShutdownStarted())
+    assert (over, type(refusal), refusal.request) == (ShutdownStarted(), Reject, 2)
+    assert world.in_flight == [HERE]
+    world.driver.close()
+
+
+async def test_the_record_gets_every_event_with_its_time_and_what_came_of_it():
+    recorded, times = [], iter(range(100))
+    driver = Driver(AdmissionController(Policy()), lambda: next(times), Asker(), lambda *entry: recorded.append(entry))
+    driver.handle(ROOMY)
+    driver.handle(arrived(1))
+    (up, first, _), (came, second, commands) = recorded
+    assert (up, came, first < second) == (ROOMY, arrived(1), True)
+    assert [command for command in commands if isinstance(command, Dispatch)] == [Dispatch(1, HERE, None)]
+    driver.close()
+
+
+async def test_without_a_record_it_decides_all_the_same():
+    asker = Asker()
+    driver = Driver(AdmissionController(Policy()), lambda: 1.0, asker)
+    driver.handle(ROOMY)
+    driver.handle(arrived(1))
+    assert asker.told == ["renew", Dispatch(1, HERE, None)]
+    driver.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_the_core_is_woken_when_it_wants_to_be():
+    world = World(UP, arrived(1), arrived(2), ttl=0.05)
+    await asyncio.sleep(0.049)
+    assert not any(isinstance(one, Reject) for one in world.asker.told)
+    await asyncio.sleep(0.002)
+    *_, tick, refusal = world.asker.told
+    assert (tick, refusal.request, refusal.outcome) == (Tick(), 2, Outcome.QUEUE_TIMEOUT)
+    world.driver.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_who_wants_to_be_woken_earlier_is_woken_once():
+    world = World(no_endpoint_ttl=0.5)
+    world.handle(arrived(1))
+    late = world.driver._wake_timer
+    await asyncio.sleep(0.1)
+    world.handle(Arrived(RequestId(2), Demand((10,), 10), waited=0.35))
+    assert late is not None
+    assert late.cancelled()
+    await asyncio.sleep(0.2)
+    assert [one.request for one in world.asker.told if isinstance(one, Reject)] == [2]
+    world.driver.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_once_it_is_closed_it_wakes_nobody():
+    world = World(UP, arrived(1), arrived(2), ttl=0.05)
+    world.driver.close()
+    told = len(world.asker.told)
+    await asyncio.sleep(1)
+    assert len(world.asker.told) == told
+
+
+async def test_with_a_report_it_says_what_the_core_wants_to_hear_next():
+    world = World(ROOMY, arrived(1, 100), arrived(2, 100), arrived(3, 100), clock=lambda: 1.0)
+    told = world.handle(Progress(((1, 1), (3, 8), (9, 5))))
+    assert told[-1] == ({1: 7, 3: 23}, False)  # 10 tokens of prompt in blocks of 16; it knows of no number 9
+
+
+async def test_a_batch_without_counts_asks_for_nothing():
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    assert world.handle(Progress(())) == [Progress(())]
+
+
+async def test_after_an_abort_every_count_is_wanted_until_the_engine_has_taken_a_step():
+    now = 1.0
+    world = World(ROOMY, arrived(1, 100), arrived(2, 100), Progress(((1, 1), (2, 1))), clock=lambda: now)
+    aborted = Finished(RequestId(1), Verdict.ABORTED)
+    assert world.handle(aborted) == [aborted, ({}, True)]
+    assert world.handle(Progress(((2, 2),)))[-1] == ({2: 7}, True), "that step may have been before the abort"
+    now = 2.0
+    assert world.handle(Progress(((2, 3),)))[-1] == ({2: 7}, False)
+
+
+@pytest.mark.parametrize("end", [Finished(RequestId(1), Verdict.DONE, 3), Finished(RequestId(1), Verdict.FAILED)])
+async def test_after_any_other_end_nothing_more_is_wanted(end):
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    assert world.handle(end) == [end]
+
+
+async def test_who_asks_is_to_tell_all_counts_before_an_endpoint_comes_up():
+    world = World(clock=lambda: 1.0)
+    assert world.handle(ROOMY) == ["renew", ROOMY]
+
+
+async def test_a_count_told_as_an_endpoint_comes_up_is_heard_before_that():
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    progress = Progress(((1, 5),))
+    world.asker.renew = lambda: world.driver.handle(progress)
+    assert world.handle(ROOMY) == [progress, ({1: 7}, False), ROOMY]
+
+
+async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_and_changes_nothing():
+    world = World(UP, arrived(1))
+    world.handle()
+    explanation = await world.driver.explained(arrived(2))
+    assert (explanation.verdict, explanation.endpoint) == ("queue", HERE)
+    assert world.asker.told == [Tick()]
+    snapshot = world.driver.controller.snapshot(asyncio.get_running_loop().time())
+    assert (world.in_flight, snapshot.queue.depth) == ([HERE], 0)
+    world.driver.close()
+
+
+async def test_who_left_the_queue_gets_no_decision():
+    world = World(UP, arrived(1), arrived(2))
+    told = world.handle(Cancelled(RequestId(2)), Finished(RequestId(1), Verdict.DONE, 3))
+    assert not any(isinstance(one, Dispatch | Reject) for one in told)
+    assert world.driver.controller.load(inf).waiting == 0
+    world.driver.close()
