@@ -205,7 +205,7 @@ class Down(_Message, tag=24):
 
 
 class Gone(_Message, tag=25):
-    """An endpoint is no longer configured, and has no requests."""
+    """An endpoint is not configured any more, and has no requests that the owner knows of."""
 
     endpoint: EndpointId
 

@@ -5,9 +5,11 @@ likes; either side may notice its end long after the other.
 """
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -35,6 +37,13 @@ EXPECTED = 2
 """Fronts that an owner waits for."""
 
 
+class Back(Enum):
+    """Why a request comes back unanswered."""
+
+    BUSY = auto()
+    FAILED = auto()
+
+
 class Loop(asyncio.SelectorEventLoop):
     """Where all wait, the time goes on to what is due next."""
 
@@ -56,9 +65,9 @@ class Loop(asyncio.SelectorEventLoop):
         return self.now
 
     async def calm(self) -> None:
-        """Run what can run now."""
+        """Run all that can run now."""
         await asyncio.sleep(0)
-        while self._ready:  # type: ignore[attr-defined]
+        while self._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -113,11 +122,11 @@ class Wire:
         self.early: list[bytes | None] = []
         self.at_front = End(self, protocol)
         self.at_owner: End | None = None
-        protocol.connection_made(self.at_front)  # type: ignore[arg-type]
+        protocol.connection_made(self.at_front)
 
     def accepted(self, protocol: Line[Any]) -> None:
         self.at_owner = End(self, protocol)
-        protocol.connection_made(self.at_owner)  # type: ignore[arg-type]
+        protocol.connection_made(self.at_owner)
         self.at_owner.coming += self.early
 
     def send(self, end: End, data: bytes | None) -> None:
@@ -143,8 +152,10 @@ class Request:
     model: str
     task: "asyncio.Task[None] | None" = None
     endpoint: EndpointId | None = None
-    control: "asyncio.Future[Verdict | bool] | None" = None
-    """Set to its end, or to whether it comes back for lack of room."""
+    watch: Watch | None = None
+    """Of that endpoint, which may be gone meanwhile."""
+    control: "asyncio.Future[Verdict | Back] | None" = None
+    """Set to its end, or to why it comes back."""
     seen: int = 0
     """Tokens on this endpoint."""
 
@@ -192,7 +203,7 @@ class Front:
             while True:
                 held, request.endpoint, request.seen = True, dispatch.endpoint, 0
                 request.control = asyncio.get_running_loop().create_future()
-                watch = self.watches[dispatch.endpoint]
+                watch = request.watch = self.watches[dispatch.endpoint]
                 watch.dispatched(number, 20)
                 try:
                     how = await request.control
@@ -202,7 +213,7 @@ class Front:
                 if isinstance(how, Verdict):
                     admission.finish(number, how, request.seen or None)
                     return
-                dispatch = await admission.readmit(number, busy=how)
+                dispatch = await admission.readmit(number, busy=how is Back.BUSY)
         except RejectedError:
             pass
         finally:
@@ -212,8 +223,8 @@ class Front:
 
     def progressed(self, requests: Collection[RequestId]) -> None:
         for number in requests:
-            if (request := self.requests.get(number)) is not None and request.endpoint is not None:
-                self.watches[request.endpoint].progressed([number])
+            if (request := self.requests.get(number)) is not None and request.watch is not None:
+                request.watch.progressed([number])
 
     def in_flight(self) -> dict[RequestId, EndpointId]:
         return {number: r.endpoint for number, r in self.requests.items() if r.endpoint is not None}
@@ -245,14 +256,14 @@ class Front:
     def evacuate(self, endpoint: EndpointId) -> None:
         for request in self.requests.values():
             if request.endpoint == endpoint and not request.seen:
-                self.end(request, False)
+                self.end(request, Back.FAILED)
 
     def expire(self, requests: Collection[RequestId]) -> None:
         for number in requests:
             if (request := self.requests.get(number)) is not None and request.endpoint is not None:
                 self.end(request, Verdict.ABORTED)
 
-    def end(self, request: Request, how: Verdict | bool) -> None:
+    def end(self, request: Request, how: Verdict | Back) -> None:
         if request.control is not None and not request.control.done():
             request.control.set_result(how)
 
@@ -293,7 +304,7 @@ class Owner:
         self.cores = Cores(self.make, self.hall)
         for endpoint in endpoints:
             self.add(endpoint)
-        self.hall.begin(self.cores, self.monitors, None)  # type: ignore[arg-type]
+        self.hall.begin(self.cores, self.monitors, None)
 
     def make(self, model: str, _root: str | None) -> Driver:
         clock = asyncio.get_running_loop().time
@@ -370,7 +381,7 @@ class Tier(RuleBasedStateMachine):
     # Who is there
 
     @initialize(fronts=st.integers(1, 3), queues=st.booleans())
-    def begin(self, fronts: int, queues: bool) -> None:
+    def begin(self, *, fronts: int, queues: bool) -> None:
         """`queues`: connections wait while there is no owner, as in a socket that its parent keeps."""
         self.queues = queues
         for _ in range(fronts):
@@ -386,10 +397,10 @@ class Tier(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owner is None)
     @rule(probed=st.booleans())
-    def succeed(self, probed: bool) -> None:
-        self.do(lambda: self.own(probed))
+    def succeed(self, *, probed: bool) -> None:
+        self.do(lambda: self.own(probed=probed))
 
-    def own(self, probed: bool) -> None:
+    def own(self, *, probed: bool) -> None:
         owner = self.owner = Owner(self.configured)
         for wire in self.wires:
             if wire.at_owner is None:
@@ -472,15 +483,15 @@ class Tier(RuleBasedStateMachine):
         self.do(lambda: admission.progress(request.arrival.request, request.seen))
 
     @precondition(lambda self: self.flights())
-    @rule(data=st.data(), how=st.sampled_from([Verdict.DONE, Verdict.DONE, Verdict.ABORTED, True, False]))
-    def end(self, data: st.DataObject, how: Verdict | bool) -> None:
+    @rule(data=st.data(), how=st.sampled_from([Verdict.DONE, Verdict.DONE, Verdict.ABORTED, *Back]))
+    def end(self, data: st.DataObject, how: Verdict | Back) -> None:
         request = data.draw(st.sampled_from(self.flights()))
         self.do(lambda: request.front.end(request, how))
 
     # What happens to endpoints
 
     @rule(endpoint=st.sampled_from(sorted(MODELS)), answers=st.booleans())
-    def engine(self, endpoint: EndpointId, answers: bool) -> None:
+    def engine(self, *, endpoint: EndpointId, answers: bool) -> None:
         self.engines[endpoint] = answers
 
     @precondition(lambda self: self.owner is not None)
@@ -493,7 +504,7 @@ class Tier(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owner is not None)
     @rule(endpoint=st.sampled_from(sorted(MODELS)), expire=st.booleans())
-    def silence(self, endpoint: EndpointId, expire: bool) -> None:
+    def silence(self, *, endpoint: EndpointId, expire: bool) -> None:
         """An endpoint hangs, as the owner sees it: what is known to be on it is to leave."""
         owner = self.owner
         assert owner is not None
@@ -505,15 +516,15 @@ class Tier(RuleBasedStateMachine):
             self.do(lambda: owner.cores.evacuate(endpoint))
 
     @rule(endpoint=st.sampled_from(sorted(MODELS)), told=st.booleans())
-    def configure(self, endpoint: EndpointId, told: bool) -> None:
+    def configure(self, *, endpoint: EndpointId, told: bool) -> None:
         """An endpoint is added or removed. `told`: the owner hears of it now, else only the next one."""
         adds = endpoint not in self.configured
         self.configured ^= {endpoint}
         if adds:
             for front in self.fronts:
-                self.do(lambda front=front: front.configure(endpoint))
+                self.do(functools.partial(front.configure, endpoint))
         if self.owner is not None and told and adds != (endpoint in self.owner.monitors):
-            self.do(lambda: (self.owner.add if adds else self.owner.remove)(endpoint))
+            self.do(functools.partial(self.owner.add if adds else self.owner.remove, endpoint))
 
     # What arrives, and when
 
@@ -526,7 +537,7 @@ class Tier(RuleBasedStateMachine):
         self.tidy()
 
     @rule(seconds=st.sampled_from([0.02, 0.05, 0.3, 1.1, 3.1]), auto=st.booleans())
-    def wait(self, seconds: float, auto: bool) -> None:
+    def wait(self, seconds: float, *, auto: bool) -> None:
         """`auto`: messages arrive at once meanwhile."""
 
         async def pass_time() -> None:
@@ -540,7 +551,7 @@ class Tier(RuleBasedStateMachine):
         self.tidy()
 
     def deliver_all(self) -> bool:
-        return any([end.take(1000) for wire in self.wires for end in wire.ends])
+        return sum(end.take(1000) for wire in self.wires for end in wire.ends) > 0
 
     def tidy(self) -> None:
         self.wires = [wire for wire in self.wires if not all(end.closed for end in wire.ends)]
@@ -620,7 +631,7 @@ class Tier(RuleBasedStateMachine):
         self.settle()
         assert not any(front.waiting() for front in self.fronts), "a request waits for ever"
         for request in self.flights():
-            self.do(lambda request=request: request.front.end(request, Verdict.DONE))
+            self.do(functools.partial(request.front.end, request, Verdict.DONE))
         self.settle()
         assert not self.all()
         assert self.owner is not None
@@ -636,7 +647,7 @@ class Tier(RuleBasedStateMachine):
             for admission in front.link._admissions.values():
                 assert not admission._waiting
                 counts = admission.counts
-                assert not (counts._moved or counts._untold or counts._news)
+                assert not counts._moved | counts._untold | counts._news
 
     def stop(self) -> None:
         for task in asyncio.all_tasks(self.loop):

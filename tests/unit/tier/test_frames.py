@@ -1,0 +1,209 @@
+import math
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.endpoints.identity import Identity
+from gateway.tier.frames import (
+    LONGEST,
+    VERSION,
+    Answer,
+    Ask,
+    Came,
+    Down,
+    Ended,
+    Evacuate,
+    Expire,
+    Explain,
+    Failed,
+    FrameError,
+    Frames,
+    GivenBack,
+    Gone,
+    Hello,
+    Known,
+    Left,
+    Moved,
+    Refused,
+    Sent,
+    Stepped,
+    Unwatched,
+    Up,
+    Wanted,
+    Watched,
+    Welcome,
+    frame,
+    from_front,
+    from_owner,
+)
+
+HERE = EndpointId("here:8000")
+ONE, TWO = RequestId((7 << 32) + 1), RequestId((7 << 32) + 2)
+ARRIVAL = Arrived(
+    ONE,
+    Demand((10, 2**40), 30, 4),
+    band=-5,
+    flow="flöw \x00",
+    body_bytes=9,
+    streamed=False,
+    tools=True,
+    ttft_target=0.25,
+    prefix=((64, 2**64 - 1), (128, 0)),
+    key=2**64 - 1,
+    waited=1.5,
+    failures=1,
+    avoid=HERE,
+)
+IDENTITY = Identity(("m", "n"), ("lora",), None, 4096, "0.32.0")
+CAPACITY = Capacity(max_model_len=4096, kv_blocks=None, max_num_seqs=3, shares_prefix=False)
+WATCHED = Watched(HERE, ONE, 10, streams=True, brought=False, started=True)
+OF_FRONT = [
+    Hello(VERSION, 7),
+    Hello(
+        VERSION,
+        7,
+        (Known(HERE, "m", IDENTITY, CAPACITY),),
+        (("m", Declared(ARRIVAL, HERE, 12)),),
+        (WATCHED,),
+        (("m", ARRIVAL), ("n", ARRIVAL)),
+    ),
+    Came("m", ARRIVAL),
+    Left(ONE),
+    Moved(((ONE, 3), (TWO, 4))),
+    Moved(()),
+    GivenBack("m", ARRIVAL, busy=True),
+    Ended(ONE, Verdict.ABORTED, None),
+    Ended(ONE, Verdict.DONE, 0),
+    WATCHED,
+    Stepped(HERE, (ONE,)),
+    Unwatched(HERE, ONE, delivering=True),
+    Failed(HERE, "it said \N{SNOWMAN}", aborted=True, dead=False),
+    Explain(1, "m", ARRIVAL),
+    Ask(2),
+    Ask(3, drain="here", undrain="there"),
+]
+OF_OWNER = [
+    Welcome(),
+    Sent(Dispatch(ONE, HERE, "queued")),
+    Refused(Reject(ONE, Outcome.QUEUE_TIMEOUT, 2.5)),
+    Refused(Reject(ONE, Outcome.CONTEXT_LENGTH_EXCEEDED, None)),
+    Wanted("m", {ONE: 16.0, TWO: math.inf}, everything=True),
+    Up(HERE, "m", IDENTITY, CAPACITY, on_trial=True),
+    Down(HERE, keeps=True),
+    Gone(HERE),
+    Evacuate(HERE),
+    Expire((ONE, TWO)),
+    Answer(1, b"{}"),
+    Answer(1, None),
+]
+
+
+def same(message):
+    """A message without the difference between a list and a tuple."""
+    return msgspec.json.encode(message)
+
+
+def bodies(data, *, cuts=()):
+    frames, found, at = Frames(), [], 0
+    for cut in (*cuts, len(data)):
+        found += frames.feed(data[at:cut])
+        at = cut
+    return found
+
+
+@pytest.mark.parametrize("message", OF_FRONT, ids=lambda message: type(message).__name__)
+def test_what_a_front_says_is_understood(message):
+    (body,) = bodies(frame([message]))
+    (read,) = from_front(body)
+    assert type(read) is type(message)
+    assert same(read) == same(message)
+
+
+@pytest.mark.parametrize("message", OF_OWNER, ids=lambda message: type(message).__name__)
+def test_what_an_owner_says_is_understood(message):
+    (body,) = bodies(frame([message]))
+    (read,) = from_owner(body)
+    assert type(read) is type(message)
+    assert same(read) == same(message)
+
+
+def test_every_message_is_tried_here():
+    assert {type(message) for message in OF_FRONT} == set(from_front.__self__.type.__args__[0].__args__)
+    assert {type(message) for message in OF_OWNER} == set(from_owner.__self__.type.__args__[0].__args__)
+
+
+def test_dispatches_and_arrivals_are_read_as_they_were():
+    (came,) = from_front(bodies(frame([Came("m", ARRIVAL)]))[0])
+    assert came.arrival == ARRIVAL
+    (up,) = from_owner(bodies(frame([Up(HERE, "m", IDENTITY, CAPACITY, False)]))[0])
+    assert (up.identity, up.capacity) == (IDENTITY, CAPACITY)
+
+
+def test_frames_may_be_cut_anywhere():
+    data = frame(OF_FRONT) + frame([]) + frame(OF_FRONT[:2])
+    whole = bodies(data)
+    assert [len(from_front(body)) for body in whole] == [len(OF_FRONT), 0, 2]
+    for cut in range(len(data)):
+        assert bodies(data, cuts=(cut,)) == whole
+    assert bodies(data, cuts=range(len(data))) == whole
+
+
+def test_a_frame_that_would_be_too_long_is_refused_before_it_has_come():
+    frames = Frames()
+    assert frames.feed(LONGEST.to_bytes(4)) == []
+    with pytest.raises(FrameError):
+        Frames().feed((LONGEST + 1).to_bytes(4))
+    with pytest.raises(FrameError):
+        Frames().feed(frame([Welcome()]) + b"GET / HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("read", [from_front, from_owner])
+@pytest.mark.parametrize("message", [[99], [99, 1], ["Came"], [], 3, None, {}])
+def test_a_message_of_an_unknown_kind_is_refused(read, message):
+    with pytest.raises(msgspec.DecodeError):
+        read(msgspec.msgpack.encode([message]))
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (from_owner, Came("m", ARRIVAL)),  # of the other side
+        (from_front, Welcome()),
+    ],
+)
+def test_what_the_other_side_never_says_is_refused(read, message):
+    with pytest.raises(msgspec.DecodeError):
+        read(bodies(frame([message]))[0])
+
+
+def test_a_message_of_another_shape_is_refused():
+    for changed in ([4], [4, "one"], [4, 1, 2], [7, 1, 99, None], [5, [[1]]]):
+        with pytest.raises(msgspec.DecodeError):
+            from_front(msgspec.msgpack.encode([changed]))
+
+
+@given(st.binary(max_size=200))
+def test_the_bytes_of_strangers_are_refused(data):
+    for read in (from_front, from_owner):
+        try:
+            assert isinstance(read(data), list)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+
+
+def test_a_damaged_frame_is_read_or_refused():
+    chance = random.Random(1)
+    (body,) = bodies(frame(OF_FRONT))
+    for _ in range(2000):
+        damaged = bytearray(body)
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        try:
+            assert isinstance(from_front(bytes(damaged)), list)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
