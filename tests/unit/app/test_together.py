@@ -12,6 +12,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.app.together import Together
 from gateway.config.settings import Settings
 from gateway.endpoints.identity import Identity
+from gateway.ops.metrics import Metrics
 from gateway.pools.admission import PROGRESS_INTERVAL, Admission, RejectedError
 from tests.unit.app.configured import access
 
@@ -27,7 +28,15 @@ async def together_of(moved: list[Collection[RequestId]] | None = None) -> Async
     settings = Settings.model_validate({"server": {"state_dir": "none"}})
     progressed = ([] if moved is None else moved).append
     endpoints = access(f"http://{ONE}", f"http://{TWO}")
-    core = Together(settings, endpoints, follower, clock=time.monotonic, progressed=progressed, launched=[TWO])
+    core = Together(
+        settings,
+        endpoints,
+        follower,
+        clock=time.monotonic,
+        progressed=progressed,
+        metrics=Metrics("0"),
+        launched=[TWO],
+    )
     try:
         yield core
     finally:
@@ -47,7 +56,7 @@ async def test_each_model_is_asked_through_an_admission_of_its_own() -> None:
     async with together_of() as core:
         one, two = serves(core, ONE, "m"), serves(core, TWO, "n")
         assert [(await admit(one, 1)).endpoint, (await admit(two, 2)).endpoint] == [ONE, TWO]
-        assert {model: load.sequences for model, load in core.loads().items()} == {"m": 1, "n": 1}
+        assert {model: load.sequences for model, load in core._owner.loads().items()} == {"m": 1, "n": 1}
         assert core.admission("m") is one
 
 
