@@ -97,6 +97,14 @@ def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     assert [row.lane.head().name, *row.behind(9)] == [1, 2, 5, 3, 4, 6]
 
 
+def test_a_refund_does_not_bring_back_a_line_set_aside(row):
+    row.join("a")
+    second = row.join("b")
+    row.lane.set_aside("a")
+    row.lane.refunded(row.flows["a"])
+    assert row.lane.head() is second
+
+
 def test_behind_the_head_of_one_flow(row):
     for _ in range(5):
         row.join("a")

@@ -412,15 +412,6 @@ def test_when_the_only_request_of_that_flow_leaves_nothing_of_it_stays(row):
     assert row.drain() == [2, 3]
 
 
-def test_a_refund_does_not_bring_that_flow_back_before_the_next_offer(row):
-    row.join(1, flow="a")
-    row.join(2, flow="b")
-    row.asked(holds("a"))
-    row.queue.settle("a", 0, +50.0)
-    row.queue.settle("a", 0, -50.0)
-    assert not row.queue.may_go(row.join(3, flow="a"))
-
-
 def test_what_is_held_back_is_not_ahead_of_other_flows(row):
     for name in range(10):
         row.join(name, flow="a", cost=10.0)
