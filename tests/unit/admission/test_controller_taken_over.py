@@ -78,6 +78,13 @@ class TestInFlight:
         p >> done(1) << nothing
         assert p.endpoint("a").in_flight == 0
 
+    def test_its_tokens_say_nothing_of_how_long_a_prefill_takes(self, play):
+        predicted = []
+        for before in (declared(arrived(1, 500), "a", 30), Tick()):
+            p = play() >> up("a") >> before >> arrived(2, 500) << Dispatch(2, "a") >> at(2) >> progress(r2=1) << nothing
+            predicted.append(p.controller.explain(arrived(3, 500), 2).predicted_prefill)
+        assert predicted[0] == predicted[1] > 0
+
     def test_its_length_is_learned(self, play):
         p = play() >> up("a") >> declared(arrived(1), "a", 5) >> done(1, 40) << nothing
         assert p.controller.learned().everything == (40,)
