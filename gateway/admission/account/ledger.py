@@ -220,9 +220,10 @@ class Ledger:
         if reservation.phase is Phase.UNCONFIRMED:
             self._confirm(reservation)
             reading = self._clock.read(now)
-            self._clock.saw_delay(reading - reservation.dispatched)
-            if reservation.streamed:
-                self._prefill.saw(now - reservation.sent_at, reservation.backlog)
+            if now > reservation.sent_at:  # else it was declared with its tokens: nobody here saw the first one come
+                self._clock.saw_delay(reading - reservation.dispatched)
+                if reservation.streamed:
+                    self._prefill.saw(now - reservation.sent_at, reservation.backlog)
             reservation.origin = reading
             reservation.base = reservation.generated
             if reservation.streamed:
