@@ -604,7 +604,8 @@ class Tier(RuleBasedStateMachine):
         assert {number for seat in seats for number, (_, sent) in seat.drivers.items() if sent} == held
         watched = {number: endpoint for seat in seats for number, endpoint in seat.watched.items()}
         assert watched.items() <= flying.items()
-        assert {n for n, e in flying.items() if e not in owner.strange} <= watched.keys()
+        watching = {r for front in here for r, q in front.requests.items() if q.watch is front.watches.get(q.endpoint)}
+        assert {n for n, e in flying.items() if n in watching and e not in owner.strange} <= watched.keys()
         for endpoint, monitor in owner.monitors.items():
             assert monitor.requests == {number for number, on in watched.items() if on == endpoint}
             for front in here:

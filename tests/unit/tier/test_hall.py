@@ -1,0 +1,477 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.admission.policy import Policy
+from gateway.endpoints.identity import Identity
+from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.pools.cores import Cores
+from gateway.pools.driver import Driver
+from gateway.tier.frames import (
+    VERSION,
+    Ask,
+    Came,
+    Down,
+    Ended,
+    Evacuate,
+    Expire,
+    Explain,
+    Failed,
+    GivenBack,
+    Gone,
+    Hello,
+    Known,
+    Left,
+    Moved,
+    Refused,
+    Sent,
+    Stepped,
+    Unwatched,
+    Up,
+    Wanted,
+    Watched,
+    Welcome,
+    from_owner,
+)
+from gateway.tier.hall import DECLARED_WITHIN, Hall
+from gateway.tier.link import ID_BITS
+from tests.unit.tier.lines import Other, turns
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+HERE, THERE = EndpointId("here"), EndpointId("there")
+CAPACITY = Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=1)
+
+
+def identity(model="m"):
+    return Identity((model,), (), None, 1000, "0.32.0")
+
+
+class Monitor:
+    """What a hall asks of a monitor, and what it was told."""
+
+    def __init__(self):
+        self.probed = asyncio.Event()
+        self.serving = self.on_trial = self.keeps = False
+        self.requests = {}
+        self.told = []
+
+    def dispatched(self, request, prompt_tokens, **how):
+        self.requests[request] = how
+
+    def progressed(self, requests):
+        self.told.append(list(requests))
+
+    def finished(self, request, *, delivering=False):
+        if self.requests.pop(request, None) is not None:
+            self.told.append((request, delivering))
+
+    def failed(self, reason, *, aborted=False, dead=False):
+        self.told.append((reason, aborted, dead))
+
+
+class World:
+    """An owner: its hall, its cores, and monitors that do as a test says."""
+
+    def __init__(self, expected=1):
+        self.hall = Hall(expected)
+        self.monitors = {}
+        self.made = []
+        self.drained = []
+        self.cores = Cores(self.make, self.hall)
+        for endpoint in (HERE, THERE):
+            self.monitors[endpoint] = Monitor()
+            self.cores.add(endpoint, None)
+        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided)
+        self.hall.begin(self.cores, self.monitors, state)
+
+    def make(self, model, root):
+        policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None)
+        self.made.append(Driver(AdmissionController(policy), asyncio.get_running_loop().time, self.hall.asker(model)))
+        return self.made[-1]
+
+    async def drain(self, endpoint):
+        if endpoint not in self.monitors:
+            raise UnknownEndpointError(endpoint)
+        self.drained.append(endpoint)
+
+    async def decided(self):
+        return Decided(endpoints=(), queues=())
+
+    def up(self, endpoint=HERE, model="m", capacity=CAPACITY):
+        monitor = self.monitors[endpoint]
+        monitor.serving = True
+        self.cores.up(endpoint, identity(model), capacity)
+        monitor.probed.set()
+
+    def down(self, endpoint=HERE):
+        self.monitors[endpoint].serving = False
+        self.cores.down(endpoint, "down")
+
+    def remove(self, endpoint):
+        del self.monitors[endpoint]
+        self.cores.remove(endpoint)
+
+    def connect(self):
+        return Other(self.hall.line(), from_owner)
+
+    async def join(self, number=1, *, skip=True, **declared):
+        """A front that has said who it is; `skip` what it is told first."""
+        front = self.connect()
+        front.say(Hello(VERSION, number, **declared))
+        if skip:
+            await front.heard()
+        return front
+
+    def load(self):
+        """Requests in flight without those aborted, and waiting."""
+        now = asyncio.get_running_loop().time()
+        states = [driver.controller.snapshot(now) for driver in self.made]
+        return sum(e.in_flight - e.aborting for s in states for e in s.endpoints), sum(s.queue.depth for s in states)
+
+
+def arrival(number, front=1, **fields):
+    return Arrived(RequestId((front << ID_BITS) + number), Demand((10,), 10), **fields)
+
+
+def known(endpoint=HERE, model="m"):
+    return Known(endpoint, model, identity(model), CAPACITY)
+
+
+def sent(request, endpoint=HERE):
+    return Sent(Dispatch(request.request, endpoint))
+
+
+ONE, TWO, THREE = (arrival(number) for number in (1, 2, 3))
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    yield world
+    world.hall.close()
+    world.cores.close()
+
+
+@pytest.fixture
+async def front(world):
+    world.up()
+    return await world.join()
+
+
+async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
+    world.up()
+    world.up(THERE)
+    world.down(THERE)
+    front = await world.join(skip=False)
+    assert await front.heard() == [
+        Up(HERE, "m", identity(), CAPACITY, False),
+        Up(THERE, "m", identity(), CAPACITY, False),
+        Down(THERE, keeps=False),
+        Welcome(),
+    ]
+
+
+@pytest.mark.parametrize("message", [Hello(VERSION + 1, 1), Came("m", ONE)])
+async def test_a_front_that_does_not_say_who_it_is_is_cut_off(world, message):
+    front = world.connect()
+    front.say(message, Came("m", ONE))
+    await turns()
+    assert front.aborted
+    assert world.hall.fronts == 0
+
+
+async def test_requests_are_sent_in_turn(world, front):
+    front.say(Came("m", ONE), Came("m", TWO))
+    assert await front.heard() == [sent(ONE)]
+    front.say(Ended(ONE.request, Verdict.DONE, 3))
+    assert await front.heard() == [sent(TWO)]
+    front.say(Ended(TWO.request, Verdict.DONE, 3))
+    assert world.load() == (0, 0)
+
+
+async def test_a_model_that_nobody_serves_is_refused(world, front):
+    front.say(Came("other", ONE))
+    assert await front.heard() == [Refused(Reject(ONE.request, Outcome.NO_ENDPOINT, 1.0))]
+
+
+async def test_a_refusal_of_the_core_is_told(world, front):
+    front.say(Came("m", ONE), Came("m", TWO))
+    await asyncio.sleep(11)
+    assert [type(message) for message in await front.heard()] == [Sent, Refused]
+    front.say(Left(TWO.request))
+    assert world.load() == (1, 0)
+
+
+async def test_who_leaves_while_it_waits_gives_up_its_place(world, front):
+    front.say(Came("m", ONE), Came("m", TWO), Left(TWO.request))
+    assert world.load() == (1, 0)
+
+
+async def test_who_leaves_as_it_is_dispatched_holds_nothing_in_the_end(world, front):
+    front.say(Came("m", ONE))
+    front.say(Left(ONE.request))
+    assert world.load() == (1, 0), "its front has yet to hear of the dispatch, and answers it"
+    assert await front.heard() == [sent(ONE)]
+    front.say(Ended(ONE.request, Verdict.DONE, 0))
+    assert world.load() == (0, 0)
+
+
+async def test_what_comes_back_is_sent_again(world, front):
+    world.up(THERE)
+    front.say(Came("m", ONE))
+    (first,) = [m for m in await front.heard() if isinstance(m, Sent)]
+    front.say(GivenBack("m", ONE, busy=False))
+    (second,) = await front.heard()
+    assert {first.dispatch.endpoint, second.dispatch.endpoint} == {HERE, THERE}
+    assert world.load() == (1, 0)
+    front.say(GivenBack("m", ONE, busy=False))
+    (refused,) = await front.heard()
+    assert refused.reject.outcome is Outcome.UPSTREAM_ERROR
+    assert world.load() == (0, 0)
+
+
+async def test_nothing_is_sent_before_all_fronts_have_declared():
+    world = World(expected=2)
+    world.up()
+    first = await world.join(1, waiting=[("m", arrival(1, 1, waited=1.0))])
+    assert world.load() == (0, 0)
+    second = await world.join(2, waiting=[("m", arrival(1, 2, waited=2.0)), ("m", arrival(2, 2))])
+    assert world.load() == (1, 2), "who has waited longest goes first"
+    second.say(Ended(arrival(1, 2).request, Verdict.DONE, 3))
+    assert await first.heard() == [sent(arrival(1, 1))]
+    world.hall.close()
+    world.cores.close()
+
+
+async def test_an_owner_waits_for_fronts_for_so_long():
+    world = World(expected=2)
+    world.up()
+    front = await world.join(1)
+    front.say(Came("m", ONE))
+    await asyncio.sleep(DECLARED_WITHIN - 0.1)
+    assert await front.heard() == []
+    await asyncio.sleep(0.2)
+    assert await front.heard() == [sent(ONE)]
+    world.hall.close()
+    world.cores.close()
+
+
+async def test_more_fronts_than_expected_are_waited_for_once_they_are_connected(world):
+    world.up()
+    late = world.connect()
+    front = await world.join(1, waiting=[("m", ONE)])
+    assert world.load() == (0, 0)
+    late.say(Hello(VERSION, 2, declared=[("m", Declared(arrival(1, 2), HERE))]))
+    assert world.load() == (1, 1)
+    late.say(Ended(arrival(1, 2).request, Verdict.DONE, 3))
+    assert await front.heard() == [sent(ONE)]
+
+
+async def test_who_leaves_before_an_owner_begins_is_forgotten():
+    world = World(expected=2)
+    world.up()
+    front = await world.join(1, waiting=[("m", ONE), ("m", TWO)])
+    front.say(Left(ONE.request))
+    await asyncio.sleep(DECLARED_WITHIN + 0.1)
+    assert await front.heard() == [sent(TWO)]
+    assert world.load() == (1, 0)
+    world.hall.close()
+    world.cores.close()
+
+
+async def test_a_front_lost_before_an_owner_begins_is_forgotten():
+    world = World(expected=2)
+    world.up()
+    front = await world.join(1, waiting=[("m", ONE)])
+    await front.end()
+    await asyncio.sleep(DECLARED_WITHIN + 0.1)
+    assert world.load() == (0, 0)
+    world.cores.close()
+
+
+async def test_what_is_declared_is_reserved_before_the_endpoint_was_probed(world):
+    front = await world.join(known=[known()], declared=[("m", Declared(ONE, HERE, 5))], waiting=[("m", TWO)])
+    assert world.load() == (1, 1)
+    world.up()
+    assert [m for m in await front.heard() if isinstance(m, Sent)] == []
+    front.say(Ended(ONE.request, Verdict.DONE, 6))
+    assert await front.heard() == [sent(TWO)]
+
+
+@pytest.mark.parametrize("model", ["m", "other"])
+async def test_what_was_on_an_endpoint_that_is_not_known_is_new_when_it_comes_back(world, model):
+    world.up()
+    gone = EndpointId("gone")
+    front = await world.join(declared=[(model, Declared(ONE, gone)), (model, Declared(TWO, gone))])
+    assert world.load() == (0, 0)
+    front.say(Moved(((ONE.request, 4),)), Ended(TWO.request, Verdict.DONE, 3))
+    front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), busy=False))
+    (answer,) = await front.heard()
+    assert isinstance(answer, Sent if model == "m" else Refused)
+    assert world.load() == (int(model == "m"), 0)
+
+
+async def test_what_a_lost_front_had_is_free(world, front):
+    other = await world.join(2)
+    front.say(Came("m", ONE), Watched(HERE, ONE.request, 10, True, False, False))
+    front.say(Came("m", TWO))
+    other.say(Came("m", arrival(1, 2)))
+    await front.end()
+    assert world.monitors[HERE].requests == {}
+    assert world.load() == (0, 1)
+    assert await other.heard() == [], "its blocks are held until the engine has made a step"
+    await asyncio.sleep(3)
+    assert await other.heard() == [sent(arrival(1, 2))]
+    assert world.hall.fronts == 1
+
+
+async def test_a_front_that_comes_back_before_it_was_missed_is_taken_over(world, front):
+    front.say(Came("m", ONE), Came("m", TWO), Watched(HERE, ONE.request, 10, True, False, False))
+    watched = Watched(HERE, ONE.request, 10, True, False, True)
+    again = await world.join(
+        1, declared=[("m", Declared(ONE, HERE, 3))], watched=[watched], waiting=[("m", TWO)], skip=False
+    )
+    await turns()
+    assert front.aborted
+    assert Welcome() in await again.heard()
+    assert world.load() == (1, 1)
+    assert world.hall.fronts == 1
+    assert world.monitors[HERE].requests == {ONE.request: {"streams": True, "brought": False, "started": True}}
+
+
+async def test_news_for_a_lost_front_reach_nobody(world, front):
+    other = await world.join(2)
+    front.say(Came("m", ONE))
+    await front.end()
+    world.cores.expire([ONE.request])
+    world.cores.evacuate(HERE)
+    assert await other.heard() == [Evacuate(HERE)]
+
+
+async def test_a_silent_request_is_ended_by_its_own_front(world, front):
+    other = await world.join(2)
+    world.cores.expire([ONE.request, arrival(1, 2).request, TWO.request])
+    assert await front.heard() == [Expire([ONE.request, TWO.request])]
+    assert await other.heard() == [Expire([arrival(1, 2).request])]
+
+
+async def test_an_endpoint_is_told_of_until_it_is_gone(world, front):
+    world.up(THERE)
+    world.down(THERE)
+    world.remove(THERE)
+    assert await front.heard() == [Up(THERE, "m", identity(), CAPACITY, False), Down(THERE, False), Gone(THERE)]
+
+
+async def test_an_endpoint_that_only_a_front_knows_is_gone(world):
+    front = await world.join(known=[known(EndpointId("gone")), known()], skip=False)
+    assert await front.heard() == [Gone(EndpointId("gone")), Welcome()]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_endpoint_that_does_not_answer_the_new_owner_is_down(world, late):
+    if late:
+        await world.join(2)
+        await asyncio.sleep(2 * DECLARED_WITHIN)
+    front = await world.join(known=[known()])
+    assert await front.heard() == []
+    world.monitors[HERE].probed.set()
+    assert await front.heard() == [Down(HERE, keeps=False)]
+
+
+async def test_an_endpoint_found_down_before_its_front_came_is_down(world):
+    world.monitors[HERE].probed.set()
+    front = await world.join(known=[known()], skip=False)
+    assert Down(HERE, keeps=False) in await front.heard()
+
+
+async def test_progress_reaches_the_core_of_each_request(world, front):
+    world.up(THERE, "n")
+    front.say(Came("m", ONE), Came("n", TWO))
+    await front.heard()
+    front.say(Moved(((ONE.request, 5), (TWO.request, 20), (THREE.request, 1))))
+    wanted = {m.model: m.news for m in await front.heard() if isinstance(m, Wanted)}
+    assert {model: list(news) for model, news in wanted.items()} == {"m": [ONE.request], "n": [TWO.request]}
+
+
+async def test_counts_are_wanted_from_whose_request_it_is(world, front):
+    world.up(capacity=Capacity(max_model_len=1000, kv_blocks=100))
+    other = await world.join(2)
+    front.say(Came("m", ONE))
+    other.say(Came("m", arrival(1, 2)))
+    await front.heard(), await other.heard()
+    other.say(Moved(((arrival(1, 2).request, 5),)))
+    assert await front.heard() == []
+    assert [type(message) for message in await other.heard()] == [Wanted]
+
+
+async def test_what_requests_see_reaches_the_monitor(world, front):
+    front.say(
+        Watched(HERE, ONE.request, 10, streams=True, brought=True, started=False),
+        Stepped(HERE, [ONE.request]),
+        Failed(HERE, "it broke", aborted=False, dead=True),
+        Unwatched(HERE, ONE.request, delivering=True),
+    )
+    assert world.monitors[HERE].told == [[ONE.request], ("it broke", False, True), (ONE.request, True)]
+
+
+async def test_reports_of_what_is_not_known_change_nothing(world, front):
+    nobody = EndpointId("nobody")
+    front.say(
+        Watched(nobody, ONE.request, 10, True, False, False),
+        Stepped(nobody, [ONE.request]),
+        Failed(nobody, "it broke", False, False),
+        Unwatched(nobody, ONE.request, False),
+        Stepped(HERE, [TWO.request]),
+        Unwatched(HERE, TWO.request, False),
+        Left(ONE.request),
+        Ended(ONE.request, Verdict.DONE, 3),
+        Moved(((ONE.request, 3),)),
+    )
+    assert world.load() == (0, 0)
+    assert world.monitors[HERE].told == [[TWO.request]]
+    seat = world.hall.seat_of(ONE.request)
+    assert not seat.watched
+    assert not seat.drivers
+
+
+async def test_nothing_is_kept_of_a_request_that_outlived_its_endpoint(world, front):
+    front.say(Watched(THERE, ONE.request, 10, True, False, False))
+    world.up(THERE)
+    world.remove(THERE)
+    front.say(Unwatched(THERE, ONE.request, False))
+    assert not world.hall.seat_of(ONE.request).watched
+
+
+async def test_questions_are_answered(world, front):
+    front.say(Ask(1), Ask(2, drain="here"), Ask(3, undrain="nobody"), Explain(4, "m", ONE), Explain(5, "other", ONE))
+    answers = {answer.number: answer.body for answer in await front.heard()}
+    assert answers[1] == answers[2] == b'{"endpoints":[],"queues":[]}'
+    assert answers[3] is answers[5] is None
+    assert b'"verdict":"dispatch"' in answers[4]
+    assert world.drained == ["here"]
+
+
+async def test_an_owner_that_ends_cuts_everybody_off(world, front):
+    silent = world.connect()
+    front.say(Came("m", ONE), Came("m", TWO))
+    world.hall.close()
+    await turns()
+    assert front.aborted
+    assert silent.aborted
+    assert world.hall.fronts == 0
+
+
+async def test_an_owner_that_ended_begins_nothing():
+    world = World(expected=2)
+    front = await world.join(1, known=[known()], waiting=[("m", ONE)])
+    world.hall.close()
+    await asyncio.sleep(2 * DECLARED_WITHIN)
+    assert world.load() == (0, 0)
+    assert Sent not in {type(message) for message in await front.heard()}
+    world.cores.close()

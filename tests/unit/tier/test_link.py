@@ -1,0 +1,394 @@
+import asyncio
+
+import pytest
+
+from gateway.admission.commands import Dispatch, Reject
+from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.outcomes import Outcome
+from gateway.endpoints.identity import Identity
+from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.pools.admission import RejectedError
+from gateway.tier.frames import (
+    VERSION,
+    Answer,
+    Ask,
+    Came,
+    Down,
+    Ended,
+    Evacuate,
+    Expire,
+    Explain,
+    Failed,
+    GivenBack,
+    Gone,
+    Hello,
+    Known,
+    Left,
+    Moved,
+    Refused,
+    Sent,
+    Stepped,
+    Unwatched,
+    Up,
+    Wanted,
+    Watched,
+    Welcome,
+    from_front,
+)
+from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, RETRY, Link
+from tests.unit.tier.lines import Other, turns
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+HERE, THERE = EndpointId("here"), EndpointId("there")
+IDENTITY = Identity(("m",), (), None, 1000, "0.32.0")
+CAPACITY = Capacity(max_model_len=1000, kv_blocks=100)
+PATIENCE = 3.0
+"""Seconds."""
+
+
+class World:
+    """A front's link, the owners it connects to, and what its follower was told."""
+
+    def __init__(self):
+        self.reachable = True
+        self.told = []
+        self.moved = []
+        self.owner = None
+        self.made = 0
+        self.clock = asyncio.get_running_loop().time
+        self.link = Link(
+            7, self.connect, self, clock=self.clock, progressed=self.moved.extend, patience=lambda: PATIENCE
+        )
+        self.running = asyncio.create_task(self.link.run())
+
+    async def connect(self, factory):
+        if not self.reachable:
+            raise ConnectionRefusedError
+        self.owner = Other(factory(), from_front)
+
+    async def welcome(self):
+        """What the front says first, once it is connected and welcomed."""
+        await asyncio.sleep(2 * RETRY)
+        said = await self.owner.heard()
+        self.owner.say(Welcome())
+        return said
+
+    async def lose(self, *, reachable=True):
+        self.reachable = reachable
+        await self.owner.end()
+
+    def ask(self, model="m"):
+        """The request's arrival, and its task."""
+        self.made += 1
+        arrival = Arrived(RequestId((7 << ID_BITS) + self.made), Demand((10,), 10))
+        return arrival, asyncio.create_task(self.link.admission(model).admit(arrival))
+
+    async def in_flight(self):
+        arrival, task = self.ask()
+        await turns()
+        self.owner.say(Sent(Dispatch(arrival.request, HERE)))
+        assert (await task).endpoint == HERE
+        await self.owner.heard()
+        return arrival
+
+    # The follower.
+
+    def up(self, *what):
+        self.told.append(("up", *what))
+
+    def down(self, *what):
+        self.told.append(("down", *what))
+
+    def gone(self, *what):
+        self.told.append(("gone", *what))
+
+    def evacuate(self, *what):
+        self.told.append(("evacuate", *what))
+
+    def expire(self, *what):
+        self.told.append(("expire", *what))
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    world.link.watch(HERE)
+    yield world
+    world.running.cancel()
+    world.link.close()
+
+
+def up(endpoint=HERE, *, on_trial=False):
+    return Up(endpoint, "m", IDENTITY, CAPACITY, on_trial)
+
+
+async def test_the_first_message_says_who_it_is(world):
+    assert await world.welcome() == [Hello(VERSION, 7, [], [], [], [])]
+
+
+async def test_an_owner_counts_only_once_it_has_answered(world):
+    await turns()
+    assert not world.link.connected.is_set()
+    await world.welcome()
+    assert world.link.connected.is_set()
+    await world.lose(reachable=False)
+    assert not world.link.connected.is_set()
+
+
+async def test_a_request_is_asked_for_and_its_end_is_told(world):
+    await world.welcome()
+    arrival, task = world.ask()
+    assert await world.owner.heard() == [Came("m", arrival)]
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert await task == Dispatch(arrival.request, HERE)
+    world.link.admission("m").finish(arrival.request, Verdict.DONE, 3)
+    assert await world.owner.heard() == [Ended(arrival.request, Verdict.DONE, 3)]
+    assert not world.link._asked
+
+
+async def test_a_refusal_reaches_who_asked(world):
+    await world.welcome()
+    arrival, task = world.ask()
+    await turns()
+    world.owner.say(Refused(Reject(arrival.request, Outcome.QUEUE_FULL, 2.0)))
+    with pytest.raises(RejectedError) as refused:
+        await task
+    assert refused.value.command.outcome is Outcome.QUEUE_FULL
+    assert not world.link._asked
+
+
+async def test_who_leaves_is_given_back_when_its_dispatch_was_under_way(world):
+    await world.welcome()
+    arrival, task = world.ask()
+    await world.owner.heard()
+    task.cancel()
+    assert await world.owner.heard() == [Left(arrival.request)]
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert await world.owner.heard() == [Ended(arrival.request, Verdict.DONE, 0)]
+
+
+async def test_who_leaves_in_the_turn_of_its_dispatch_is_given_back(world):
+    await world.welcome()
+    arrival, task = world.ask()
+    await world.owner.heard()
+    task.cancel()
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert Ended(arrival.request, Verdict.DONE, 0) in await world.owner.heard()
+    assert not world.link._asked
+
+
+async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
+    await world.welcome()
+    arrival, task = world.ask()
+    await world.owner.heard()
+    world.owner.say(Sent(Dispatch(arrival.request, THERE)))
+    (back,) = await world.owner.heard()
+    assert (type(back), back.arrival.request, back.busy) == (GivenBack, arrival.request, True)
+    assert not task.done()
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE
+
+
+async def test_what_comes_back_says_all_that_an_owner_must_know(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, busy=False))
+    (back,) = await world.owner.heard()
+    assert (back.model, back.busy) == ("m", False)
+    assert (back.arrival.request, back.arrival.failures, back.arrival.avoid) == (arrival.request, 1, HERE)
+    again.cancel()
+    await turns()
+
+
+async def test_the_next_owner_hears_of_everything(world):
+    await world.welcome()
+    world.owner.say(up())
+    flying = await world.in_flight()
+    world.link.watch(HERE).dispatched(flying.request, 10)
+    world.link.admission("m").progress(flying.request, 4)
+    failed = await world.in_flight()
+    waiting, _ = world.ask()
+    await world.lose(reachable=False)
+    asyncio.create_task(world.link.admission("m").readmit(failed.request, busy=False))  # noqa: RUF006
+    since = world.clock()
+    await asyncio.sleep(1.0)
+    world.reachable = True
+    (hello,) = await world.welcome()
+    assert hello.known == [Known(HERE, "m", IDENTITY, CAPACITY)]
+    assert hello.declared == [("m", Declared(flying, HERE, 4))]
+    assert hello.watched == [Watched(HERE, flying.request, 10, streams=True, brought=False, started=False)]
+    told = {arrival.request: arrival for _, arrival in hello.waiting}
+    assert told.keys() == {waiting.request, failed.request}
+    assert (told[failed.request].failures, told[failed.request].avoid) == (1, HERE)
+    assert told[waiting.request].waited == pytest.approx(world.clock() - since, abs=0.1)
+
+
+async def test_nobody_waits_for_an_owner_for_ever(world):
+    await world.welcome()
+    _, task = world.ask()
+    await asyncio.sleep(2 * PATIENCE)
+    assert not task.done(), "there is an owner: it decides"
+    await world.lose(reachable=False)
+    await asyncio.sleep(PATIENCE - 0.5)
+    assert not task.done()
+    with pytest.raises(RejectedError) as refused:
+        await task
+    assert refused.value.command.outcome is Outcome.NO_ENDPOINT
+    assert not world.link._asked
+
+
+async def test_an_owner_that_has_yet_to_answer_hears_that_who_waited_is_gone(world):
+    await turns()
+    arrival, task = world.ask()
+    with pytest.raises(RejectedError):
+        await task
+    assert (await world.owner.heard())[-2:] == [Came("m", arrival), Left(arrival.request)]
+
+
+async def test_what_is_in_flight_outlasts_any_wait_for_an_owner(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    await world.lose(reachable=False)
+    await asyncio.sleep(3 * PATIENCE)
+    assert arrival.request in world.link._asked
+    world.link.admission("m").finish(arrival.request, Verdict.DONE, 3)
+    assert not world.link._asked
+    world.reachable = True
+    assert await world.welcome() == [Hello(VERSION, 7, [], [], [], [])]
+
+
+async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
+    await world.welcome()
+    ended, flying = await world.in_flight(), await world.in_flight()
+    world.link.admission("m").finish(ended.request, Verdict.DONE, 3)
+    waiting, _ = world.ask()
+    world.owner.say(Wanted("m", dict.fromkeys((ended.request, flying.request, waiting.request), 16.0), False))
+    counts = world.link.admission("m").counts
+    assert counts._news == {flying.request: 16.0}
+    world.owner.say(Wanted("m", {}, everything=True))
+    assert counts.everything
+
+
+async def test_progress_is_told_and_remembered(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    world.link.admission("m").progress(arrival.request, 4)
+    await asyncio.sleep(0.1)
+    assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
+    assert world.moved == [arrival.request]
+    await world.lose()
+    (hello,) = await world.welcome()
+    assert hello.declared[0][1].generated == 4
+
+
+async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
+    await world.welcome()
+    watch = world.link.watch(HERE)
+    world.owner.say(up(on_trial=True), up(THERE))
+    assert world.told == [("up", HERE, "m", IDENTITY)]
+    assert (watch.on_trial, watch.keeps) == (True, True)
+    world.owner.say(Down(HERE, keeps=False), Down(THERE, keeps=False))
+    assert world.told[1:] == [("down", HERE)]
+    assert not watch.keeps
+    world.owner.say(Gone(HERE), Gone(THERE))
+    assert world.told[2:] == [("gone", HERE)]
+
+
+@pytest.mark.parametrize("down", [False, True])
+async def test_an_endpoint_configured_later_is_as_the_owner_said_last(world, down):
+    await world.welcome()
+    world.owner.say(up(THERE), *[Down(THERE, keeps=True)] * down)
+    world.link.watch(THERE)
+    await turns()
+    assert world.told == [("down", THERE) if down else ("up", THERE, "m", IDENTITY)]
+
+
+async def test_an_endpoint_that_is_gone_is_declared_no_more(world):
+    await world.welcome()
+    world.owner.say(up(), up(THERE), Gone(HERE))
+    await world.lose()
+    (hello,) = await world.welcome()
+    assert [known.endpoint for known in hello.known] == [THERE]
+
+
+async def test_an_endpoint_that_comes_up_hears_every_count(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
+    world.link.admission("m").progress(arrival.request, 4)
+    world.owner.say(up())
+    assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
+
+
+async def test_orders_of_the_owner_are_passed_on(world):
+    await world.welcome()
+    world.owner.say(Evacuate(HERE), Expire([1, 2]))
+    assert world.told == [("evacuate", HERE), ("expire", [1, 2])]
+
+
+async def test_of_tokens_only_the_first_is_told_by_name(world):
+    await world.welcome()
+    watch = world.link.watch(HERE)
+    watch.dispatched(1, 10, streams=True)
+    watch.dispatched(2, 10, started=True)
+    await world.owner.heard()
+    watch.progressed([1, 2, 3])
+    watch.progressed([1, 2])
+    watch.failed("it broke", aborted=True)
+    watch.finished(1, delivering=True)
+    watch.finished(1)
+    assert await world.owner.heard() == [
+        Stepped(HERE, [1]),
+        Stepped(HERE, []),
+        Failed(HERE, "it broke", aborted=True, dead=False),
+        Unwatched(HERE, 1, delivering=True),
+    ]
+    assert [watched.request for watched in watch.watched] == [2]
+
+
+async def test_a_front_that_shuts_down_refuses_what_waits(world):
+    await world.welcome()
+    flying = await world.in_flight()
+    arrival, task = world.ask()
+    await world.owner.heard()
+    world.link.leave()
+    with pytest.raises(RejectedError) as refused:
+        await task
+    assert refused.value.command.outcome is Outcome.DRAINING
+    assert await world.owner.heard() == [Left(arrival.request)]
+    assert world.link._asked.keys() == {flying.request}
+
+
+async def test_a_question_is_asked_again_of_the_next_owner(world):
+    await world.welcome()
+    asked = asyncio.create_task(world.link.decided())
+    assert await world.owner.heard() == [Ask(1)]
+    await world.lose()
+    hello, question = await world.welcome()
+    assert (type(hello), question) == (Hello, Ask(1))
+    nothing = Decided(endpoints=(), queues=())
+    world.owner.say(Answer(2, b"of nobody"), Answer(1, nothing.model_dump_json().encode()))
+    assert await asked == nothing
+    world.owner.say(Answer(1, b"late"))
+    assert not world.link._questions
+
+
+async def test_an_endpoint_that_the_owner_does_not_know_is_an_error(world):
+    await world.welcome()
+    drained = asyncio.create_task(world.link.drain("nobody"))
+    assert await world.owner.heard() == [Ask(1, drain="nobody")]
+    world.owner.say(Answer(1, None))
+    with pytest.raises(UnknownEndpointError):
+        await drained
+
+
+async def test_a_question_is_not_asked_for_ever(world):
+    await world.welcome()
+    arrival, _ = world.ask()
+    before = world.clock()
+    with pytest.raises(TimeoutError):
+        await world.link.admission("m").explain(arrival)
+    assert world.clock() - before == pytest.approx(ANSWERED_WITHIN, abs=0.1)
+    assert Explain(1, "m", arrival) in await world.owner.heard()
+    assert not world.link._questions
