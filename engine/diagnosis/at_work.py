@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.loglines import parse
-from engine.plan.exposition import Samples
+from engine.plan.samples import Samples
 from engine.plan.traffic import LOW_HIT_RATE
 from engine.sequences import enough, more, too_many
 

@@ -16,7 +16,7 @@ from engine.diagnosis.model import Examined
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.diagnosis.streaming import Arrivals, Flow
 from engine.diagnosis.way import is_local, proxy_between
-from engine.plan.exposition import Samples
+from engine.plan.samples import Samples
 
 PATIENCE = 30.0
 """Seconds of silence after which a stream is given up."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from engine.plan.exposition import Samples
 from engine.plan.histogram import Distribution, Histogram, Range, rank_of, summed
+from engine.plan.samples import Samples
 
 __all__ = [
     "LOW_HIT_RATE",

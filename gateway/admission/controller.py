@@ -1,10 +1,10 @@
 """The admission controller of one model. Only it changes the core's state, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
-take them (`rules.py`), in the order of bands and of fairness between flows. An endpoint that refuses a head is kept for
-it: requests of other lanes and bands are not sent there. Only a few requests behind the head may be backfilled: smaller
-ones, or those of other flows if its flow has used up its share. A request that would surely wait in vain is refused on
-arrival, any other at its deadline (`Waits`).
+take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule holds back its flow, the
+waiting requests of that flow are set aside, and the next flow has its turn. Any other head that is refused has its
+endpoints kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its lane may
+be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
 """
 
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
-_ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.OVER_SHARE}
+_ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
 class InFlight:
@@ -66,9 +66,10 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: a request waits at most `ttl` while an endpoint is live, and at most `no_endpoint_ttl` while none is.
-    Each counts from its arrival or from the last change between these two states, whichever is later. Its whole wait
-    never exceeds both together. The outcome tells which of the two passed.
+    Deadlines: a request waits at most its queue budget, which is never over `ttl`, while an endpoint is live, and at
+    most `no_endpoint_ttl` while none is. Each counts from its arrival or from the last change between these two states,
+    whichever is later. Its whole wait never exceeds `ttl` and `no_endpoint_ttl` together. The outcome tells which of
+    the three ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -83,7 +84,7 @@ class AdmissionController:
         self._headroom = pool.headroom
         self._promises = pool.waits.promises
         self._changed = True
-        """Whether this event may have made room, so that the queue is offered again."""
+        """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
         self._wake_at = inf
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -120,7 +121,7 @@ class AdmissionController:
                 self._dispatch_waiting(now)
         if type(event) is Arrived:
             self._shed(event, now)
-        self._changed = True  # unless a handler of the next event says otherwise
+        self._changed = True  # for the next event
         if self._queue.depth:
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -161,7 +162,7 @@ class AdmissionController:
         return self._predictor.learned()
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
-        """For each request in flight, the token count that a report must reach to change the account; 0: any does.
+        """For each request in flight, the token count below which a report changes nothing; 0: report all.
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
@@ -170,7 +171,7 @@ class AdmissionController:
 
     @property
     def aborting(self) -> bool:
-        """Whether blocks of aborted requests still count, until a token of another request shows an engine step."""
+        """Whether aborted requests still hold blocks: until the engine's next step is seen, at most `abort_bound`."""
         return any(endpoint.ledger.aborting for endpoint in self._endpoints)
 
     # Requests
@@ -264,7 +265,7 @@ class AdmissionController:
         generated = endpoint.ledger.progressed(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: only an answer of unknown length is charged, as expected
+        else:  # nothing was generated: free, unless the answer is whole and its length unknown
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
@@ -391,7 +392,7 @@ class AdmissionController:
                 self._queue.offer(self._observe_only(now))
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
-        """Endpoints that a head waits for, each with the lane whose requests may still go there; None: nobody's."""
+        """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
 
         def accept(request: RequestRecord) -> Answer:
             lane = (request.arrival.band, request.lane)
@@ -401,10 +402,11 @@ class AdmissionController:
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN
-            for endpoint, rule in placement.refusals:
-                if rule.after is not Next.OTHER_FLOWS:
+            after = next_in_line(placement.refusals)
+            if after is not Next.OTHER_FLOWS:
+                for endpoint, rule in placement.refusals:
                     kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
-            return _ANSWERS[next_in_line(placement.refusals)]
+            return _ANSWERS[after]
 
         self._queue.offer(accept)
 
@@ -412,6 +414,7 @@ class AdmissionController:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
+            request.spare = self._pool.spare(request, now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:

@@ -141,13 +141,22 @@ class Capacity:
 
     max_model_len: int
     kv_blocks: int | None
-    """Usable blocks: vLLM keeps one for itself (the null block). None if the engine does not say."""
+    """Usable blocks, at least 1: vLLM keeps one for itself (the null block). None if the engine does not say."""
     block_size: int = 16
     """Tokens of a block."""
     max_num_seqs: int | None = None
     """None if not configured: the core learns it."""
     shares_prefix: bool = True
     """Whether sequences of one prompt share its full blocks (prefix caching on)."""
+
+    def __post_init__(self) -> None:
+        """Check what every share of the cache is divided by.
+
+        Raises:
+            ValueError: there is no block, or nothing in it.
+        """
+        if self.block_size < 1 or (self.kv_blocks is not None and self.kv_blocks < 1):
+            raise ValueError(f"{self.kv_blocks} blocks of {self.block_size} tokens are no KV cache")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import yaml
 
-from engine.plan.exposition import Samples
 from engine.plan.histogram import rank_of
+from engine.plan.samples import Samples
 from engine.plan.traffic import TrafficError, from_exposition
 from gateway.admission.events import EndpointId, Prefix
 from gateway.admission.outcomes import Outcome

@@ -1,16 +1,18 @@
 """The owner of the decisions in another process of this machine."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.admission.events import EndpointId
-from gateway.admission.snapshot import Load
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.merged import packed
+from gateway.ops.metrics import Metrics
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
@@ -41,6 +43,7 @@ class Apart:
         follower: the front.
         clock: monotonic seconds.
         progressed: called with each batch of progress.
+        metrics: of this process.
         settings: those in force.
     """
 
@@ -51,9 +54,11 @@ class Apart:
         *,
         clock: Callable[[], float],
         progressed: Progressed,
+        metrics: Metrics,
         settings: Callable[[], Settings],
     ) -> None:
         self._background = Background()
+        self._metrics = metrics
         self._link = Link(
             place.front,
             functools.partial(_connect, place.owner),
@@ -61,6 +66,7 @@ class Apart:
             clock=clock,
             progressed=progressed,
             patience=lambda: settings().admission.queue.no_endpoint_ttl,
+            figures=lambda: packed(metrics.figures()),
         )
 
     def start(self) -> None:
@@ -83,9 +89,12 @@ class Apart:
         """Nothing: the owner tells the supervisor."""
         return []
 
-    def loads(self) -> dict[str, Load]:
-        """Nothing: the owner samples them."""
-        return {}
+    async def exposition(self) -> bytes:
+        """The text of `/metrics`; of this front alone while there is no owner."""
+        if self._link.connected.is_set():
+            with contextlib.suppress(TimeoutError):
+                return await self._link.exposition()
+        return self._metrics.exposition()
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
@@ -108,6 +117,7 @@ class Apart:
 
     async def stop(self) -> None:
         """Leave the owner."""
+        await self._link.part()
         self._link.close()
         await self._background.stop()
 

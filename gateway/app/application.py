@@ -17,7 +17,6 @@ import gateway
 from gateway.admission import controller
 from gateway.app.apart import Apart, Place
 from gateway.app.core import Core
-from gateway.app.gpus import GpuWatch
 from gateway.app.opened import Opened, opened
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
@@ -127,16 +126,28 @@ class Application:
             ids=count(1) if place is None else count(place.front << ID_BITS),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._core)
-        self._gpus = GpuWatch()
-        self._metrics.registry.register(self._gpus)
-        self._listeners = self._listen(listening)
+        self._listeners = self._listen(listening, shared=place is not None)
 
     def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
-        directory, clock, progressed = self._directory, self._clock, self._flights.progressed
+        clock, progressed, metrics = self._clock, self._flights.progressed, self._metrics
         if place is None:
-            endpoints = self._opened.endpoints
-            return Together(self._settings, endpoints, directory, clock=clock, progressed=progressed, launched=launched)
-        return Apart(place, directory, clock=clock, progressed=progressed, settings=lambda: self._settings)
+            return Together(
+                self._settings,
+                self._opened.endpoints,
+                self._directory,
+                clock=clock,
+                progressed=progressed,
+                metrics=metrics,
+                launched=launched,
+            )
+        return Apart(
+            place,
+            self._directory,
+            clock=clock,
+            progressed=progressed,
+            metrics=metrics,
+            settings=lambda: self._settings,
+        )
 
     @property
     def settings(self) -> Settings:
@@ -170,9 +181,7 @@ class Application:
         """
         self._core.start()
         self._preload()
-        self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("flights", self._flights.watch)
-        self._background.spawn("samples", self._sample)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settle):
                 await self._settled()
@@ -233,12 +242,6 @@ class Application:
         await self._counting.close()
         _log.info("stopped")
 
-    async def _sample(self) -> None:
-        """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
-        while True:
-            await asyncio.sleep(self._settings.health.interval)
-            self._metrics.sample(self._core.loads())
-
     async def _recheck(self, pool: Pool) -> None:
         """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
 
@@ -250,7 +253,7 @@ class Application:
                 return  # no longer served
             await pool.counter.recheck()
 
-    def _listen(self, given: Sequence[socket.socket]) -> list[Listener]:
+    def _listen(self, given: Sequence[socket.socket], *, shared: bool) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
@@ -265,7 +268,7 @@ class Application:
         sockets = given or bind_all(server)
         limits = (None, _ADMIN_CONNECTIONS)
         return [
-            Listener(application, listening, server, most=most, on_refused=on_refused)
+            Listener(application, listening, server, most=most, on_refused=on_refused, shared=shared)
             for application, listening, most in zip(applications, sockets, limits, strict=False)
         ]
 
@@ -311,10 +314,10 @@ class Application:
 
     def _admin(self, parts: Part, key: str | None) -> FastAPI:
         explainer = RelayExplainer(self._plane)
-        return admin_app(self._view, self._metrics, explainer, gateway.__version__, admin_key=key, parts=parts)
+        return admin_app(self._view, self._core.exposition, explainer, gateway.__version__, admin_key=key, parts=parts)
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
-        self._metrics.know(name)
+        self._metrics.know(name, self._directory.pools)
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
@@ -344,6 +347,7 @@ class Application:
             key=self._plane.key,
         )
         pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
+        self._loading = {known: task for known, task in self._loading.items() if known in self._directory.pools}
         self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)
         self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
         return pool
@@ -385,7 +389,6 @@ class Application:
 
     def _left(self, endpoint: Endpoint) -> None:
         self._reached.left(endpoint)
-        self._metrics.forget_endpoint(endpoint.id)
 
 
 def _drift_fields(drift: Drift) -> dict[str, Any]:

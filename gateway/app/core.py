@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.admission.events import EndpointId
-from gateway.admission.snapshot import Load
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
@@ -36,8 +35,8 @@ class Core(Deciding, Protocol):
         """The present status of each endpoint, for a supervisor; empty if the owner tells it by itself."""
         ...
 
-    def loads(self) -> dict[str, Load]:
-        """Load of each model's pool, now; empty if the owner keeps these figures itself."""
+    async def exposition(self) -> bytes:
+        """The text of `/metrics`, of all processes."""
         ...
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:

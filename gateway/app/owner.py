@@ -11,11 +11,14 @@ from gateway.admission.events import EndpointId, PolicyChanged
 from gateway.admission.policy import Policy
 from gateway.admission.snapshot import Load
 from gateway.app.decided import decided
+from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.monitor import EndpointMonitor
+from gateway.ops.merged import Figures
+from gateway.ops.metrics import Metrics
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
@@ -38,6 +41,7 @@ class Owner:
         follower: the front, or all of them.
         clock: monotonic seconds.
         asker: returns who asks the core of a model.
+        metrics: of this process.
         launched: addresses of endpoints whose engines kvgate launches.
 
     Raises:
@@ -52,11 +56,15 @@ class Owner:
         *,
         clock: Callable[[], float],
         asker: Callable[[str], Asker],
+        metrics: Metrics,
         launched: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._asker = asker
+        self._metrics = metrics
+        self._gpus = GpuWatch()
+        metrics.registry.register(self._gpus)
         self._background = Background()
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
@@ -74,6 +82,8 @@ class Owner:
     def start(self) -> None:
         """Watch the endpoints."""
         self.monitors.start()
+        self._background.spawn("GPU watch", self._gpus.run)
+        self._background.spawn("samples", self._sample)
         self._background.spawn("what was learned", self._keep_learned)
         if self._recorder is not None:
             self._recorder.start()
@@ -104,6 +114,14 @@ class Owner:
         now = self._clock()
         return {name: driver.controller.load(now) for name, driver in self.cores.drivers.items()}
 
+    async def exposition(self) -> bytes:
+        """The text of `/metrics`, of this process alone."""
+        return self._metrics.exposition(await self.decided())
+
+    async def figures(self, fronts: int) -> Figures:
+        """What is counted and measured here; `fronts` are connected."""
+        return self._metrics.figures(await self.decided(), fronts)
+
     async def stop(self) -> None:
         """Stop everything, and keep what was learned."""
         await self._background.stop()
@@ -126,6 +144,13 @@ class Owner:
         if learned is not None:
             driver.handle(learned)
         return driver
+
+    async def _sample(self) -> None:
+        """Have the metrics sample the load of every pool, as often as endpoints are scraped."""
+        while True:
+            await asyncio.sleep(self._settings.health.interval)
+            self._metrics.sample(self.loads())
+            self._metrics.keep_endpoints(self.monitors)
 
     async def _keep_learned(self) -> None:
         while True:

@@ -13,6 +13,7 @@ from gateway.app.owner import Owner
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.metrics import Metrics
 from gateway.tier.hall import Hall
 
 _POLL = 0.1
@@ -39,7 +40,13 @@ class OwnerProcess:
         self._hall = Hall(fronts)
         endpoints = opened(settings).endpoints
         self._owner = Owner(
-            settings, endpoints, self._hall, clock=time.monotonic, asker=self._hall.asker, launched=launched
+            settings,
+            endpoints,
+            self._hall,
+            clock=time.monotonic,
+            asker=self._hall.asker,
+            metrics=Metrics(gateway.__version__),
+            launched=launched,
         )
         self._server: asyncio.Server | None = None
 

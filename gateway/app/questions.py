@@ -9,6 +9,7 @@ import httpx
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
+from gateway.relay.question_transport import QuestionTransport
 from gateway.runtime.background import Background
 
 
@@ -29,8 +30,8 @@ class Questions:
         """Make an endpoint's client, in place of the one it has."""
         self.drop(endpoint)
         headers = {"authorization": f"Bearer {access.api_key}"} if access.api_key is not None else {}
-        limits = httpx.Limits(keepalive_expiry=self._settings().upstream.keepalive)
-        client = httpx.AsyncClient(verify=access.tls, headers=headers, limits=limits, trust_env=False)
+        transport = QuestionTransport(lambda: self._settings().upstream, access.tls)
+        client = httpx.AsyncClient(transport=transport, headers=headers, trust_env=False)
         self._clients[endpoint] = client
         return client
 

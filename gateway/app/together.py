@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.admission.events import EndpointId
-from gateway.admission.snapshot import Load
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.metrics import Metrics
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
@@ -22,6 +22,7 @@ class Together:
         follower: the front.
         clock: monotonic seconds.
         progressed: called with each batch of progress.
+        metrics: of this process.
         launched: addresses of endpoints whose engines kvgate launches.
 
     Raises:
@@ -36,11 +37,14 @@ class Together:
         *,
         clock: Callable[[], float],
         progressed: Progressed,
+        metrics: Metrics,
         launched: Sequence[str],
     ) -> None:
         self._progressed = progressed
         self._admissions: dict[str, Admission] = {}
-        self._owner = Owner(settings, endpoints, follower, clock=clock, asker=self._asker, launched=launched)
+        self._owner = Owner(
+            settings, endpoints, follower, clock=clock, asker=self._asker, metrics=metrics, launched=launched
+        )
 
     def start(self) -> None:
         """Watch the endpoints."""
@@ -65,9 +69,9 @@ class Together:
         """The present status of each endpoint."""
         return [monitor.status for monitor in self._owner.monitors.values()]
 
-    def loads(self) -> dict[str, Load]:
-        """Load of each model's pool, now."""
-        return self._owner.loads()
+    async def exposition(self) -> bytes:
+        """The text of `/metrics`."""
+        return await self._owner.exposition()
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config.settings import EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.config.settings import AdmissionSettings, EndpointSettings, EngineSettings, ModelSettings, Settings
 
 
 class Needs(StrEnum):
@@ -34,10 +34,6 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),
         *("models[].endpoints[].tls.cert_file", "models[].endpoints[].tls.key_file"),
         *("models[].endpoints[].max_num_seqs", "models[].endpoints[].kv_tokens"),
-        *("admission.mode", "admission.policy", "admission.kv_high", "admission.kv_low", "admission.ttft_target"),
-        *("admission.max_passes", "admission.bands.N.ttft_target", "admission.bands.N.reserved"),
-        *("admission.queue.max_requests", "admission.queue.max_bytes", "admission.queue.ttl"),
-        *("admission.queue.no_endpoint_ttl", "admission.queue.heartbeat"),
         *("counting.process_bytes", "counting.max_pending_bytes"),
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
@@ -63,9 +59,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         "models[].engine.reload",
     ),
 }
-NEEDS: Mapping[str, Needs] = {path: needs for needs, paths in _TABLE.items() for path in paths}
-"""The need of every setting, by its name as `every` writes it."""
-
+"""Settings by need. One of `admission` that is not named here is live."""
 ANSWER = "settings"
 """The prefix of a gateway's answer to new settings. What is wrong with them follows."""
 FIXED = tuple(path.removeprefix("server.") for path in _TABLE[Needs.RESTART])
@@ -130,6 +124,13 @@ def inner_section(annotation: Any) -> type[BaseModel] | None:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
+
+
+NEEDS: Mapping[str, Needs] = {
+    **{path: Needs.NOTHING for path, _ in every(AdmissionSettings, "admission.")},
+    **{path: needs for needs, paths in _TABLE.items() for path in paths},
+}
+"""The need of every setting, by its name as `every` writes it."""
 
 
 def _merged(before: BaseModel, after: BaseModel, prefix: str, found: dict[str, Needs]) -> dict[str, Any]:

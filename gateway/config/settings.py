@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -348,27 +349,22 @@ class AdmissionSettings(_Section):
         return self
 
     def to_policy(self, *, weights: Mapping[str, float], poll_interval: float) -> Policy:
-        """The same as the core's policy.
+        """The same as the core's policy, whose fields have the names of the settings, here or in `queue`.
 
         Args:
             weights: by flow, where set.
             poll_interval: seconds between two scrapes of an endpoint.
         """
-        return Policy(
-            mode=Mode(self.mode),
-            bounds=Bounds(self.policy),
-            kv_high=self.kv_high,
-            kv_low=self.kv_low,
-            ttl=self.queue.ttl,
-            no_endpoint_ttl=self.queue.no_endpoint_ttl,
-            max_requests=self.queue.max_requests,
-            max_bytes=self.queue.max_bytes,
-            ttft_target=self.ttft_target,
-            bands={number: Band(band.ttft_target, band.reserved) for number, band in self.bands.items()},
-            weights=weights,
-            max_passes=self.max_passes,
-            poll_interval=poll_interval,
-        )
+        of_core = {field.name for field in fields(Policy)}
+        equal = {name: value for name, value in (*self.queue, *self) if name in of_core}
+        others = {
+            "mode": Mode(self.mode),
+            "bounds": Bounds(self.policy),
+            "bands": {number: Band(**dict(band)) for number, band in self.bands.items()},
+            "weights": weights,
+            "poll_interval": poll_interval,
+        }
+        return Policy(**{**equal, **others})
 
 
 class CountingSettings(_Section):
@@ -407,7 +403,9 @@ class UpstreamSettings(_Section):
     first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
-    relay_concurrency: int = Field(64, ge=1, description="Most relayed requests (embeddings and such), per model.")
+    relay_concurrency: int = Field(
+        64, ge=1, description="Most relayed requests (embeddings and such) per model, until their answers begin."
+    )
 
 
 class ClientKey(_Section):

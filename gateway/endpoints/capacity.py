@@ -2,7 +2,8 @@
 
 The labels are vLLM's CacheConfig, every value as a string, "None" among them. What they mean (vLLM 0.32):
 
-- `num_gpu_blocks` is the sum over data-parallel ranks; each rank keeps one block, the null block, for itself.
+- `num_gpu_blocks` is the sum over data-parallel ranks; each rank keeps one block, the null block, for itself. A model
+  without attention has no other: its cache is no matter of blocks.
 - `kv_cache_size_tokens` is per rank: the tokens that fit in sequences of `max_model_len`. If all layers of a model use
   full attention, it agrees with the blocks. For hybrids (sliding window, state layers) blocks times block size is
   wrong, and this figure is right.
@@ -41,6 +42,9 @@ def capacity(
         _positive(labels, "effective_attention_block_size") or _positive(labels, "block_size") or DEFAULT_BLOCK_SIZE
     )
     blocks = _usable_blocks(labels, block_size, max_model_len, ranks) if kv_tokens is None else kv_tokens // block_size
+    # Less than a block is no cache that could be shared out: then nothing is known of what fits.
+    if blocks is not None and blocks < 1:
+        blocks = None
     return Capacity(
         max_model_len=max_model_len,
         kv_blocks=blocks,
@@ -55,8 +59,8 @@ def _usable_blocks(labels: Mapping[str, str], block_size: int, max_model_len: in
     blocks = _positive(labels, "num_gpu_blocks")
     tokens = _positive(labels, "kv_cache_size_tokens")
     if blocks is None:
-        return None if tokens is None else max(tokens * ranks // block_size - ranks, 0)
-    usable = max(blocks - ranks, 0)
+        return None if tokens is None else tokens * ranks // block_size - ranks
+    usable = blocks - ranks
     if tokens is None or _is_uniform(blocks / ranks, tokens, block_size, max_model_len):
         return usable
     return int(tokens * ranks * (usable / blocks)) // block_size

@@ -1,7 +1,8 @@
 """PURE. The parser of vLLM's `/metrics`, for the few metrics kvgate watches.
 
 A real exposition is 50 KB or more, mostly histograms. Only a dozen lines matter here, so they are found by name and
-the rest is not parsed. Names are those of vLLM 0.8.5 to 0.33. A sample that is absent or NaN is None, never zero.
+the rest is not parsed (`engine/plan/samples.py` parses all). Names are those of vLLM 0.8.5 to 0.33. A sample that is
+absent or impossible (NaN, negative, too large) is None, never zero.
 """
 
 import math
@@ -52,6 +53,8 @@ EXPECTED = tuple(
 MOST_READ = 448 * 2**10
 """Most bytes read of lines with these names: enough for some 200 data-parallel ranks."""
 _LONGEST_LINE = 16 * 2**10
+_MOST = 2.0**53
+"""Counts above this are none: their differences are no longer exact."""
 _LINE_COST = 128
 """Least bytes that a line counts as: each line has a fixed cost."""
 
@@ -103,7 +106,7 @@ def parse(text: bytes) -> EngineMetrics:
 
     def total(name: str, **where: str) -> float | None:
         values = [value for labels, value in found.get(name, ()) if where.items() <= labels.items()]
-        return sum(values) if values and math.isfinite(sum(values)) else None
+        return _within(sum(values), _MOST) if values else None
 
     usage = [value for name in (_KV_USAGE, _KV_USAGE_BEFORE_0_9) for _, value in found.get(name, ())]
     awake = [value for labels, value in found.get(_SLEEP_STATE, ()) if labels.get("sleep_state") == "awake"]
@@ -112,7 +115,7 @@ def parse(text: bytes) -> EngineMetrics:
     ranks = {labels["engine"] for labels, _ in found.get(_RUNNING, ()) if "engine" in labels}
     renamed = {_KV_USAGE} if usage else set()
     return EngineMetrics(
-        kv_usage=max(usage, default=None),
+        kv_usage=_within(max(usage), 1.0) if usage else None,
         running=_whole(total(_RUNNING)),
         waiting=_whole(total(_WAITING) if waiting is None else waiting),
         generation_tokens=total(_GENERATION_TOKENS),
@@ -158,6 +161,10 @@ def _labels(text: bytes) -> Iterator[tuple[str, str]]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
+
+
+def _within(value: float, most: float) -> float | None:
+    return value if 0 <= value <= most else None
 
 
 def _whole(value: float | None) -> int | None:

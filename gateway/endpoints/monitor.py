@@ -139,6 +139,11 @@ class EndpointMonitor:
         return self._health.serving
 
     @property
+    def drained(self) -> bool:
+        """Whether the operator wants no new requests there."""
+        return self._health.state is State.DRAINING
+
+    @property
     def on_trial(self) -> bool:
         """Whether it gets one request at a time until there is progress."""
         return self._health.state is State.TRIAL

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -23,20 +24,15 @@ _FRESH = {"connection": "close", "accept-encoding": "identity"}
 """Each question opens its own connection: whether the engine still accepts one is part of the answer. Answers come
 uncompressed: 660 bytes compressed twice became 300 MB before their length could be checked."""
 
-_CONNECTED = frozenset({"connection.connect_tcp.complete", "http11.send_request_headers.started"})
-"""Trace events of httpcore that show a connection, new or reused."""
-
-_PROTOCOL_ERRORS = {
-    httpx.LocalProtocolError: "the request cannot be sent as HTTP",
-    httpx.RemoteProtocolError: "the answer broke off, or is not HTTP",
-}
+_REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
 class Prober:
     """Asks one endpoint.
 
     Args:
-        client: with the endpoint's key and TLS context.
+        client: with the endpoint's key and TLS context. Its transport calls the extension `connected` once a question
+            has a connection.
         base_url: of the endpoint.
         timeout: seconds for a whole answer.
         clock: monotonic seconds.
@@ -59,16 +55,17 @@ class Prober:
             OutOfDescriptorsError: this process could not ask, so nothing is known of the endpoint.
         """
         most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
-        steps: set[str] = set()
+        accepted = False
 
-        async def trace(step: str, _: object) -> None:
-            steps.add(step)
+        def connected() -> None:
+            nonlocal accepted
+            accepted = True
 
-        url, traced = self._base_url + path, {"trace": trace}
+        url, told = self._base_url + path, {"connected": connected}
         try:
             async with (
                 _timeout(self._timeout),
-                self._client.stream("GET", url, headers=_FRESH, timeout=None, extensions=traced) as response,
+                self._client.stream("GET", url, headers=_FRESH, timeout=None, extensions=told) as response,
             ):
                 answered_at = self._clock()
                 body = bytearray()
@@ -79,15 +76,15 @@ class Prober:
                 return Reply(response.status_code, bytes(body), answered_at)
         except TimeoutError:
             reason = f"GET {path}: no answer within {self._timeout:g} s"
-            if accepted := not steps.isdisjoint(_CONNECTED):
+            if accepted:
                 self.unanswered_at = self._clock()
             return NoReply(reason, accepted=accepted)
         except httpx.ConnectError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
             return NoReply(f"cannot connect: {error}", refused=_refused(error))
-        except httpx.ProtocolError as error:  # its text may quote headers, including the key
-            return NoReply(f"GET {path}: {_PROTOCOL_ERRORS[type(error)]}")
+        except httpx.RemoteProtocolError:
+            return NoReply(f"GET {path}: the answer broke off, or is not HTTP")
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return NoReply(f"GET {path}: {str(error) or type(error).__name__}")
 
@@ -107,15 +104,17 @@ class Prober:
 
 
 def _refused(error: BaseException) -> bool:
-    """Whether a connection was refused, by one address at least of those that a name stands for."""
+    """Whether a connection was refused, by one address at least of those that a name stands for.
+
+    asyncio joins the failures of several addresses into one text.
+    """
     pending: list[BaseException | None] = [error]
     while pending:
         found = pending.pop()
-        if isinstance(found, ConnectionRefusedError):
+        if isinstance(found, OSError) and (found.errno == errno.ECONNREFUSED or _REFUSED in str(found)):
             return True
         if found is not None:
             pending += [found.__cause__ or found.__context__]
-            pending += found.exceptions if isinstance(found, BaseExceptionGroup) else ()
     return False
 
 

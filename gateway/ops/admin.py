@@ -14,11 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.ops.explained import Explained, Explainer
-from gateway.ops.metrics import CONTENT_TYPE, Metrics
+from gateway.ops.metrics import CONTENT_TYPE
 from gateway.ops.on_machine import on_this_machine
 from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
 from gateway.wire.errors import ErrorAnswer
 from gateway.wire.request import Api
+
+Exposition = Callable[[], Awaitable[bytes]]
 
 _LONGEST_QUERY = 2048
 """Most bytes of a query."""
@@ -86,7 +88,7 @@ _MALFORMED: dict[int | str, dict[str, Any]] = {400: {"model": ErrorBody, "descri
 
 def admin_app(
     source: StateSource,
-    metrics: Metrics,
+    exposition: Exposition,
     explainer: Explainer,
     version: str,
     *,
@@ -97,7 +99,7 @@ def admin_app(
 
     Args:
         source: what it shows and changes.
-        metrics: what `/metrics` exposes.
+        exposition: the text of `/metrics`.
         explainer: answers `/kvgate/explain`.
         version: kvgate's own.
         admin_key: the bearer token that `/metrics` and `/kvgate/*` require. None opens reading to everybody, and
@@ -114,7 +116,7 @@ def admin_app(
     if Part.HEALTH in parts:
         app.include_router(_health_routes(source, version))
     if Part.ADMIN in parts:
-        app.include_router(_reading_routes(source, metrics, explainer, admin_key))
+        app.include_router(_reading_routes(source, exposition, explainer, admin_key))
         app.include_router(_changing_routes(source, admin_key))
     app.add_exception_handler(_Refused, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -163,7 +165,9 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     return router
 
 
-def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer, admin_key: str | None) -> APIRouter:
+def _reading_routes(
+    source: StateSource, exposition: Exposition, explainer: Explainer, admin_key: str | None
+) -> APIRouter:
     guard = [] if admin_key is None else [Depends(_guard(admin_key))]
     refusals = {} if admin_key is None else _UNAUTHORIZED
     router = APIRouter(tags=["admin"], dependencies=guard, responses=refusals)
@@ -175,7 +179,7 @@ def _reading_routes(source: StateSource, metrics: Metrics, explainer: Explainer,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def show_metrics() -> Response:
-        return Response(metrics.exposition(await source.state()), media_type=CONTENT_TYPE)
+        return Response(await exposition(), media_type=CONTENT_TYPE)
 
     @router.get("/kvgate/state", summary="Every endpoint and queue, now.")
     async def show_state() -> GatewayState:

@@ -4,22 +4,27 @@ Counters and histograms are updated where things happen, through children bound 
 health) are read from one snapshot at each scrape and cost nothing in between.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
+from gateway.ops.merged import Family, Figures
 from gateway.ops.returns import Returns
-from gateway.ops.state import GatewayState
+from gateway.ops.state import Decided
 from gateway.ops.tally import Tallies
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
 
 UNKNOWN = "unknown"
 """The `model` label of requests for unknown models: client text must not become a label value."""
+
+MOST_MODELS = 32
+"""Models with labels of their own; those served now may be more. An engine can rename its model every second."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
@@ -161,9 +166,21 @@ class Metrics:
         for model in models:
             self.know(model)
 
-    def know(self, model: str) -> None:
-        """Give a model a label of its own: it is one of ours."""
-        self._models.setdefault(model, ModelMetrics(self, model))
+    def know(self, model: str, served: Collection[str] = ()) -> None:
+        """Give a model a label of its own: it is one of ours.
+
+        Counters of a model that is gone stay, so that they go on if it comes back; of too many, the oldest are dropped.
+
+        Args:
+            model: its name.
+            served: the models that are served now.
+        """
+        known = self._models.pop(model, None)
+        if known is None:
+            gone = [name for name in self._models if name not in served]
+            for name in gone[: max(0, len(self._models) + 1 - MOST_MODELS)]:
+                self._forget_model(name)
+        self._models[model] = known or ModelMetrics(self, model)
 
     def model(self, name: str | None) -> ModelMetrics:
         """The counters of a model; those of `unknown` if it is not one of ours."""
@@ -177,16 +194,54 @@ class Metrics:
             for endpoint, usage in load.usage:
                 self._usage.of(endpoint).observe(usage)
 
-    def forget_endpoint(self, endpoint: str) -> None:
-        """Drop the metrics of a removed endpoint."""
-        self._usage.forget(endpoint)
+    def keep_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Drop the metrics of all endpoints but these."""
+        self._usage.keep({(endpoint,) for endpoint in endpoints})
 
-    def exposition(self, state: GatewayState) -> bytes:
+    def _forget_model(self, model: str) -> None:
+        del self._models[model]
+        for counter in (self.requests, self.returns, self.tokens, self.drift, self.would):
+            counter.remove_by_labels({"model": model})
+        for tallies in (self.lengths, self._sequences, self._waiting):
+            tallies.forget(model)
+
+    def exposition(self, decided: Decided | None = None) -> bytes:
         """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""
-        gauges = CollectorRegistry(auto_describe=False)
-        gauges.register(_State(state))
-        text: bytes = generate_latest(self.registry) + generate_latest(gauges)
-        return text
+        text: bytes = generate_latest(self.registry)
+        return text if decided is None else text + generate_latest(_State(decided))
+
+    def figures(self, decided: Decided | None = None, fronts: int | None = None) -> list[Family]:
+        """What is counted and measured in this process, and the gauges of this state, to be merged with others'."""
+        collectors = [self.registry] if decided is None else [self.registry, _State(decided, fronts)]
+        return [_figures(metric) for collector in collectors for metric in collector.collect()]
+
+
+def exposed(figures: Figures) -> bytes:
+    """The answer to `GET /metrics` with these figures, to be sent as `CONTENT_TYPE`."""
+    text: bytes = generate_latest(_Shown(figures))
+    return text
+
+
+def _figures(metric: Metric) -> Family:
+    samples = [
+        (sample.name, tuple(chain.from_iterable(sample.labels.items())), float(sample.value))
+        for sample in metric.samples
+    ]
+    return Family(metric.name, metric.documentation, metric.type, samples)
+
+
+class _Shown:
+    """A collector of figures that are known."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._figures:
+            metric = Metric(family.name, family.meaning, family.kind)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, dict(zip(labels[::2], labels[1::2], strict=True)), value)
+            yield metric
 
 
 class _Build:
@@ -204,11 +259,16 @@ class _Build:
 class _State:
     """The gauges. An unknown value has no sample: absent is not zero."""
 
-    def __init__(self, state: GatewayState) -> None:
+    def __init__(self, state: Decided, fronts: int | None = None) -> None:
         self._state = state
+        self._fronts = fronts
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._state
+        if self._fronts is not None:
+            fronts = _gauge("kvgate_fronts", "Processes that serve clients.")
+            fronts.add_metric([], self._fronts)
+            yield fronts
         depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
@@ -217,7 +277,7 @@ class _State:
         yield from _engine_counters(state)
 
 
-def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
+def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
     in_flight = _gauge("kvgate_in_flight", "Requests on the endpoint.", "endpoint")
     peak = _gauge("kvgate_sequences_peak", "The most sequences that were on the endpoint at once.", "endpoint")
     usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
@@ -240,7 +300,7 @@ def _endpoint_gauges(state: GatewayState) -> Iterator[GaugeMetricFamily]:
     return iter((in_flight, peak, usage, gate, healthy, age))
 
 
-def _engine_counters(state: GatewayState) -> Iterator[CounterMetricFamily]:
+def _engine_counters(state: Decided) -> Iterator[CounterMetricFamily]:
     preemptions = _counter("kvgate_engine_preemptions_total", "Requests that the engine preempted.", "endpoint")
     tokens = _counter("kvgate_engine_tokens_total", "Tokens the engine processed, for whomever.", "endpoint", "kind")
     cached = _counter(

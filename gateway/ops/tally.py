@@ -1,7 +1,7 @@
 """A fast histogram for every request: counting costs one search among its edges, and no lock."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
@@ -50,9 +50,13 @@ class Tallies:
             found = self._tallies[labels] = Tally(self._edges)
         return found
 
-    def forget(self, *labels: str) -> None:
-        """Drop the tally with these label values."""
-        self._tallies.pop(labels, None)
+    def keep(self, labels: Container[tuple[str, ...]]) -> None:
+        """Drop the tallies with other label values than these."""
+        self._tallies = {values: tally for values, tally in self._tallies.items() if values in labels}
+
+    def forget(self, first: str) -> None:
+        """Drop the tallies with this first label value."""
+        self._tallies = {values: tally for values, tally in self._tallies.items() if values[0] != first}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """All tallies, at a scrape."""

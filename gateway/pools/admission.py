@@ -102,8 +102,9 @@ class Admission:
 
     def renew(self) -> None:
         """Tell every count: an endpoint came up, and its block size may have changed."""
-        if counts := self.counts.renew():
+        if counts := self.counts.unheard():
             self.decider.handle(Progress(tuple(counts.items())))
+        self.counts.renew()
 
     async def _ask(self, request: RequestId, event: Arrived | Returned) -> Dispatch:
         answer: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,7 @@ class Counts:
         self._untold: dict[RequestId, int] = {}
         """Counts at the last batch that the core was not told."""
         self._news: dict[RequestId, float] = {}
-        """By request the core has heard of: the count at which it wants to hear again."""
+        """By request the core was told of: the count at which it wants to hear again."""
         self.everything = False
         """Whether the core wants every count for now."""
 
@@ -27,28 +27,32 @@ class Counts:
         self._moved[request] = generated
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
-        """Note what the core wants to hear next."""
-        self._news.update(news)
+        """Note what the core wants to hear next. It may say so of a request that has left meanwhile."""
+        known = self._news
+        known.update((request, count) for request, count in news.items() if request in known)
         self.everything = everything
 
     def batch(self) -> tuple[list[RequestId], dict[RequestId, int]]:
         """End a batch: the requests that moved since the last, and the counts to tell."""
         moved, self._moved = self._moved, {}
-        if self.everything:
-            return list(moved), moved
         news, untold = self._news, self._untold
         told: dict[RequestId, int] = {}
         for request, generated in moved.items():
-            if generated >= news.get(request, 0):
+            if self.everything or generated >= news.get(request, 0):
                 told[request] = generated
+                news.setdefault(request, 0)
+                untold.pop(request, None)
             else:
                 untold[request] = generated
         return list(moved), told
 
-    def renew(self) -> dict[RequestId, int]:
-        """Every count that the core has not heard, to tell now: what it wants to hear has changed."""
-        self._news.clear()
+    def unheard(self) -> dict[RequestId, int]:
+        """Every count that the core has not heard."""
         return {**self._untold, **self._moved}
+
+    def renew(self) -> None:
+        """Tell each next count: what the core wants to hear has changed."""
+        self._news = dict.fromkeys(self._news, 0)
 
     def forget(self, request: RequestId) -> tuple[int | None, float]:
         """Drop a request that left its endpoint; return its last count, if any, and the next one the core wanted."""

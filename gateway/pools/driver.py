@@ -55,6 +55,8 @@ class Driver:
             if type(event) is Progress and event.generated:
                 news = self._controller.news(request for request, _ in event.generated)
                 self._asker.want(news, everything=self._controller.aborting)
+            elif type(event) is Finished and event.verdict is Verdict.ABORTED:
+                self._asker.want({}, everything=self._controller.aborting)
 
     async def explained(self, arrival: Arrived) -> Explanation:
         """See `Decider.explained`."""

@@ -53,7 +53,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nothing has reached the client: the request may be tried again.
+    """Nothing has reached the client: `generate.py` may send the request again.
 
     Attributes:
         busy: the endpoint had no room, or could not be connected to. The request is not at fault.

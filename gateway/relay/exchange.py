@@ -49,7 +49,7 @@ class Exchange:
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
         waited: seconds in the queue, over all attempts, and in the lobby.
-        queued: whether it waited for admission and that wait has ended.
+        queued: whether its time in the queue is reported: of every admitted request, and of one refused after a wait.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Exchange:
 
     @contextmanager
     def waiting(self) -> Iterator[float]:
-        """Count the time that the block takes as time waited. Gives the present time."""
+        """Count the time that the block takes as time waited. Yields the time at which it began."""
         began = self.clock()
         try:
             yield began

@@ -17,7 +17,7 @@ from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read
+from gateway.relay.reading import read_apart
 from gateway.relay.understand import (
     NO_ENDPOINT,
     UncountedError,
@@ -31,7 +31,7 @@ from gateway.relay.understand import (
 )
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import INLINE_BYTES, Api, GenerationRequest, edited, rewrites
+from gateway.wire.request import EDITED_INLINE_BYTES, Api, GenerationRequest, edited, rewrites
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
@@ -40,8 +40,8 @@ _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
 
-class _Reservation:
-    """A place in the core, given back exactly once whatever happens."""
+class _Place:
+    """The request's place in flight, given back exactly once whatever happens."""
 
     def __init__(self, admission: Admission, request: RequestId) -> None:
         self.request = request
@@ -83,7 +83,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     try:
         foreground(request)
     except RefusedError as refused:
-        _tolerate(plane, pool, refused)
+        _raise_unless_observing(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
     exchange.count = count
     exchange.demand = asked = _demanded(plane, pool, request, count)
@@ -94,7 +94,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     return await _admitted(plane, scope, exchange, work, payload)
 
 
-def _tolerate(plane: Plane, pool: Pool, refused: RefusedError) -> None:
+def _raise_unless_observing(plane: Plane, pool: Pool, refused: RefusedError) -> None:
     """In observe mode, note the refusal that `enforce` would have made.
 
     Raises:
@@ -113,14 +113,14 @@ async def _counted(
     except UncountedError:
         pass
     except RefusedError as refused:
-        _tolerate(plane, pool, refused)
+        _raise_unless_observing(plane, pool, refused)
         return _estimate(request)
-    # The engine must count and none is up: wait for one as the queue would.
+    # Only an engine can count this, and none is up: wait for one, at most `no_endpoint_ttl`.
     await wait_for_endpoint(plane, exchange, pool, len(request.body))
     try:
         return await counted(pool, request, client.flow)
     except RefusedError as refused:
-        _tolerate(plane, pool, refused)
+        _raise_unless_observing(plane, pool, refused)
         return _estimate(request)
 
 
@@ -133,7 +133,7 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
     try:
         return demanded(pool, request, count)
     except RefusedError as refused:
-        _tolerate(plane, pool, refused)
+        _raise_unless_observing(plane, pool, refused)
         return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))
 
 
@@ -145,8 +145,8 @@ def _asks_usage(request: GenerationRequest) -> bool:
 async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
     """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
     request, usage, band = work.request, _asks_usage(work.request), work.band
-    if len(payload.data) > INLINE_BYTES and rewrites(request, usage=usage, priority=band):
-        payload.data = await read(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
+    if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, usage=usage, priority=band):
+        payload.data = await read_apart(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
     else:
         payload.data = _edited(payload.data, request, usage, band)
 
@@ -158,14 +158,14 @@ def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int)
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
-    reservation = _Reservation(pool.admission, plane.new_request())
+    place = _Place(pool.admission, plane.new_request())
     try:
         async with heartbeat(exchange, interval):
-            dispatch = await _first(plane, exchange, reservation, work)
+            dispatch = await _first(plane, exchange, place, work)
         if dispatch.would is not None:
             plane.metrics.model(pool.name).would(dispatch.would)
         outgoing = Outgoing(
-            request=reservation.request,
+            request=place.request,
             path=path(scope),
             payload=payload,
             prompt_tokens=work.demand.prompt_tokens,
@@ -196,23 +196,23 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
             if isinstance(result, Settled):
                 usage = exchange.usage
                 known = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
-                reservation.release(result.verdict, known if usage is None else usage.completion_tokens)
+                place.release(result.verdict, known if usage is None else usage.completion_tokens)
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
             brought = brought or result.evacuated
             async with heartbeat(exchange, interval):
-                dispatch = await _another(plane, exchange, reservation, work, result)
+                dispatch = await _another(plane, exchange, place, work, result)
     finally:
-        reservation.release(Verdict.ABORTED)
+        place.release(Verdict.ABORTED)
 
 
-async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work) -> Dispatch:
+async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     with exchange.waiting() as since:
         metrics.came(work.key, since)
         try:
-            dispatch = await reservation.take(work.arrival(reservation.request))
+            dispatch = await place.take(work.arrival(place.request))
         except RejectedError as error:
             now, outcome = plane.clock(), error.command.outcome
             if outcome in FOR_WANT_OF_ROOM:
@@ -223,10 +223,10 @@ async def _first(plane: Plane, exchange: Exchange, reservation: _Reservation, wo
         return dispatch
 
 
-async def _another(plane: Plane, exchange: Exchange, reservation: _Reservation, work: Work, result: Again) -> Dispatch:
+async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, result: Again) -> Dispatch:
     try:
         with exchange.waiting():
-            return await reservation.again(busy=result.busy)
+            return await place.again(busy=result.busy)
     except RejectedError as error:
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:

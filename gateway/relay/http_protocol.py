@@ -305,16 +305,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_next()
 
     def idle_for(self) -> float | None:
-        """Seconds that it has been waiting for a request to begin; None while one is in progress, and once it ends."""
-        if self._refused or self._in_head or not self._owes_nothing() or self.transport.is_closing():
+        """Seconds that it has been waiting for a whole head; None while a request is in progress, and once it ends."""
+        if self._refused or not self._owes_nothing() or self.transport.is_closing():
             return None
         timer, lasts = self.timeout_keep_alive_task, float(self.timeout_keep_alive)
-        if self.cycle is None:
+        if self._in_head or self.cycle is None:
             timer, lasts = self._timer, self.head_timeout
         return None if timer is None else self.loop.time() - (timer.when() - lasts)
 
     def give_way(self, least: float) -> bool:
-        """Close it if it has been idle for this many seconds; return whether it was."""
+        """Close it if it has been waiting for a head for this many seconds; return whether it was."""
         idle = self.idle_for()
         if idle is None or idle < least or self._unread():
             return False

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
-from gateway.relay.connection import Connection, Sink
 from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
+from gateway.relay.upstream_connection import Connection, Sink
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 
@@ -38,8 +38,17 @@ class HttpUpstream:
         """By endpoint: its idle connections and since when each is idle, the longest idle first."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
-        """See `Upstream.send`."""
+    async def send(
+        self,
+        base_url: str,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        connected: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """See `Upstream.send`. Calls `connected` before the request goes out on a connection."""
         origin = self._origins.get(base_url) or self._locate(base_url)
         lines = [
             b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), (origin.prefix + path).encode(), origin.authority)
@@ -50,6 +59,7 @@ class HttpUpstream:
 
         connection = self._reused(base_url)
         if connection is not None:
+            connected()
             try:
                 await connection.request(head, body)
             except ConnectionLostError:
@@ -59,6 +69,7 @@ class HttpUpstream:
                 connection = None
         if connection is None:
             connection = await self._connect(origin)
+            connected()
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)
 

@@ -7,9 +7,6 @@ from gateway.tokens.count import PromptCount, Source
 from gateway.wire.request import Api, GenerationRequest
 from gateway.wire.shown import shown
 
-COMPLETIONS_MAX_TOKENS = 16
-"""Tokens that `/v1/completions` generates if the client sets no limit, as with OpenAI."""
-
 _PROMPT_PARAM = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
 
 
@@ -54,9 +51,7 @@ def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, t
             )
     prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
     room = max_model_len - min(prompts)  # of several, the engine gives each what its own length leaves
-    if asked is None:
-        asked = COMPLETIONS_MAX_TOKENS if request.api is Api.COMPLETIONS else room
-    return Demand(prompts, min(asked, room), request.n)
+    return Demand(prompts, room if asked is None else min(asked, room), request.n)
 
 
 def _too_long(tokens: str, max_model_len: int, api: Api) -> TooLongError:

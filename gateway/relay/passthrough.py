@@ -32,8 +32,10 @@ class _EvacuatedError(Exception):
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload, *, computes: bool) -> Outcome:
     """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
-    While it waits for an endpoint it holds no place. `computes`: the engine has work with it, so that its silence is
-    judged as that of a generated answer.
+    While it waits for an endpoint it holds no place. Once its answer begins it gives its place back: the engine has
+    done its part, and a client that reads slowly keeps nobody else out.
+
+    `computes`: the engine has work with it, so that its silence is judged as that of a generated answer.
 
     Raises:
         RefusedError: it ends with an error.
@@ -52,9 +54,9 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     prompt_tokens = None
     if computes:  # a form has a recording, whose bytes are no tokens
         prompt_tokens = 0 if is_form(kind) else min(size // _BYTES_PER_TOKEN, pool.max_model_len)
-    async with _place(plane, exchange, pool, size):
+    async with _place(plane, exchange, pool, size) as leave:
         if pool.healthy():
-            return await _pass(plane, scope, exchange, payload, pool.in_turn, prompt_tokens=prompt_tokens)
+            return await _pass(plane, scope, exchange, payload, pool.in_turn, begun=leave, prompt_tokens=prompt_tokens)
     raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
 
 
@@ -73,7 +75,8 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
 
 
 @contextlib.asynccontextmanager
-async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> AsyncIterator[None]:
+async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> AsyncIterator[Callable[[], None]]:
+    """Hold one of the model's relay places; yields what gives it back before the end."""
     places = pool.relay_places
     flow = exchange.flow
     if places.full():
@@ -84,10 +87,9 @@ async def _place(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> Asy
             raise RefusedError(Outcome.QUEUE_TIMEOUT, message, retry_after=5.0) from None
     else:
         await places.acquire(flow)
-    try:
-        yield
-    finally:
-        places.release(flow)
+    with contextlib.ExitStack() as held:
+        held.callback(places.release, flow)
+        yield held.close
 
 
 async def _pass(
@@ -97,9 +99,13 @@ async def _pass(
     payload: Payload,
     offered: Callable[[], Iterable[Endpoint]],
     *,
+    begun: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
 ) -> Outcome:
-    """Try it on the endpoints that are offered. `prompt_tokens`: what the engine computes; None for nothing."""
+    """Try it on the endpoints that are offered.
+
+    `begun` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing.
+    """
     tried: set[EndpointId] = set()
     reason, brought = "", False
     while len(tried) < _TRIES and (endpoint := next((e for e in offered() if e.id not in tried), None)):
@@ -133,6 +139,7 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
+            begun()
             try:
                 return await _through(plane.settings, exchange, answer, piece)
             finally:

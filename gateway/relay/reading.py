@@ -26,15 +26,34 @@ async def read(
     Raises:
         RefusedError: the body is invalid, or too many bodies wait to be read.
     """
+    if len(body) > INLINE_BYTES:
+        return await read_apart(pool, flow, work, body, *args, **kwargs)
     try:
-        if len(body) <= INLINE_BYTES:
-            return work(body, *args, **kwargs)
+        return work(body, *args, **kwargs)
+    except InvalidRequestError as error:
+        raise _refusal(error) from None
+
+
+async def read_apart(
+    pool: CountingPool,
+    flow: str,
+    work: Callable[Concatenate[bytes, P], R],
+    body: bytes,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Apply `work` to a body in the counting pool. Raises as `read`."""
+    try:
         return await pool.run(flow, len(body), work, body, *args, **kwargs)
     except InvalidRequestError as error:
-        outcome = Outcome.FORBIDDEN_FIELD if isinstance(error, ForbiddenFieldError) else Outcome.INVALID_REQUEST
-        raise RefusedError(outcome, error.message, error.param) from None
+        raise _refusal(error) from None
     except CountingOverloadedError:
         message = "Too many prompts wait to be counted. Please retry."
         raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
     except WorkerDiedError as error:
         raise RefusedError(Outcome.INTERNAL_ERROR, f"The request could not be read: {error}.") from None
+
+
+def _refusal(error: InvalidRequestError) -> RefusedError:
+    outcome = Outcome.FORBIDDEN_FIELD if isinstance(error, ForbiddenFieldError) else Outcome.INVALID_REQUEST
+    return RefusedError(outcome, error.message, error.param)

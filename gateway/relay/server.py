@@ -13,6 +13,7 @@ import uvicorn
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
+from gateway.relay.accepting import OneByOne
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
 from gateway.runtime.descriptors import most_connections
 from gateway.wire.errors import openai_error
@@ -29,7 +30,7 @@ _RETRY_AFTER = 1
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
 _IDLE = 1.0
-"""Seconds a connection must be idle to give way to a new one, and between two looks for such connections."""
+"""Seconds without a whole head after which a connection gives way to a new one, and between two looks for these."""
 _MOST_LOOKED_AT = 10_000
 """Connections that one look takes in: some milliseconds."""
 STALLED = 60.0
@@ -58,6 +59,21 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _OneOfSeveral(_Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept from sockets that other processes accept from as well."""
+
+        def make() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        await self.lifespan.startup()
+        self.servers = [OneByOne(listening, make) for listening in sockets or []]  # type: ignore[misc]  # it closes them
+        self.started = True
+
+
 class _Refused(asyncio.Protocol):
     """A connection above the limit: it is told so and closed."""
 
@@ -84,7 +100,7 @@ class _Refused(asyncio.Protocol):
 
 
 class _Idle:
-    """The idle connections that can give way to new ones when all places are taken.
+    """The connections that can give way to new ones when all places are taken: idle, or slow to send a head.
 
     Of the address with the most connections first, and of those the longest idle.
     """
@@ -137,6 +153,7 @@ class Listener:
         settings: limits of what a client may send.
         most: connections at once; None takes the settings' limit.
         on_refused: called for each connection above the limit that no idle one gave way to.
+        shared: whether other processes serve the same socket all the time, not only during a handover.
     """
 
     def __init__(
@@ -147,13 +164,14 @@ class Listener:
         *,
         most: int | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        shared: bool = False,
     ) -> None:
         self._socket = listening
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
         self._most = _most(settings, most)
         self._protocol = _bounded(limited, lambda: self._most, on_refused)
-        self._server = _Server(
+        self._server = (_OneOfSeveral if shared else _Server)(
             uvicorn.Config(
                 app,
                 http=self._protocol,

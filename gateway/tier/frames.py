@@ -28,12 +28,16 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Known(_Message, tag=0):
-    """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed."""
+    """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed.
+
+    `drained`: the operator wants no new requests there.
+    """
 
     endpoint: EndpointId
     model: str
     identity: Identity
     capacity: Capacity
+    drained: bool
 
 
 class Watched(_Message, tag=1):
@@ -139,6 +143,19 @@ class Ask(_Message, tag=12):
     undrain: str | None = None
 
 
+class Scrape(_Message, tag=13):
+    """Asks for the metrics of all processes, as text; answered with an `Answer`."""
+
+    number: int
+
+
+class Reported(_Message, tag=14):
+    """What a front counted, packed (see `gateway.ops.merged`): as asked by `Report`, or, when it leaves, its last."""
+
+    number: int | None
+    figures: bytes
+
+
 # From the owner.
 
 
@@ -177,10 +194,14 @@ class Up(_Message, tag=23):
 
 
 class Down(_Message, tag=24):
-    """An endpoint takes no new requests. `keeps`: those on it may still be answered."""
+    """An endpoint takes no new requests.
+
+    `keeps`: those on it may still be answered. `drained`: the operator wants it so.
+    """
 
     endpoint: EndpointId
     keeps: bool
+    drained: bool
 
 
 class Gone(_Message, tag=25):
@@ -202,14 +223,23 @@ class Expire(_Message, tag=27):
 
 
 class Answer(_Message, tag=28):
-    """The answer to a question, as JSON; None if it was about an endpoint that is not known."""
+    """The answer to a question, as JSON or text; None if it was about an endpoint that is not known."""
 
     number: int
     body: bytes | None
 
 
-FromFront = Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Explain | Ask
-FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer
+class Report(_Message, tag=29):
+    """Asks for what the front counted; answered with a `Reported`."""
+
+    number: int
+
+
+Question = Explain | Ask | Scrape
+FromFront = (
+    Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Question | Reported
+)
+FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report
 
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode

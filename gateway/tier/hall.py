@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
+from gateway.ops.merged import Figures
 from gateway.ops.state import Deciding, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
@@ -42,7 +43,10 @@ from gateway.tier.frames import (
     Hello,
     Left,
     Moved,
+    Question,
     Refused,
+    Reported,
+    Scrape,
     Sent,
     Stepped,
     Unwatched,
@@ -54,10 +58,19 @@ from gateway.tier.frames import (
 )
 from gateway.tier.line import Line
 from gateway.tier.link import ID_BITS
+from gateway.tier.reports import Reports
 
 DECLARED_WITHIN = 1.0
 """Seconds a new owner waits for the fronts to declare what they have, before it dispatches anything."""
 _log = structlog.get_logger("kvgate.tier")
+
+
+class Telling(Deciding, Protocol):
+    """The owner of the decisions, as its fronts ask it."""
+
+    async def figures(self, fronts: int) -> Figures:
+        """What it counted and measured; `fronts` are connected."""
+        ...
 
 
 class Seat:
@@ -91,6 +104,7 @@ class Hall:
         self._opened = False
         self._early: list[tuple[Seat, Driver, Arrived]] = []
         """What waits until the fronts have declared."""
+        self._reports = Reports()
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Seat, Any], None]] = {
             Came: self._came,
@@ -100,13 +114,15 @@ class Hall:
             GivenBack: self._given_back,
             Explain: self._asked,
             Ask: self._asked,
+            Scrape: self._asked,
+            Reported: self._reported,
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
         }
         self._cores: Cores
         self._monitors: Mapping[EndpointId, EndpointMonitor]
-        self._state: Deciding
+        self._state: Telling
 
-    def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Deciding) -> None:
+    def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Telling) -> None:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
@@ -135,6 +151,11 @@ class Hall:
         """Who asks the core of a model."""
         return _Asker(self, model)
 
+    @property
+    def seats(self) -> Collection[Seat]:
+        """Those of the connected fronts."""
+        return self._seats.values()
+
     def seat_of(self, request: RequestId) -> Seat | None:
         """The seat of the front whose request it is."""
         return self._seats.get(request >> ID_BITS)
@@ -148,7 +169,7 @@ class Hall:
 
     def down(self, endpoint: EndpointId) -> None:
         """Tell every front that an endpoint takes no new requests."""
-        self._broadcast(Down(endpoint, self._monitors[endpoint].keeps))
+        self._broadcast(_down(endpoint, self._monitors[endpoint]))
 
     def gone(self, endpoint: EndpointId) -> None:
         """Tell every front that an endpoint is no longer configured."""
@@ -210,8 +231,18 @@ class Hall:
             seat.drivers[request] = known[0], False
             known[0].handle(Returned(request, message.busy))
 
-    def _asked(self, seat: Seat, message: Ask | Explain) -> None:
-        self._spawn(self._explain(seat, message) if isinstance(message, Explain) else self._answer(seat, message))
+    def _asked(self, seat: Seat, message: Question) -> None:
+        match message:
+            case Explain():
+                self._spawn(self._explain(seat, message))
+            case Ask():
+                self._spawn(self._answer(seat, message))
+            case Scrape():
+                self._spawn(self._expose(seat, message))
+
+    def _reported(self, seat: Seat, message: Reported) -> None:
+        assert seat.front is not None  # noqa: S101  # it has said who it is
+        self._reports.take(seat.front, message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -230,6 +261,7 @@ class Hall:
             self._vacate(before)
         seat.front = message.front
         self._seats[message.front] = seat
+        self._reports.came(message.front)
         self._recall(seat, message)
         self._show(seat)
         self._take_over(seat, message)
@@ -247,6 +279,8 @@ class Hall:
                 seat.line.send(Gone(there.endpoint))
             elif there.endpoint not in self._cores.known:
                 self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
+                if there.drained:
+                    monitor.drain()
                 self._spawn(self._confirm(there.endpoint, monitor))
 
     def _show(self, seat: Seat) -> None:
@@ -255,7 +289,7 @@ class Hall:
             if endpoint in self._cores.known and monitor.probed.is_set():
                 seat.line.send(self._up(endpoint))
                 if not monitor.serving:
-                    seat.line.send(Down(endpoint, monitor.keeps))
+                    seat.line.send(_down(endpoint, monitor))
 
     def _take_over(self, seat: Seat, hello: Hello) -> None:
         """Take what a front had with an earlier owner."""
@@ -282,7 +316,7 @@ class Hall:
         """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
         await monitor.probed.wait()
         if not monitor.serving:
-            self._broadcast(Down(endpoint, monitor.keeps))
+            self._broadcast(_down(endpoint, monitor))
 
     def _arrived(self, seat: Seat, model: str, arrival: Arrived) -> None:
         driver = self._cores.drivers.get(model)
@@ -343,6 +377,11 @@ class Hall:
         decided = await self._state.decided()
         seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
 
+    async def _expose(self, seat: Seat, question: Scrape) -> None:
+        await self._reports.ask({front: seated.line for front, seated in self._seats.items()})
+        body = await self._reports.exposition(await self._state.figures(self.fronts))
+        seat.line.send(Answer(question.number, body))
+
     # A front that is gone.
 
     def _lost(self, seat: Seat) -> None:
@@ -350,6 +389,7 @@ class Hall:
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
             self._vacate(seat)
+            self._reports.left(seat.front)
 
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""
@@ -363,6 +403,10 @@ class Hall:
                 monitor.finished(request)
         in_flight = sum(sent for _, sent in requests.values())
         _log.info("front gone", front=seat.front, in_flight=in_flight, waiting=len(requests) - in_flight)
+
+
+def _down(endpoint: EndpointId, monitor: EndpointMonitor) -> Down:
+    return Down(endpoint, monitor.keeps, monitor.drained)
 
 
 class _Asker:
@@ -387,7 +431,7 @@ class _Asker:
         return True
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
-        parts: dict[Seat, dict[RequestId, float]] = {}
+        parts: dict[Seat, dict[RequestId, float]] = {seat: {} for seat in self._hall.seats} if everything else {}
         for request, count in news.items():
             if (seat := self._hall.seat_of(request)) is not None:
                 parts.setdefault(seat, {})[request] = count

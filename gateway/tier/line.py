@@ -11,6 +11,8 @@ from gateway.tier.frames import FrameError, Frames, frame
 
 MOST_UNSENT = 64 * 2**20
 """Bytes that the other side may leave untaken before it is cut off: a stopped process must not fill this one."""
+_POLL = 0.01
+"""Seconds between two looks at what is unsent."""
 _log = structlog.get_logger("kvgate.tier")
 
 Received = TypeVar("Received")
@@ -46,6 +48,11 @@ class Line(asyncio.Protocol, Generic[Received]):
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent += messages
 
+    async def taken(self) -> None:
+        """Wait until the other side has been given all that was said."""
+        while self._unsent or self._buffered():  # noqa: ASYNC110  # asyncio tells only of buffers above a limit
+            await asyncio.sleep(_POLL)
+
     def cut(self) -> None:
         """End the connection at once."""
         if self._transport is not None:
@@ -73,6 +80,9 @@ class Line(asyncio.Protocol, Generic[Received]):
         self._transport = None
         self._unsent.clear()
         self._lost(self)
+
+    def _buffered(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _flush(self) -> None:
         messages, self._unsent = self._unsent, []

@@ -1,6 +1,7 @@
 """A front's link to the owner: asks, reports, and after a loss declares everything to the next owner."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,11 @@ from gateway.tier.frames import (
     Known,
     Left,
     Moved,
+    Question,
     Refused,
+    Report,
+    Reported,
+    Scrape,
     Sent,
     Stepped,
     Unwatched,
@@ -61,7 +66,9 @@ RETRY = 0.02
 LOOK = 0.1
 """Seconds between two looks for requests that have waited for an owner for too long."""
 ANSWERED_WITHIN = 5.0
-"""Seconds for the answer to a question about the state."""
+"""Seconds for the answer to a question about the state, or about figures."""
+PARTED_WITHIN = 1.0
+"""Seconds for the owner to take a front's last figures."""
 ID_BITS = 32
 """Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
 _log = structlog.get_logger("kvgate.tier")
@@ -102,6 +109,7 @@ class Link:
         clock: monotonic seconds.
         progressed: called with each batch of progress.
         patience: the settings' `no_endpoint_ttl`, now.
+        figures: what this front counted, packed.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class Link:
         clock: Callable[[], float],
         progressed: Progressed,
         patience: Callable[[], float],
+        figures: Callable[[], bytes],
     ) -> None:
         self.connected = asyncio.Event()
         self._front = front
@@ -121,6 +130,7 @@ class Link:
         self._clock = clock
         self._progressed = progressed
         self._patience = patience
+        self._figures = figures
         self._line: Line[FromOwner] | None = None
         self._lost_at = clock()
         self._asked: dict[RequestId, _Asked] = {}
@@ -128,7 +138,7 @@ class Link:
         self._known: dict[EndpointId, tuple[Up, Down | None]] = {}
         """What the owner said last of each endpoint that takes traffic, or did before it went down."""
         self._watches: dict[EndpointId, RemoteWatch] = {}
-        self._questions: dict[int, tuple[Explain | Ask, asyncio.Future[bytes | None]]] = {}
+        self._questions: dict[int, tuple[Question, asyncio.Future[bytes | None]]] = {}
         self._number = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Welcome: self._welcomed,
@@ -141,6 +151,7 @@ class Link:
             Evacuate: self._evacuate,
             Expire: self._expired,
             Answer: self._answered,
+            Report: self._report,
         }
 
     async def run(self) -> None:
@@ -267,6 +278,19 @@ class Link:
         """See `gateway.ops.state.Deciding`."""
         await self._ask(undrain=endpoint_id)
 
+    async def exposition(self) -> bytes:
+        """The metrics of all processes, as text."""
+        self._number += 1
+        return await self._answer(Scrape(self._number)) or b""
+
+    async def part(self) -> None:
+        """Leave the owner this front's last figures."""
+        if self._line is not None:
+            self.send(Reported(None, self._figures()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PARTED_WITHIN):
+                    await self._line.taken()
+
     def close(self) -> None:
         """Stop the timers."""
         for admission in self._admissions.values():
@@ -279,7 +303,7 @@ class Link:
             raise UnknownEndpointError(drain or undrain)
         return Decided.model_validate_json(body)
 
-    async def _answer(self, question: Explain | Ask) -> bytes | None:
+    async def _answer(self, question: Question) -> bytes | None:
         """The answer to a question. It is asked again of the next owner."""
         answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self._questions[question.number] = question, answer
@@ -301,7 +325,10 @@ class Link:
                 generated = max(known.generated, self._admissions[known.model].counts.latest(request))
                 arrival = replace(known.arrival, failures=known.failures, avoid=known.avoid)
                 declared.append((known.model, Declared(arrival, known.endpoint, generated)))
-        roster = [Known(up.endpoint, up.model, up.identity, up.capacity) for up, _ in self._known.values()]
+        roster = [
+            Known(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
+            for up, down in self._known.values()
+        ]
         watched = [watched for watch in self._watches.values() for watched in watch.watched]
         line.send(Hello(VERSION, self._front, roster, declared, watched, waiting))
         for question, _ in self._questions.values():
@@ -363,6 +390,9 @@ class Link:
         _question, answer = self._questions.get(message.number, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message.body)
+
+    def _report(self, message: Report) -> None:
+        self.send(Reported(message.number, self._figures()))
 
     def _dispatched(self, dispatch: Dispatch) -> None:
         request = dispatch.request

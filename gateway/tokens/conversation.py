@@ -39,7 +39,8 @@ def conversation(messages: Iterable[Json], content_format: ContentFormat) -> lis
     """Well-formed messages, in the form the template gets.
 
     Raises:
-        NeedsEngineError: a tool call's arguments are nested too deeply to read, or hold a number that is too long.
+        NeedsEngineError: a part is not text, or a tool call's arguments are nested too deeply to read, or hold a number
+            that is too long.
     """
     return [_shape(message, content_format) for message in messages]
 
@@ -114,7 +115,9 @@ def _content(role: str, parts: Sequence[Json], content_format: ContentFormat) ->
 
 
 def _text(part: Mapping[str, Any]) -> str:
-    text: str = part[_TEXT_KEYS.get(part["type"], "text")]
+    text = part.get(_TEXT_KEYS.get(part["type"], "text"))
+    if not isinstance(text, str):
+        raise NeedsEngineError("a content part is not text")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The engine's own token counts, asked of its counting routes."""
+"""The engine's own token counts, asked of its counting routes: of what kvgate cannot count, as images and audio."""
 
 import asyncio
 import re

@@ -149,12 +149,12 @@ def engine_work(
         PromptTooLongError: it cannot fit.
     """
     longest = max_model_len * _MOST_CHARS_PER_TOKEN
-    long = len(body) > longest and _check_length(api, _fields(body), max_model_len)
+    long = len(body) > longest and _check_length(api, _readable(_fields(body)), max_model_len)
     if api is Api.MESSAGES:
         return EngineWork(
             (EngineCall("/v1/messages/count_tokens", body),), Encoding(add_special_tokens=False), Kind(api)
         )
-    fields = _fields(body)
+    fields = _readable(_fields(body))
     unseen = {} if proven else _unseen(api, fields)
     if api is Api.CHAT:
         if excludes_unused and _forbids_tools(api, fields):
@@ -190,33 +190,42 @@ def engine_work(
 
 
 def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
-    """Estimate a request's tokens: those of all its texts, without what a template adds.
+    """Estimate a request's tokens: those of the JSON of all that may show in its prompt, and an allowance for media.
 
     Args:
-        source: the model's tokenizer; without it, a token counts as four characters.
+        source: the model's tokenizer; without it, a token counts as four bytes.
         api: of the request.
         body: its bytes.
 
     Raises:
-        InvalidRequestError: it holds too many prompts.
+        InvalidRequestError: it holds too many prompts, or is nested too deeply.
     """
 
-    def estimated(text: str) -> int:
-        return renderer(source).count_text(text) if source is not None else len(text) // 4 + 1
+    def estimated(item: Any, media: int = 0) -> int:
+        text = json.dumps(item, ensure_ascii=False)
+        tokens = len(text.encode(errors="replace")) // 4 + 1 if source is None else renderer(source).count_text(text)
+        return tokens + media * _MEDIUM_TOKENS
 
     fields = _fields(body)
-    name = {Api.COMPLETIONS: "prompt", Api.BATCH: "messages"}.get(api, "")
+    name = {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}.get(api, "messages")
     prompts = fields.pop(name, None)
-    if not isinstance(prompts, list) or not prompts or all(isinstance(item, int | float) for item in prompts):
+    is_one = api not in (Api.COMPLETIONS, Api.BATCH) or not isinstance(prompts, list)
+    if is_one or not prompts or all(isinstance(item, int | float) for item in prompts):
         prompts = [prompts]
     check_number(prompts, name)
-    shared = estimated("\n".join(_texts(fields)))
-    counts: list[int] = []
-    for prompt in prompts:
-        interruption.look()
-        ids = sum([isinstance(item, int | float) for item in prompt]) if isinstance(prompt, list) else 0
-        text = "\n".join(_strings(prompt, brings_media=True))
-        counts.append(shared + ids + (estimated(text) if text else 0))
+    try:
+        shared = {name: fields[name] for name in (*PROMPT_FIELDS[api], "response_format") if name in fields}
+        around = estimated(shared) if shared else 0
+        counts: list[int] = []
+        for prompt in prompts:
+            interruption.look()
+            texts, ids = prompt, 0
+            if isinstance(prompt, list):
+                texts = [item for item in prompt if not isinstance(item, int | float)]
+                ids = len(prompt) - len(texts)
+            counts.append(max(1, around + ids + (estimated(*_without_media(texts)) if texts else 0)))
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.") from None
     return Counted(tuple(counts), Kind(api))
 
 
@@ -230,6 +239,16 @@ def _fields(body: bytes) -> Json:
         raise InvalidRequestError("The request body is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
+    return fields
+
+
+def _readable(fields: Json) -> Json:
+    """Without the options of its encoding that vLLM does not read: it refuses the request, and all of it is counted."""
+    for name in ("add_special_tokens", "truncate_prompt_tokens"):
+        try:
+            chat_encoding({name: fields[name]} if name in fields else {})
+        except NeedsEngineError:
+            del fields[name]
     return fields
 
 
@@ -369,6 +388,46 @@ def _rendered_fields(prompt: ChatPrompt, unseen: Json) -> Json:
     tools = {} if prompt.tools is None else {"tools": prompt.tools}
     special = {"add_special_tokens": prompt.encoding.add_special_tokens}
     return {"messages": prompt.messages, "chat_template_kwargs": kwargs | unseen} | flags | tools | special
+
+
+_MEDIUM_TOKENS = 16_384
+"""Tokens of an image, a video or a recording in an estimate: of the largest image of Qwen2.5-VL and Qwen3-VL (12.8
+megapixels in patches of 28 pixels, 16.8 in patches of 32). InternVL, LLaVA, Pixtral and Gemma stay under a quarter."""
+
+_MEDIUM = frozenset(
+    {
+        "image_url", "video_url", "audio_url", "input_audio", "image_embeds", "video_embeds", "audio_embeds",
+        "image_pil", "file", "file_data", "file_url", "source",
+    }
+)  # fmt: skip
+"""The keys of a content part that hold a medium."""
+
+_TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "thinking", "refusal", "tool_use")
+"""The types of content parts that hold none, whatever their keys."""
+
+
+def _without_media(conversation: Any) -> tuple[Any, int]:
+    """A conversation without the media in its content parts, and their number. Elsewhere such keys hold text."""
+    media = 0
+
+    def shown(item: Any, *, part: bool) -> Any:
+        nonlocal media
+        if not isinstance(item, dict):
+            return item
+        kept = {}
+        for key, value in item.items():
+            if part and key in _MEDIUM and item.get("type") not in _TEXTS:
+                media += 1
+            elif key in ("content", "output") and isinstance(value, list):
+                kept[key] = [shown(inner, part=True) for inner in value]
+            else:
+                kept[key] = value
+        return kept
+
+    if not isinstance(conversation, list):
+        return conversation, 0
+    without = [shown(message, part=False) for message in conversation]
+    return without, media
 
 
 # Keys under which media come as base64, besides those of URLs.

@@ -1,4 +1,7 @@
-"""The well-formed chat message: of the messages vLLM 0.32 and 0.33 take, those whose prompt kvgate can reproduce."""
+"""The well-formed chat message: of the messages vLLM 0.32 and 0.33 take, those whose prompt kvgate can reproduce.
+
+Others, such as those with images or audio, are counted by the engine (`engine_count.py`).
+"""
 
 from typing import Any
 

@@ -221,19 +221,19 @@ def function_definition(function: Any, *, defer_loading: bool | None = None) -> 
     """
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise NeedsEngineError("a tool has no function with a name")
-    for key, kind in (("description", str), ("parameters", dict), ("strict", bool), ("defer_loading", bool)):
+    for key, kind in (("description", str), ("parameters", dict)):
         if not isinstance(function.get(key), kind | None):
             raise NeedsEngineError(f"a tool's {key} is of an unexpected type")
     definition = {key: function.get(key) for key in ("name", "description", "parameters")}
     if function.get("strict") is not None:
-        definition["strict"] = function["strict"]
-    own = function.get("defer_loading")
-    if (own if own is not None else defer_loading) is not None:
-        definition["defer_loading"] = own if own is not None else defer_loading
+        definition["strict"] = flag(function, "strict")
+    own = defer_loading if function.get("defer_loading") is None else flag(function, "defer_loading")
+    if own is not None:
+        definition["defer_loading"] = own
     return definition
 
 
-def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+def flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """A boolean field.
 
     Raises:
@@ -255,9 +255,7 @@ def _read(reader: Callable[[Any, str], T], value: Any, name: str) -> T:
 def _tool_definition(tool: Any) -> Json:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         raise NeedsEngineError("a tool is not a function")
-    defer_loading = tool.get("defer_loading")
-    if not isinstance(defer_loading, bool | None):
-        raise NeedsEngineError("a tool's defer_loading is of an unexpected type")
+    defer_loading = None if tool.get("defer_loading") is None else flag(tool, "defer_loading")
     definition: Json = {
         "type": "function",
         "function": function_definition(tool.get("function"), defer_loading=defer_loading),

@@ -93,6 +93,9 @@ _TYPES_OF_THEIR_OWN = frozenset({"gpt_oss", "internlm2", "step3_vl", "step3p7", 
 # Twice the characters of an ordinary token: a part this long shows whether such a text can fit.
 _CHARS_PER_TOKEN = 8
 
+_CHARS_OF_A_TOKEN = 4
+"""Characters of an ordinary token."""
+
 _ESTIMATED_FROM = 2**20
 """Characters."""
 
@@ -143,10 +146,11 @@ class Renderer:
         return tuple(MeasuredPrompt(one.tokens, None) for one in measured)  # all their tokens would be large
 
     def count_text(self, text: str) -> int:
-        """The tokens of a plain text; for a very long one, an estimate from its beginning."""
+        """The tokens of a plain text; of a very long one an estimate: as its beginning, or as ordinary text."""
         beginning = text[:_ESTIMATED_FROM]
         tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
-        return tokens if len(beginning) == len(text) else tokens * len(text) // len(beginning)
+        rest = len(text) - len(beginning)
+        return tokens + rest * max(tokens, len(beginning) // _CHARS_OF_A_TOKEN) // max(1, len(beginning))
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text to encode. Raises as `measure_chat`."""

@@ -155,14 +155,23 @@ def _assistant_text(content: Any) -> str:
 def _text_or_parts(content: Any) -> str | list[Json]:
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(_is_text(part, "input_text") for part in content):
-        return [part | {"type": "text"} for part in content]
-    raise NotCountableError("a message is not text")
+    if isinstance(content, list):
+        return [_part(part) for part in content]
+    raise NotCountableError("a message is neither text nor parts")
+
+
+def _part(part: Any) -> Json:
+    """A content part as chat has it. An image is one that the engine counts."""
+    if _is_text(part, "input_text"):
+        return {**part, "type": "text"}
+    if isinstance(part, dict) and part.get("type") == "input_image" and isinstance(part.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    raise NotCountableError("a content part is neither text nor an image by its URL")
 
 
 def _check_header(parts: list[Json]) -> None:
     # The engine cuts this header off texts but not off this API's parts; the shared conversion here would lose it.
-    if any(part["text"].startswith(BILLING_HEADER) for part in parts):
+    if any(part.get("text", "").startswith(BILLING_HEADER) for part in parts):
         raise NotCountableError("a part of a system message starts with a billing header")
 
 

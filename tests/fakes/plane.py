@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 from gateway.admission.controller import AdmissionController
@@ -10,6 +11,7 @@ from gateway.admission.events import Capacity, EndpointId
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
+from gateway.pools.admission import Admission
 from gateway.pools.cores import Cores
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
@@ -22,6 +24,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.plane import Plane
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
+from tests.fakes.paired import paired
 
 CHAT = "/v1/chat/completions"
 ASKED = b'{"model":"m","messages":[],"max_tokens":4}'
@@ -188,6 +191,7 @@ class FakePlane:
         self.directory = Directory(
             self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire, lambda _: None
         )
+        self.admissions: dict[str, Admission] = {}
         self.cores = Cores(self._make_driver, self.directory)
         self.metrics = Metrics("0")
         self.plane = Plane(
@@ -201,6 +205,8 @@ class FakePlane:
             lobby=Lobby(lambda: self.plane.settings.admission.queue),
             counting=self,
             bodies=Room(lambda: 2**30),
+            key=bytes(32),
+            ids=count(1),
         )
         self.gateway = Gateway(self.plane, Reporter(self.metrics, self._log), None)
         for name in endpoints or ("a",):
@@ -208,13 +214,14 @@ class FakePlane:
             if ready:
                 self.up(name)
 
-    def _make_driver(self, _model: str, _root: str | None) -> Driver:
+    def _make_driver(self, model: str, _root: str | None) -> Driver:
         policy = self.settings.admission.to_policy(weights={}, poll_interval=1.0)
-        return Driver(AdmissionController(policy), self.now, self.flights.progressed)
+        self.admissions[model], driver = paired(AdmissionController(policy), self.now, self.flights.progressed)
+        return driver
 
     def _make_pool(self, _endpoint: Endpoint, _identity: Identity, name: str) -> Pool:
         self.metrics.know(name)
-        return Pool(name, self.cores.drivers[name], self.counter, self.settings.upstream.relay_concurrency)
+        return Pool(name, self.admissions[name], self.counter, self.settings.upstream.relay_concurrency)
 
     def _log(self, **line: Any) -> None:
         self.lines.append(line)

@@ -16,6 +16,7 @@ from gateway.app.apart import Place
 from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
+from gateway.tier.link import ANSWERED_WITHIN, Link
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, body, events
 from tests.until import until
@@ -64,8 +65,14 @@ class Tier:
         (endpoint,), queues = state["endpoints"], state["queues"]
         return not endpoint["in_flight"] and not endpoint["kv"]["ledger"] and not any(q["depth"] for q in queues)
 
+    async def metrics(self, front: int) -> dict[str, float]:
+        """The samples of `/metrics` of a front, but for the times at which they were created."""
+        text = (await self.clients[front].get("/metrics")).text
+        lines = (line.rpartition(" ") for line in text.splitlines() if line[0] != "#" and "_created" not in line)
+        return {series: float(value) for series, _, value in lines}
+
     async def drop(self, front: int) -> None:
-        """End a front, as a kill would."""
+        """End a front in order; what it still carries is cut off."""
         await self.fronts[front].stop()
 
     async def close(self) -> None:
@@ -226,6 +233,68 @@ async def test_without_an_owner_nobody_waits_for_ever(fake: FakeVllm, tmp_path: 
         assert (await ask(made, 0)).status_code == httpx.codes.OK
 
 
+COMPLETED = 'kvgate_requests_total{model="fake",outcome="completed"}'
+
+
+async def counted(made: Tier, front: int, requests: int) -> dict[str, float]:
+    """The samples of a front's `/metrics` once these requests are counted: that is a moment after their answers."""
+
+    async def all_counted() -> bool:
+        return (await made.metrics(front))[COMPLETED] == requests
+
+    await until(all_counted)
+    return await made.metrics(front)
+
+
+async def test_any_front_tells_the_figures_of_all(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        await asyncio.gather(*(ask(made, front) for front in (0, 0, 1)))
+        for front in (0, 1):
+            seen = await counted(made, front, 3)
+            assert seen["kvgate_overhead_seconds_count"] == 3
+            assert seen['kvgate_request_tokens_bucket{kind="output",le="+Inf",model="fake"}'] == 3
+            assert seen["kvgate_fronts"] == 2
+            assert [value for series, value in seen.items() if series.startswith("kvgate_build_info")] == [1]
+            assert [value for series, value in seen.items() if series.startswith("kvgate_endpoint_healthy")] == [1]
+
+        async def sampled() -> bool:
+            return (await made.metrics(1)).get('kvgate_sequences_over_time_count{model="fake"}', 0) > 0
+
+        await until(sampled)
+
+
+async def test_what_a_front_counted_stays_when_it_goes(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        await asyncio.gather(*(ask(made, front) for front in (0, 1, 1)))
+        await made.drop(1)  # nobody has asked for its figures yet: it leaves them as it goes
+        assert (await counted(made, 0, 3))["kvgate_fronts"] == 1
+        await made.join()
+        await ask(made, 0)
+        assert (await counted(made, 2, 4))["kvgate_fronts"] == 2
+
+
+async def test_what_a_front_counted_stays_when_it_is_killed(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        await asyncio.gather(*(ask(made, front) for front in (0, 1, 1)))
+        await counted(made, 0, 3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Link, "send", lambda *_: None)  # it has no last word
+            await made.drop(1)
+        assert (await made.metrics(0))[COMPLETED] == 3
+
+
+async def test_without_an_owner_a_front_tells_its_own_figures_at_once(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        await asyncio.gather(*(ask(made, front) for front in (0, 1, 1)))
+        await counted(made, 0, 3)
+        await made.lose()
+        async with asyncio.timeout(ANSWERED_WITHIN / 2):
+            assert [(await made.metrics(front))[COMPLETED] for front in (0, 1)] == [1, 2]
+        assert "kvgate_fronts" not in await made.metrics(0)
+        await made.own(2)
+        assert (await counted(made, 0, 3))["kvgate_fronts"] == 2
+
+
 async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> None:
     async with tier(fake, tmp_path) as made:
         explained = (await made.clients[1].post("/kvgate/explain", json=body())).json()
@@ -237,3 +306,19 @@ async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> 
         assert (await made.clients[0].post("/kvgate/endpoints/nobody:1/drain")).status_code == httpx.codes.NOT_FOUND
         await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/undrain")
         assert (await ask(made, 1)).status_code == httpx.codes.OK
+
+
+async def test_a_drained_endpoint_stays_so_under_the_next_owner(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        endpoint = (await made.state())["endpoints"][0]["id"]
+        await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/drain")
+        await made.lose()
+        await made.own(2)
+
+        async def probed() -> bool:
+            return (await made.state())["endpoints"][0]["scrape_age_seconds"] is not None
+
+        await until(probed)
+        assert (await made.state())["endpoints"][0]["state"] == "draining"
+        await made.clients[1].post(f"/kvgate/endpoints/{endpoint}/undrain")
+        assert (await ask(made, 0)).status_code == httpx.codes.OK

@@ -5,10 +5,10 @@
 Interpreted and compiled (`KVGATE_COMPILE=1`, see setup.py), row by row in turn, each in a process of its own. Each
 round is the life of one request in a saturated pool: an arrival that has to wait, one end that lets the head of the
 queue go, and its share of the progress reports and of the scrapes, with streams of five seconds each. The events of
-streams come from the driver, as they do in the gateway: every stream has a token each 20 ms, a batch goes out each
-25 ms, and the driver leaves out what is no news, which are all but the first token of a stream and the one that
-begins a block of 16. What the driver takes itself, for its notes of every token and for choosing the news, is shown
-last.
+streams come from the admission, as they do in the gateway: every stream has a token each 20 ms, a batch goes out each
+25 ms, and the admission leaves out what is no news, which are all but the first token of a stream and the one that
+begins a block of 16. What admission and driver take themselves, for their notes of every token and for choosing the
+news, is shown last.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.policy import Policy
-from gateway.pools.driver import PROGRESS_INTERVAL, Driver
+from gateway.pools.admission import PROGRESS_INTERVAL, Admission
+from gateway.pools.driver import Driver
 
 BLOCK = 16
 PROMPT = 200
@@ -46,7 +47,7 @@ TOKEN = STREAM_SECONDS / OUTPUT
 
 
 class Timed:
-    """A controller that times itself, and keeps what it dispatches from the driver, which knows of nobody waiting."""
+    """A controller that times itself, and keeps its dispatches from the driver, whose asker knows of nobody waiting."""
 
     def __init__(self, policy: Policy) -> None:
         self.controller = AdmissionController(policy)
@@ -78,7 +79,8 @@ class Saturated:
         policy = Policy(max_requests=10**6, max_bytes=2**50, ttl=1e6, ttft_target=1e6)
         self.now = 0.0
         self.core = Timed(policy)
-        self.driver = Driver(self.core, lambda: self.now, lambda _: None)
+        self.admission = Admission(lambda _: None)
+        self.admission.decider = self.driver = Driver(self.core, lambda: self.now, self.admission)
         self.each = in_flight // endpoints
         self.flows = flows
         self.endpoints = [EndpointId(f"e{number}") for number in range(endpoints)]
@@ -92,7 +94,7 @@ class Saturated:
         for index, request in enumerate(self.flying):  # of all ages, as in a pool that has run for a while
             self.flying[request] = index * OUTPUT // in_flight
         self.generate()
-        self.driver._flush()
+        self.admission._flush()
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -102,12 +104,12 @@ class Saturated:
     def finish(self) -> None:
         oldest = next(iter(self.flying))
         del self.flying[oldest]
-        self.driver.finish(oldest, Verdict.DONE, OUTPUT)
+        self.admission.finish(oldest, Verdict.DONE, OUTPUT)
         self.follow()
 
     def generate(self) -> None:
         """Every stream has one more token."""
-        progress = self.driver.progress
+        progress = self.admission.progress
         for request, generated in self.flying.items():
             if generated < OUTPUT:
                 self.flying[request] = generated + 1
@@ -130,7 +132,8 @@ class Saturated:
 async def measure(in_flight: int, queued: int, endpoints: int, flows: int, rounds: int) -> tuple[float, float, float]:
     """Microseconds of CPU for one request.
 
-    In the core for its arrival and end, and for its share of progress and scrapes; in the driver for its progress.
+    In the core for its arrival and end, and for its share of progress and scrapes; in admission and driver
+    for its progress.
     """
     pool = Saturated(in_flight, queued, endpoints, flows)
     rate = in_flight / STREAM_SECONDS
@@ -147,7 +150,7 @@ async def measure(in_flight: int, queued: int, endpoints: int, flows: int, round
                 pool.generate()
                 next_token += TOKEN
             elif due == next_batch:
-                pool.driver._flush()
+                pool.admission._flush()
                 next_batch += PROGRESS_INTERVAL
             else:
                 pool.scrape()
@@ -159,7 +162,7 @@ async def measure(in_flight: int, queued: int, endpoints: int, flows: int, round
         pool.arrive()
         pool.finish()
         turnover += pool.core.spent
-    pool.driver.close()
+    pool.admission.close()
     return turnover / rounds * 1e6, reports / rounds * 1e6, driving / rounds * 1e6
 
 

@@ -72,29 +72,35 @@ class Machine(RuleBasedStateMachine):
         for queue in self.queues:
             queue.settle(flow, band, delta)
 
-    @rule(room=st.integers(0, 12), charged_first=st.booleans(), closed=st.sets(st.sampled_from(LANES), max_size=1))
-    def offer(self, room, charged_first, closed):
-        """A pool with so much room: whoever is larger does not fit."""
-        logs = [self.offered(queue, room, charged_first, closed) for queue in self.queues]
+    @rule(
+        room=st.integers(0, 12),
+        charged_first=st.booleans(),
+        closed=st.sets(st.sampled_from(LANES), max_size=1),
+        held=st.sets(st.sampled_from(FLOWS)),
+    )
+    def offer(self, room, charged_first, closed, held):
+        """A pool with so much room: whoever is larger does not fit; and some flows are held back."""
+        logs = [self.offered(queue, room, charged_first, closed, held) for queue in self.queues]
         assert logs[0] == logs[1], "same events, others asked"
         for name, answer in logs[0]:
             if answer is Answer.TAKEN:
                 self.gone.append(self.waiting.pop(name))
 
-    def offered(self, queue, room, charged_first, closed):
+    def offered(self, queue, room, charged_first, closed, held=frozenset()):
         log = []
+        aside = set()
         heads = {}
         before = list(queue)
 
         def accept(request):
             nonlocal room
             stands = (request.arrival.band, request.lane)
+            assert (stands, request.arrival.flow) not in aside, "asked after its flow was set aside"
+            answer = Answer.TAKEN if request.size <= room else Answer.NO_ROOM
+            if request.arrival.flow in held:
+                answer = Answer.NOT_ITS_FLOW
             if request.lane in closed:
                 answer = Answer.CLOSED
-            elif request.size > room:
-                answer = Answer.NO_ROOM
-            else:
-                answer = Answer.TAKEN
             if stands in heads:
                 head, asked, over = heads[stands]
                 assert not over, "asked after its lane had ended"
@@ -102,6 +108,8 @@ class Machine(RuleBasedStateMachine):
                 assert head.backfilled < MAX_PASSES
                 assert asked < TUNING.backfill_tries
                 heads[stands] = (head, asked + 1, answer is Answer.CLOSED)
+            elif answer is Answer.NOT_ITS_FLOW:
+                aside.add((stands, request.arrival.flow))
             elif answer is not Answer.TAKEN:
                 heads[stands] = (request, 0, answer is Answer.CLOSED)
             log.append((request.name, answer))

@@ -276,6 +276,7 @@ class Monitor:
     serving: bool = False
     on_trial: bool = False
     keeps: bool = False
+    drained: bool = False
     requests: set[RequestId] = field(default_factory=set)
 
     def dispatched(self, request: RequestId, *_: object, **__: object) -> None:

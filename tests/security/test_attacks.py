@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.security.hostile import Script, answer, stream_head
+from tests.security.hostile import METRICS, Script, answer, stream_head
 from tests.security.target import Answer, Target
 
 pytestmark = pytest.mark.slow
@@ -80,6 +80,16 @@ CLIENTS = [
     Attack("a form of nothing but names", form(b"", b"name=model\r\n"), (400, 404), memory=192 * MB),
     Attack("a form of nothing but lines", form(b'--b\r\nname="model"\r\n', b"a:b\r\n"), (400, 404), memory=192 * MB),
     Attack("a form of nothing but parts", form(b"", b"--b\r\n\r\n\r\n"), (400,), memory=192 * MB),
+    Attack(
+        "a form of nothing but empty parameters",
+        form(b"", b"--b\r\ncontent-disposition:%b\r\n\r\n\r\n" % (b";" * 8000), b"--b--\r\n", size=MB),
+        (400,),
+    ),
+    Attack(
+        "a form of nothing but escapes",
+        form(b"", b'%b%b"\r\n\r\n\r\n' % (FILE_PART[:-9], b'\\"' * 4000), b"--b--\r\n", size=MB),
+        (400, 404),
+    ),
     Attack(
         "a form whose file is like its boundary",
         form(FILE_PART, b"\r\n-" + b"-" * 60, boundary="-" * 69 + "b"),
@@ -188,6 +198,7 @@ def asks(target: Target, *, stream: bool = False) -> Answer:
     return target.post(CHAT, words)
 
 
+INTERIM = b"HTTP/1.1 100 C\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -201,6 +212,13 @@ def probed(target: Target) -> Answer:
     return target.get("/livez")
 
 
+def probed_and_asked(target: Target) -> Answer:
+    """Ask it for an answer, as it has just said of itself what it says."""
+    target.hostile.wait_asked()
+    target.hostile.wait_asked()
+    return asks(target)
+
+
 def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses: int, send=asks) -> Attack:
     """What an engine answers on a path: a head, and so much of one thing."""
     return Attack(name, send, statuses, 96 * MB, (path, flood(head, piece, size)))
@@ -211,6 +229,7 @@ def metrics(name: str, head: bytes, piece: bytes) -> Attack:
     return engine(f"metrics of {name}", "/metrics", stream_head("text/plain") + head, piece, 7 * MB, 200, send=probed)
 
 
+ONE_BLOCK = answer(METRICS.replace(b'"4096"', b'"1"'), kind="text/plain")
 GAUGE = b"vllm:num_requests_running"
 ENGINES = [
     engine("an error", CHAT, answer(b'{"error":{"message":"', status="400 Bad", length=300 * MB), b"a", 300 * MB, 400),
@@ -242,6 +261,13 @@ ENGINES = [
     engine(
         "a refusal to count", TOKENIZE, answer(b'{"error":', status="400 Bad", length=100 * MB), b"[", 101 * MB, 404
     ),
+    engine("a count in bytes", TOKENIZE, CHUNKED, b"1\r\n \r\n", 6 * MB, 503),
+    engine("interim answers to a count", TOKENIZE, b"", INTERIM, 6 * MB, 503),
+    engine("health in bytes", "/health", CHUNKED, b"1\r\na\r\n", 6 * MB, 200, send=probed),
+    engine("interim answers for health", "/health", b"", INTERIM, 6 * MB, 200, send=probed),
+    engine("headers for health", "/health", b"HTTP/1.1 200 OK\r\n", b"a:\r\n", 6 * MB, 200, send=probed),
+    engine("metrics in bytes", "/metrics", CHUNKED, b"1\r\n\n\r\n", 6 * MB, 200, send=probed),
+    Attack("a cache of one block", probed_and_asked, (404,), script=("/metrics", lambda: [ONE_BLOCK])),
     metrics("one sample", b"", GAUGE + b" 1\n"),
     metrics("one line", GAUGE + b"{", b'a="",'),
     metrics("one label", GAUGE + b'{a="', b"\\a"),

@@ -4,6 +4,7 @@ Settings come as one line of JSON on standard input, then one line for each ques
 """
 
 import asyncio
+import functools
 import gc
 import json
 import resource
@@ -16,7 +17,7 @@ import uvloop
 from gateway.app.application import Application
 from gateway.config.settings import Settings
 from gateway.ops.logs import configure
-from gateway.serve import gateway_process as process
+from gateway.serve.gateway_process import run
 
 TICK = 0.002
 """Seconds between two looks: so much may have been other work, of no request in particular."""
@@ -73,8 +74,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     settings = Settings.model_validate(json.loads(sys.stdin.readline()))
     configure(settings.log)
-    process.Application = _Watched  # type: ignore[attr-defined]  # all the rest is as a user's
-    uvloop.run(process.run(settings))
+    uvloop.run(run(functools.partial(_Watched, settings)))
 
 
 if __name__ == "__main__":

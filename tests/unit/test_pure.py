@@ -17,7 +17,7 @@ FORBIDDEN = frozenset(
 ALLOWED = {
     ("engine.diagnosis.death", "signal"): "names of signals",
     ("engine.diagnosis.log", "signal"): "names of signals",
-    ("engine.plan.exposition", "prometheus_client"): "its parser",
+    ("engine.plan.samples", "prometheus_client"): "its parser",
     ("gateway.endpoints.mistakes", "http"): "names of statuses",
     ("gateway.endpoints.replies", "http"): "names of statuses",
 }

@@ -55,9 +55,9 @@ class History:
 class Correction:
     """Blocks to add to the ledger: positive for traffic that bypasses us, negative for sharing that we cannot see.
 
-    A dispatched request may not have reached the engine yet. So a gauge differs from the ledger only when it is above
-    the blocks held or below the blocks confirmed. An EWMA smooths the differences. A sample has full weight while it
-    is fresh (`fresh_polls`) and fades to zero over the same time again: an old or frozen gauge must not rule.
+    A dispatched request may not have reached the engine yet. So a gauge between the blocks confirmed and the blocks
+    held agrees with the ledger. An EWMA smooths the differences. A sample counts fully for `fresh_polls`, then fades
+    to zero within as many more: an old or frozen gauge must not rule.
     """
 
     __slots__ = ("_difference", "_poll", "_sampled_at")
@@ -74,8 +74,8 @@ class Correction:
             blocks: Blocks in use, by the gauge.
             account: The ledger's bounds at the time of the sample.
             sampled_at: Time of the sample, seconds.
-            waiting: Whether requests waited in the engine. A preempted request waits without its blocks, so missing
-                blocks then are no sharing: they will come back.
+            waiting: Whether requests waited in the engine. Then a low gauge means preemption, not sharing, and is
+                ignored: a preempted request waits without its blocks and will take them again.
         """
         difference = 0.0
         if blocks > account.held:

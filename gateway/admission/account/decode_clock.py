@@ -4,6 +4,10 @@ from gateway.admission.account.ewma import Ewma
 from gateway.admission.events import Observed
 from gateway.admission.tuning import TUNING
 
+FASTEST = 1e5
+"""Tokens per second of one sequence: no engine comes near. A counter that says more would take the clock to readings
+where one token is lost in rounding."""
+
 
 class DecodeClock:
     """Tokens that one running sequence of an endpoint has generated, from the engine's own counter.
@@ -45,11 +49,11 @@ class DecodeClock:
         if previous.generation_tokens is None or sample.generation_tokens is None:
             return
         tokens = sample.generation_tokens - previous.generation_tokens
-        elapsed = sample.sampled_at - previous.sampled_at
-        if tokens < 0 or elapsed <= 0:  # the engine restarted
+        sequence_seconds = (sample.sampled_at - previous.sampled_at) * (previous.running + sample.running) / 2
+        if sequence_seconds <= 0 or not 0 <= tokens <= FASTEST * sequence_seconds:  # the engine restarted, or is wrong
             return
         self._reading, self._at = self.read(now), now
-        self._rate.sample(tokens / elapsed / ((previous.running + sample.running) / 2), sample.sampled_at)
+        self._rate.sample(tokens / sequence_seconds, sample.sampled_at)
 
     def saw_delay(self, tokens: float) -> None:
         """Learn from the clock tokens between a request's dispatch and its first token."""

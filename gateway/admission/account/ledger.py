@@ -84,7 +84,7 @@ class Reservation:
         """Tokens of its prompt that another request in flight also holds."""
         self.phase = Phase.UNCONFIRMED
         self.unseen = 0
-        """Its blocks while it is a stream without a token, else 0: its part of `Ledger.unseen`."""
+        """Blocks it adds to `Ledger.unseen`: all those of a stream until its first token, then 0."""
         self.seen = 0
         """Tokens that the relay reported, over all sequences."""
         self.generated = 1
@@ -101,7 +101,7 @@ class Reservation:
         """Tokens per sequence at that reading."""
         self.pace = 1.0
         self.due_tokens = 1
-        """Tokens per sequence at which the clock checks it next."""
+        """Tokens per sequence at which the decode clock looks next whether it holds another block."""
         self.ticket = 0
         """Number of its valid entry in the heap of checks; 0 if it has none."""
         self.aborted_at = 0.0
@@ -201,7 +201,7 @@ class Ledger:
         return self._prefixes.held(prefix)
 
     def sole_sharer(self, prefix: Prefix) -> Reservation | None:
-        """The one request that holds a part of this prefix unshared; None if there is none, or it is shared already."""
+        """The only holder of some part of this prefix; None if no part has exactly one holder."""
         return self._prefixes.sole(prefix)
 
     def progress(self, reservation: Reservation, seen: int, now: float) -> None:
@@ -220,9 +220,10 @@ class Ledger:
         if reservation.phase is Phase.UNCONFIRMED:
             self._confirm(reservation)
             reading = self._clock.read(now)
-            self._clock.saw_delay(reading - reservation.dispatched)
-            if reservation.streamed:
-                self._prefill.saw(now - reservation.sent_at, reservation.backlog)
+            if now > reservation.sent_at:  # else it was declared with its tokens: nobody here saw the first one come
+                self._clock.saw_delay(reading - reservation.dispatched)
+                if reservation.streamed:
+                    self._prefill.saw(now - reservation.sent_at, reservation.backlog)
             reservation.origin = reading
             reservation.base = reservation.generated
             if reservation.streamed:
@@ -239,7 +240,7 @@ class Ledger:
         return min(max(reservation.seen, tokens * sequences), reservation.limit * sequences)
 
     def stepped(self, now: float) -> None:
-        """Note progress of any request: the engine has taken a step and dropped requests aborted before it."""
+        """Note progress of any request. It proves a step: requests aborted more than `report_span` ago are gone."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
@@ -368,7 +369,7 @@ class Ledger:
             heapify(self._growth)
 
     def _release_aborted(self, after: float, now: float) -> None:
-        # Exactly the sum of `next_abort_expiry`: rounded otherwise, a wake-up could come just too early.
+        # The same expression as in `next_abort_expiry`: rounded in another way, it could wake us before it is due.
         while self._aborting and self._aborting[0].aborted_at + after <= now:
             self._drop(self._aborting.popleft())
 

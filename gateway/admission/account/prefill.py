@@ -4,7 +4,7 @@ from gateway.admission.tuning import TUNING
 
 
 class PrefillRate:
-    """Seconds from a dispatch to its first token, per prompt token to compute until then."""
+    """Seconds from a dispatch to its first token, per uncached prompt token, those queued before it included."""
 
     __slots__ = ("_deviation", "_seconds", "_tokens")
 

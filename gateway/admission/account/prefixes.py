@@ -40,7 +40,7 @@ class _Run:
         """Index after its last part, counted from the beginning of a prompt."""
         self.holders = holders
         self.ids = ids
-        """Sum of the holders' ids: when one holder is left, its id."""
+        """Sum of the holders' ids: when one holder is left, its id. So that one is found without a list."""
 
 
 class SharedPrefixes(Generic[H]):
@@ -84,7 +84,7 @@ class SharedPrefixes(Generic[H]):
         return None
 
     def add(self, holder: H) -> None:
-        """Enter a request. Sets its `shared`, and that of a request that it is the first to share with."""
+        """Enter a request. Sets its `shared`, and that of a former only holder, which now shares with it."""
         prefix = holder.prefix
         if not prefix:
             return
@@ -107,7 +107,7 @@ class SharedPrefixes(Generic[H]):
         holder.shared = shared
 
     def remove(self, holder: H) -> None:
-        """Take out a request. Corrects `shared` of a request that is left as the only holder of what both held."""
+        """Take out a request. Corrects `shared` of one that now holds alone what it shared with this one."""
         prefix = holder.prefix
         if not prefix:
             return
@@ -150,7 +150,7 @@ class SharedPrefixes(Generic[H]):
 
 
 class _Sent:
-    """The cache content of one prompt or answer that is still there and was not sent again later."""
+    """What is left in the cache of one prompt or answer. Parts that were sent again belong to the later entry."""
 
     __slots__ = ("end", "prefix", "tail")
 

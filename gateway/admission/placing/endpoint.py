@@ -43,7 +43,8 @@ class EndpointRecord:
         self._restart(capacity)
 
     def _follow(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
+        """The policy in force; rules may read it."""
         self._fences = policy.bounds is not Bounds.FORECAST
         self.forecasts = policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
@@ -63,7 +64,7 @@ class EndpointRecord:
 
     def _restart(self, capacity: Capacity) -> None:
         """Forget all observations: a new engine process shares nothing with the one before."""
-        policy = self._policy
+        policy = self.policy
         self.capacity = capacity
         self._paging = (capacity.block_size, capacity.shares_prefix)
         room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
@@ -117,7 +118,7 @@ class EndpointRecord:
         if blocks is not None:
             return max(0.0, self.ledger.used + self._correction.read(now)) / blocks
         observed = self.observed
-        if observed is None or now - observed.sampled_at > TUNING.fresh_polls * self._policy.poll_interval:
+        if observed is None or now - observed.sampled_at > TUNING.fresh_polls * self.policy.poll_interval:
             return None
         return observed.kv_usage
 

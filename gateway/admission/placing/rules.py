@@ -1,8 +1,12 @@
 """The rules by which an endpoint refuses a request: one table, a row per rule, in the order of evaluation.
 
 Refusals, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
-documentation's table all come from this table. A new rule is a new row. A head that is refused keeps its endpoint from
-other lanes and less urgent bands; a rule that holds back one flow says `Next.OTHER_FLOWS`, and keeps nothing.
+documentation's table all come from this table. A new rule is a new row; it finds the settings in `endpoint.policy`. A
+head that is refused keeps its endpoints from other lanes and less urgent bands.
+
+A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before
+every row that keeps something, or by such a row its head would keep an endpoint that it may not use. `share` alone is
+the last: it holds back only what would go otherwise.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +34,7 @@ class Next(Enum):
     SMALLER = auto()
     """Smaller requests of its lane: they may fit."""
     OTHER_FLOWS = auto()
-    """Requests of other flows: the endpoint is not kept for it."""
+    """Requests of other flows. Its own is set aside for this offer, and no endpoint is kept for it."""
 
 
 class Ask:

@@ -1,6 +1,6 @@
 """The queue of one priority band."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -76,19 +76,31 @@ class BandQueue:
             for lane in self.lanes.values():
                 lane.refunded(self.fairness.active[flow])
 
-    def first(self, ended: set[Lane]) -> Lane | None:
-        """The lane whose head goes first, except lanes that have ended."""
+    def head(self, ended: set[Lane]) -> RequestRecord | None:
+        """The request that goes first, except those of lanes that have ended; None without any."""
         lanes = self.lanes
         if len(lanes) == 1:  # the usual case
             (lane,) = lanes.values()
-            return None if lane in ended else lane
-        return min((lane for lane in lanes.values() if lane not in ended), key=Lane.place, default=None)
+            return None if lane in ended else lane.head()
+        places = [(place, lane) for lane in lanes.values() if lane not in ended and (place := lane.place()) is not None]
+        return min(places)[1].head() if places else None
+
+    def aside(self) -> dict[str, float]:
+        """Cost of the requests that are set aside, by flow."""
+        costs: dict[str, float] = {}
+        for lane in self.lanes.values():
+            for name, line in lane.aside.items():
+                costs[name] = costs.get(name, 0.0) + line.cost
+        return costs
 
     def ahead(self, flow: str, key: LaneKey | None) -> float:
-        """Service that this band gives before a new request of that flow, tokens."""
+        """Service that this band gives before a new request of that flow, tokens.
+
+        What other flows have set aside is left out.
+        """
         if not self.depth:
             return 0.0
-        fairness = self.fairness
+        fairness, aside = self.fairness, self.aside()
         mine = fairness.active.get(flow)
         if mine is not None:
             turn, ahead = mine.counter + mine.backlog / mine.weight, mine.backlog
@@ -99,10 +111,11 @@ class BandQueue:
         cost, weight, one_each = self.cost - ahead, fairness.weight, fairness.one_each  # of flows not yet added
         if mine is not None:
             weight, one_each = weight - mine.weight, one_each - mine.largest
+        cost -= sum([held for name, held in aside.items() if name != flow])
         for other in islice(others.values(), MANY + 1):
             if other is mine:
                 continue
-            backlog, of_all = other.backlog, other.weight
+            backlog, of_all = other.backlog - aside.get(other.name, 0.0), other.weight
             cost, weight, one_each = cost - backlog, weight - of_all, one_each - other.largest
             within = (turn - other.counter) * of_all + ROUNDING
             if within >= backlog:
@@ -110,7 +123,7 @@ class BandQueue:
             elif within >= 0:
                 ahead += self._served(other, within)
         if len(fairness.active) > len(others) or len(others) > MANY + 1:
-            least = min(lane.place()[0] for lane in self.lanes.values())
+            least = min((place[0] for place in self._places()), default=turn)
             ahead += min(cost, max(0.0, turn - least) * weight + one_each + ROUNDING)
         return ahead
 
@@ -142,12 +155,17 @@ class BandQueue:
                 lane = self.lanes[request.lane] = Lane()
             lane.push(request, self.fairness.active[request.arrival.flow])
 
-    def _front(self, lane: Lane | None) -> tuple[float | None, float]:
-        """The counter at the head of a lane, and the highest counter at the head of any lane."""
-        least = None if lane is None else lane.place()[0]
+    def _front(self, lane: Lane | None) -> tuple[float | None, float | None]:
+        """The counter at the head of a lane, and the highest counter at the head of any lane; None without a head."""
+        place = None if lane is None else lane.place()
+        least = None if place is None else place[0]
         if least is not None and len(self.lanes) == 1:
             return least, least
-        return least, max(other.place()[0] for other in self.lanes.values())
+        return least, max((place[0] for place in self._places()), default=None)
+
+    def _places(self) -> Iterator[tuple[float, int]]:
+        """Places of the heads of all lanes."""
+        return (place for lane in self.lanes.values() if (place := lane.place()) is not None)
 
     def _served(self, flow: Flow, within: float) -> float:
         """Service given to a flow while its counter advances by `within`: all requests that begin by then."""

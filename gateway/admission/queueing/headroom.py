@@ -76,46 +76,54 @@ class Headroom:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._active: OrderedDict[str, ActiveFlow] = OrderedDict()
-        """By flow, the latest dispatch last."""
+        """Flows with a dispatch in the last `active_span`, the latest last."""
+        self._holding: dict[str, ActiveFlow] = {}
+        """Flows without one that still hold something."""
         self._all = Holdings()
         self._weight = 0.0
 
     def govern(self, weights: Mapping[str, float]) -> None:
         """Apply other weights."""
         self._weights = weights
-        for flow, known in self._active.items():
-            known.weight = weights.get(flow, 1.0)
-        self._weight = sum([known.weight for known in self._active.values()], 0.0)
+        self._weight = 0.0
+        for flows in (self._active, self._holding):
+            for flow, known in flows.items():
+                known.weight = weights.get(flow, 1.0)
+                self._weight += known.weight
 
     def sent(self, flow: str, tokens: float, now: float) -> None:
         """Add a dispatched request that will hold this many tokens at its end."""
-        known = self._active.get(flow)
+        known = self._active.pop(flow, None) or self._holding.pop(flow, None)
         if known is None:
-            known = self._active[flow] = ActiveFlow(self._weights.get(flow, 1.0), tokens, now)
+            known = ActiveFlow(self._weights.get(flow, 1.0), tokens, now)
             self._weight += known.weight
-        else:
-            self._active.move_to_end(flow)
+        self._active[flow] = known
         known.sent(tokens, now)
         self._all.add(tokens, now)
-        oldest = next(iter(self._active.values()))
-        if oldest.sent_at < now - TUNING.active_span and not oldest.held.now:
-            _, gone = self._active.popitem(last=False)
-            self._weight -= gone.weight
+        self._retire(now - TUNING.active_span)
 
     def left(self, flow: str, tokens: float, now: float) -> None:
         """Take out such a request when it leaves its endpoint."""
-        self._active[flow].held.add(-tokens, now)
         self._all.add(-tokens, now)
+        known = self._active.get(flow)
+        if known is not None:
+            known.held.add(-tokens, now)
+            return
+        known = self._holding[flow]
+        known.held.add(-tokens, now)
+        if not known.held.now:
+            del self._holding[flow]
+            self._weight -= known.weight
 
     def spare(self, flow: str, waiting: Callable[[str], int], now: float) -> float:
         """Tokens that a request of this flow must leave free; 0 while the flow is within its share.
 
         `waiting` gives the number of a flow's requests in the queue.
         """
-        if len(self._active) <= 1:
+        if len(self._active) + len(self._holding) <= 1:
             return 0.0
         most = TUNING.over_share * self._all.average(now) / self._weight
-        known = self._active.get(flow)
+        known = self._active.get(flow) or self._holding.get(flow)
         if known is None or known.held.at_least(now) <= most * known.weight:
             return 0.0
         latest = islice(reversed(self._active.items()), TUNING.kept_flows)
@@ -126,3 +134,12 @@ class Headroom:
             if other.held.at_least(now) <= most * other.weight and waiting(name) * other.latest <= room:
                 kept += room
         return kept
+
+    def _retire(self, before: float) -> None:
+        """Forget the flows whose last dispatch is older, except for what some still hold."""
+        while (oldest := next(iter(self._active.values()))).sent_at < before:
+            flow, _ = self._active.popitem(last=False)
+            if oldest.held.now:
+                self._holding[flow] = oldest
+            else:
+                self._weight -= oldest.weight

@@ -16,12 +16,14 @@ SLACK = 64
 class Line:
     """Requests of one flow in one lane: first in, first out. A request that comes back has its earlier turn."""
 
-    __slots__ = ("_asked", "_front", "entry", "flow", "front_cost", "waiting")
+    __slots__ = ("_asked", "_front", "cost", "entry", "flow", "front_cost", "waiting")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.waiting: OrderedDict[int, RequestRecord] = OrderedDict()
         """By turn."""
+        self.cost = 0.0
+        """Of all its requests."""
         self.entry = 0
         """Number of its valid entry in the lane's heap; that entry is never behind the line's place."""
         self._front: list[RequestRecord] = []
@@ -39,6 +41,7 @@ class Line:
     def push(self, request: RequestRecord) -> bool:
         """Add a request; True if it is now the first."""
         waiting, order = self.waiting, request.order
+        self.cost += request.cost
         if not waiting or next(reversed(waiting)) < order:
             if len(self._front) == len(waiting):  # the cache holds the whole line, so it is out of date
                 self._front = []
@@ -56,6 +59,7 @@ class Line:
         if self._front and request.order <= self._front[-1].order:
             self._front = []
         del self.waiting[request.order]
+        self.cost -= request.cost
 
 
 Entry = tuple[float, int, int, Line]
@@ -66,19 +70,20 @@ class Lane:
     """Requests of one band that compete for the same endpoints, in the order of fairness.
 
     A heap of lines. A charge moves a line back, and is applied when its entry comes to the front. A refund or an
-    earlier turn moves a line forward: it gets a new entry, and the old one is stale.
+    earlier turn moves a line forward: it gets a new entry, and the old one is stale. A line that is set aside has no
+    entry, so the lane is as if its requests did not wait.
     """
 
-    __slots__ = ("_entries", "_heap", "_lines", "blocked", "reach", "yields")
+    __slots__ = ("_entries", "_heap", "_lines", "aside", "blocked", "reach")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._entries = 0
         self._lines: dict[str, Line] = {}
+        self.aside: dict[str, Line] = {}
+        """Lines that were set aside since the last offer began, by flow."""
         self.blocked: RequestRecord | None = None
         """The head at the last offer, if it was refused and others may be backfilled."""
-        self.yields = False
-        """Whether it was refused because its flow has its share, so that other flows may be backfilled."""
         self.reach = inf
         """End of the backfill window: the counter of its last request."""
 
@@ -94,6 +99,7 @@ class Lane:
         if line is None:
             line = self._lines[flow.name] = Line(flow)
         if line.push(request):
+            self.aside.pop(flow.name, None)  # another head of this line may go
             self._enter(line)
 
     def remove(self, request: RequestRecord) -> None:
@@ -104,12 +110,25 @@ class Lane:
         if not line.waiting:
             line.entry = 0
             del self._lines[name]
+            self.aside.pop(name, None)
 
     def refunded(self, flow: Flow) -> None:
         """Move the line of a flow forward after a refund."""
         line = self._lines.get(flow.name)
-        if line is not None:
+        if line is not None and flow.name not in self.aside:
             self._enter(line)
+
+    def set_aside(self, flow: str) -> None:
+        """Leave out the line of a flow until `restore`."""
+        line = self.aside[flow] = self._lines[flow]
+        line.entry = 0
+
+    def restore(self) -> None:
+        """Begin an offer: no line is set aside, and no head was refused."""
+        self.blocked = None
+        for line in self.aside.values():
+            self._enter(line)
+        self.aside.clear()
 
     def last(self, flow: str) -> RequestRecord | None:
         """The last request of a flow in this lane that has no promise; None if it has none."""
@@ -123,13 +142,13 @@ class Lane:
         line = self._lines.get(flow)
         return iter(()) if line is None else iter(line.waiting.values())
 
-    def head(self) -> RequestRecord:
-        """The request that goes first. The lane must not be empty.
+    def head(self) -> RequestRecord | None:
+        """The request that goes first; None if every line is set aside.
 
-        Afterwards the heap's first entry is the valid entry of its line.
+        Afterwards the heap's first entry, if there is one, is the valid entry of its line.
         """
         heap = self._heap
-        while True:
+        while heap:
             entered, order, number, line = heap[0]
             if line.entry != number:
                 heappop(heap)
@@ -139,28 +158,31 @@ class Lane:
             if entered == counter and order == head.order:
                 return head
             heapreplace(heap, self._entry(line, head))
+        return None
 
-    def place(self) -> tuple[float, int]:
-        """Place of its head among those of other lanes: the counter of its flow, then its turn."""
-        self.head()
+    def place(self) -> tuple[float, int] | None:
+        """Place of its head among those of other lanes: the counter of its flow, then its turn; None without a head."""
+        if self.head() is None:
+            return None
         counter, order, _, _ = self._heap[0]
         return counter, order
 
-    def behind(self, count: int, *, others: bool = False) -> list[RequestRecord]:
+    def behind(self, count: int) -> list[RequestRecord]:
         """The next `count` requests after the head, in the order in which they would go if each was taken.
 
-        With `others`, those of its own flow are left out. Sets `reach`.
+        Sets `reach`. The lane must have a head.
         """
         self.reach = inf
-        if len(self._lines) == 1:
-            return [] if others else self._behind_in_line(count)
-        skipped = self.head().arrival.flow if others else None
+        self.head()
+        lines = len(self._lines) - len(self.aside)
+        if lines == 1:
+            return self._behind_in_line(self._heap[0][3], count)
         taken: list[Entry] = []
         again: list[tuple[float, int, RequestRecord, Iterator[RequestRecord], Flow]] = []
         found: list[RequestRecord] = []
-        while len(found) <= count and (again or len(taken) < len(self._lines)):
+        while len(found) <= count and (again or len(taken) < lines):
             fresh: Entry | None = None
-            if len(taken) < len(self._lines):
+            if len(taken) < lines:
                 self.head()
                 if not again or self._heap[0][:2] <= again[0][:2]:
                     fresh = self._heap[0]
@@ -172,7 +194,7 @@ class Lane:
                 request = next(line)
             found.append(request)
             following = next(line, None)
-            if following is not None and flow.name != skipped:
+            if following is not None:
                 heappush(again, (counter + request.cost / flow.weight, following.order, following, line, flow))
             if len(found) > count:
                 self.reach = counter
@@ -180,8 +202,7 @@ class Lane:
             heappush(self._heap, entry)
         return found[1:]
 
-    def _behind_in_line(self, count: int) -> list[RequestRecord]:
-        (line,) = self._lines.values()
+    def _behind_in_line(self, line: Line, count: int) -> list[RequestRecord]:
         found = line.front(count + 1)
         self.reach = line.flow.counter + line.front_cost / line.flow.weight if len(found) > count else inf
         return found[1:]

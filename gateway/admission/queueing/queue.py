@@ -16,6 +16,8 @@ from gateway.admission.tuning import TUNING
 
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
+MAX_ASIDE = 64
+"""Most flows that are set aside in a lane: each is asked again with every offer. The next to be held back ends it."""
 DEFAULTS = Band()
 
 
@@ -26,8 +28,8 @@ class Answer(Enum):
     """It was dispatched: removed and charged."""
     NO_ROOM = auto()
     """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
-    OVER_SHARE = auto()
-    """Its flow has its share of the tokens in flight. Other flows of its band and lane may be backfilled."""
+    NOT_ITS_FLOW = auto()
+    """Its flow is held back. The requests of its flow in its lane are set aside for this offer."""
     CLOSED = auto()
     """No request could go there now: its lane ends."""
 
@@ -36,7 +38,7 @@ class Ahead(NamedTuple):
     """Service ahead of a new request, in tokens, if no other request arrives."""
 
     urgent: float
-    """Cost of all requests in more urgent bands."""
+    """Cost of all requests in more urgent bands that are not set aside."""
     same: float
     """In its own band: its flow's backlog, and the fair share of every other flow until then."""
     reserved: float
@@ -56,6 +58,10 @@ class Queue:
     A band sorts its requests into lanes by the endpoints they fit. Order holds within a lane: a head that only a large
     endpoint can serve does not keep others from a small one. A few smaller requests may be backfilled before a head
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
+
+    A flow may be held back: its requests in that lane are set aside until the next offer, and other flows have their
+    turns, start and are told what is ahead of them as if these did not wait. Its counter stays, so it goes first when
+    it is held back no more.
 
     `cost` and `size` of a request must not change while it waits.
     """
@@ -110,15 +116,16 @@ class Queue:
     def ahead(self, band: int, flow: str, lane: LaneKey | None = None, own: float = 0.0) -> Ahead:
         """Service ahead of a new request of this flow and band: never too little while no other request arrives.
 
-        It is exact if few flows wait, and an upper bound with many flows or long backlogs. Without a lane, an idle flow
-        counts as starting behind the others. `own` is the cost of the request itself if it waits already.
+        It is exact if few flows wait, and an upper bound with many flows or long backlogs. Other flows' requests that
+        are set aside are left out, although they may go first once they are held back no more. Without a lane, an idle
+        flow counts as starting behind the others. `own` is the cost of the request itself if it waits already.
         """
         waiting = self._bands.get(band)
         same = 0.0 if waiting is None else waiting.ahead(flow, lane)
         urgent = yielded = 0.0
         for other in self._order:
             if other.number < band:
-                urgent += other.cost
+                urgent += other.cost - sum(other.aside().values())
             elif other.number > band:
                 yielded += other.share.share
         return Ahead(
@@ -224,6 +231,9 @@ class Queue:
 
         For a request that it takes, `accept` must have called `remove` and `served` when it returns.
         """
+        for band in self._order:
+            for lane in band.lanes.values():
+                lane.restore()
         ended: set[Lane] = set()
         while self._offer(accept, ended):
             pass
@@ -242,9 +252,9 @@ class Queue:
         if band is None or lane is None:
             return False
         head = lane.head()
-        if lane.blocked is not head or not self._may_backfill(request, head, yields=lane.yields):
+        if head is None or lane.blocked is not head or request.arrival.flow in lane.aside:
             return False
-        return band.turn(request, lane) <= lane.reach
+        return self._may_backfill(request, head) and band.turn(request, lane) <= lane.reach
 
     def first_deadline(self) -> RequestRecord | None:
         """The request with the earliest deadline; None if none waits."""
@@ -283,41 +293,42 @@ class Queue:
     def _offer(self, accept: Callable[[RequestRecord], Answer], ended: set[Lane]) -> bool:
         """Offer requests until one is taken and another band may have its turn; False if every lane has ended."""
         for band in self._in_turn(ended):
-            while (lane := band.first(ended)) is not None:
-                head = lane.head()
+            while (head := band.head(ended)) is not None:
+                lane = band.lanes[head.lane]
                 answer = accept(head)
                 if answer is Answer.TAKEN:
                     if len(self._order) > 1:
                         return True
                     continue
+                if answer is Answer.NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
+                    lane.set_aside(head.arrival.flow)
+                    continue
                 ended.add(lane)
-                lane.blocked = None if answer is Answer.CLOSED else head
-                lane.yields = answer is Answer.OVER_SHARE
-                if lane.blocked is not None and (lane.yields or head.backfilled < self._max_passes):
+                if answer is Answer.NO_ROOM:
+                    lane.blocked = head
                     self._backfill(lane, head, accept)
         return False
 
     def _backfill(self, lane: Lane, head: RequestRecord, accept: Callable[[RequestRecord], Answer]) -> None:
-        """Offer a few requests for backfill before the head: of other flows, in order, if it yields; else the smallest.
+        """Offer a few smaller requests for backfill before the head, the smallest first.
 
         The smallest fit soonest, and more of them are served from the same part of the cache.
         """
-        behind = lane.behind(TUNING.backfill_window, others=lane.yields)
-        backfills = [other for other in behind if self._may_backfill(other, head, yields=lane.yields)]
-        if not lane.yields:
-            backfills.sort(key=lambda request: request.size)
+        if head.backfilled >= self._max_passes:
+            return
+        behind = lane.behind(TUNING.backfill_window)
+        backfills = [other for other in behind if self._may_backfill(other, head)]
+        backfills.sort(key=lambda request: request.size)
         for request in backfills[: TUNING.backfill_tries]:
             answer = accept(request)
             if answer is Answer.CLOSED:
                 return
-            if answer is Answer.TAKEN and not lane.yields:
+            if answer is Answer.TAKEN:
                 head.backfilled += 1
                 if head.backfilled >= self._max_passes:
                     return
 
-    def _may_backfill(self, request: RequestRecord, head: RequestRecord, *, yields: bool) -> bool:
-        if yields:
-            return request.arrival.flow != head.arrival.flow
+    def _may_backfill(self, request: RequestRecord, head: RequestRecord) -> bool:
         return request.size < head.size and head.backfilled < self._max_passes
 
     def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
@@ -327,10 +338,10 @@ class Queue:
         due: list[BandQueue] = []
         later: list[BandQueue] = []
         for band in self._order:
-            lane = band.first(ended)
-            if lane is None:
+            head = band.head(ended)
+            if head is None:
                 continue
-            owed = band.share.due(lane.head().cost, self._served, self._largest) <= self._served
+            owed = band.share.due(head.cost, self._served, self._largest) <= self._served
             (due if owed else later).append(band)
         due.sort(key=lambda band: band.share.since)
         return due + later

@@ -1,4 +1,4 @@
-"""The queue budget of a request, and the jitter and bounds of a Retry-After. `waits.py` predicts the time itself."""
+"""The jitter and bounds of a Retry-After. `waits.py` predicts the time itself."""
 
 from gateway.admission.prediction.spread import spread
 from gateway.admission.tuning import TUNING
@@ -6,19 +6,6 @@ from gateway.admission.tuning import TUNING
 FLOOR = 1.0
 CAP = 60.0
 """Bounds of a Retry-After, seconds. OpenAI's SDKs obey up to a minute in every release."""
-
-
-def queue_budget(target: float | None, prefill: float, ttl: float) -> float:
-    """Seconds that a request may wait for its dispatch.
-
-    Args:
-        target: TTFT target, from its arrival; None if not set.
-        prefill: Predicted time from its dispatch to its first token.
-        ttl: Longest wait of any request.
-    """
-    if target is None:
-        return ttl
-    return min(ttl, max(target - prefill, target * TUNING.waiting_share))
 
 
 class RetryAfter:

@@ -12,7 +12,7 @@ from gateway.admission.queueing.band import Most
 from gateway.admission.queueing.drain_rate import DrainRate
 from gateway.admission.queueing.promises import Pressure, Promises
 from gateway.admission.queueing.queue import Queue
-from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter, queue_budget
+from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter
 from gateway.admission.tuning import TUNING
 
 
@@ -47,10 +47,11 @@ class Waits:
         return soonest if soonest < inf else 0.0
 
     def queue_budget(self, request: RequestRecord) -> float:
-        """Longest wait of a request while an endpoint is live."""
-        target = self.target(request)
-        prefill = 0.0 if target is None else self.prefill(request)
-        return queue_budget(target, prefill, self._policy.ttl)
+        """Longest wait of a request while an endpoint is live: what its predicted prefill leaves of its TTFT target."""
+        target, ttl = self.target(request), self._policy.ttl
+        if target is None:
+            return ttl
+        return min(ttl, max(target - self.prefill(request), target * TUNING.waiting_share))
 
     def deadline(self, request: RequestRecord) -> float:
         """Time at which the wait of a request ends."""

@@ -13,7 +13,9 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Capacity,
+    Declared,
     Demand,
+    EndpointId,
     EndpointUp,
     Event,
     Finished,
@@ -129,6 +131,9 @@ def arrived(
     ttft: float | None = None,
     prefix: Prefix = (),
     key: int = 0,
+    waited: float = 0.0,
+    failures: int = 0,
+    avoid: str | None = None,
 ) -> Arrived:
     """A request arrives, with prompts of so many tokens, or one that holds so many blocks with its first token."""
     if blocks is not None:
@@ -144,7 +149,15 @@ def arrived(
         ttft_target=ttft,
         prefix=prefix,
         key=key,
+        waited=waited,
+        failures=failures,
+        avoid=None if avoid is None else EndpointId(avoid),
     )
+
+
+def declared(arrival: Arrived, endpoint: str, generated: int = 0) -> Declared:
+    """A request is in flight that an earlier core dispatched."""
+    return Declared(arrival, EndpointId(endpoint), generated)
 
 
 def done(request: int, tokens: int | None = None) -> Finished:

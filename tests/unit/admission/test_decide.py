@@ -52,6 +52,21 @@ def test_observe_mode_notes_what_would_be_done_and_explain_says_both(play, rule)
     p >> arrived(99, **CASES[rule], max_tokens=1) << Dispatch(99, "a", would)
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_what_must_leave_room_for_other_flows_waits_and_observe_mode_notes_it(play, mode):
+    p = play(mode=mode) >> up("a", blocks=100)
+    p >> arrived(1, blocks=5, flow="quiet") << Dispatch(1, "a") >> progress(r1=1)
+    p >> arrived(2, blocks=60, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
+    told = asked(p, blocks=24, flow="noisy")
+    p >> arrived(99, blocks=24, flow="noisy")
+    if mode is Mode.OBSERVE:
+        assert (told.rule, told.would) == ("share", "queued")
+        p << Dispatch(99, "a", "queued")
+    else:
+        assert (told.rule, told.verdict) == ("share", "queue")
+        p << nothing
+
+
 def test_a_full_queue_and_a_wait_in_vain_are_noted_too(play):
     busy(play, mode=Mode.OBSERVE, max_requests=0) >> arrived(2, blocks=30) << Dispatch(2, "a", "queue_full")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 
 from gateway.app.application import Application
+from gateway.app.together import Together
 from gateway.config.settings import Settings
 from tests.until import until
 
@@ -84,18 +85,33 @@ async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> No
     assert "/tokenize" in engine.asked
 
 
+async def test_each_gateway_has_a_key_of_its_own_and_numbers_its_requests() -> None:
+    """Who has its event log cannot test which bodies were sent."""
+    settings = Settings.model_validate({"server": {"host": "127.0.0.1", "port": 0}, "counting": {"processes": 0}})
+    keys = set()
+    for _ in range(2):
+        application = Application(settings)
+        keys.add(application._plane.key)
+        assert [application._plane.new_request() for _ in range(3)] == [1, 2, 3]
+        await application.stop()
+    assert len(keys) == 2
+    assert all(len(key) >= 16 for key in keys)
+
+
 async def test_the_monitors_have_stopped_before_the_work_they_start_is_ended() -> None:
     """Otherwise an endpoint that comes up meanwhile would start work that nobody ends."""
     models = [{"endpoints": [{"url": "http://127.0.0.1:1"}]}]
     settings = {"server": {"host": "127.0.0.1", "port": 0}, "models": models, "counting": {"processes": 0}}
     application = Application(Settings.model_validate(settings))
+    core = application._core
+    assert isinstance(core, Together)
     watched: list[bool] = []
 
     async def work() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            watched.extend(not task.done() for task in application._owner.monitors._watching.values())
+            watched.extend(not task.done() for task in core._owner.monitors._watching.values())
 
     await application.start()
     application._background.spawn("work", work)

@@ -14,9 +14,11 @@ from gateway.app.monitors import Monitors
 from gateway.config.settings import Settings
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
+from gateway.pools.admission import Admission
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.runtime.background import Background
+from tests.fakes.paired import paired
 from tests.unit.app.configured import access
 from tests.until import until
 
@@ -31,7 +33,7 @@ class World:
     def __init__(self) -> None:
         self.background = Background()
         self.gone: list[EndpointId] = []
-        self.drivers: list[Driver] = []
+        self.admissions: dict[str, Admission] = {}
         follower: Any = SimpleNamespace(
             up=lambda *_: None,
             down=lambda _: None,
@@ -46,17 +48,16 @@ class World:
             self.cores, settings=lambda: settings, clock=self.clock, background=self.background, launched={ONE}
         )
 
-    def _make(self, _model: str, _root: str | None) -> Driver:
-        driver = Driver(AdmissionController(Policy()), self.clock, lambda _: None)
-        self.drivers.append(driver)
+    def _make(self, model: str, _root: str | None) -> Driver:
+        self.admissions[model], driver = paired(AdmissionController(Policy()), self.clock)
         return driver
 
-    def serves(self, endpoint: EndpointId, model: str) -> Driver:
+    def serves(self, endpoint: EndpointId, model: str) -> Admission:
         """The endpoint takes traffic for this model, one request at a time."""
         self.cores.up(endpoint, Identity((model,), (), None, 100, "0.32.0"), CAPACITY)
-        driver = self.cores.driver_of(endpoint)
-        assert driver is not None
-        return driver
+        serving = self.cores.serves(endpoint)
+        assert serving is not None
+        return self.admissions[serving]
 
     async def stays(self, endpoint: EndpointId) -> bool:
         """Whether the endpoint is still there after several checks whether it is needed."""
@@ -66,8 +67,8 @@ class World:
         return endpoint in self.monitors
 
 
-def admitted(driver: Driver, number: int) -> asyncio.Task[Any]:
-    return asyncio.create_task(driver.admit(Arrived(RequestId(number), Demand((10,), 10))))
+def admitted(admission: Admission, number: int) -> asyncio.Task[Any]:
+    return asyncio.create_task(admission.admit(Arrived(RequestId(number), Demand((10,), 10))))
 
 
 async def leave(waiting: asyncio.Task[Any]) -> None:
@@ -92,9 +93,11 @@ async def test_endpoints_are_those_that_are_configured(world: World) -> None:
     assert monitors[ONE].launched
     assert not monitors[TWO].launched
     await until(lambda: all(monitor.probed.is_set() for monitor in monitors.values()))
+    watching, client = monitors._watching[ONE], monitors._questions.client(ONE)
     monitors.follow(access(AT_TWO, AT_THREE))
     await until(lambda: set(monitors) == {TWO, THREE})
     assert world.gone == [ONE]
+    await until(lambda: watching.done() and client.is_closed)
 
 
 async def test_an_endpoint_is_watched_from_the_start_on(world: World) -> None:
@@ -131,14 +134,14 @@ async def test_one_that_is_reached_in_another_way_stays_the_one_it_is(world: Wor
 async def test_one_that_is_needed_stays_until_it_is_not(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE))
-    monitor, driver = monitors[ONE], world.serves(ONE, "m")
-    await admitted(driver, 1)
-    waiting = admitted(driver, 2)
+    monitor, admission = monitors[ONE], world.serves(ONE, "m")
+    await admitted(admission, 1)
+    waiting = admitted(admission, 2)
     world.cores.down(ONE, "nobody listens there")
     monitors.follow({})
     await until(lambda: monitor.status.state is State.DRAINING)
     assert await world.stays(ONE), "a request is on it"
-    driver.finish(RequestId(1), Verdict.DONE, 1)
+    admission.finish(RequestId(1), Verdict.DONE, 1)
     assert await world.stays(ONE), "somebody waits who could go nowhere else"
     await leave(waiting)
     await until(lambda: not monitors)
@@ -149,11 +152,11 @@ async def test_one_that_is_needed_stays_until_it_is_not(world: World) -> None:
 async def test_one_is_not_needed_where_another_serves_its_model(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE, AT_TWO))
-    driver = world.serves(ONE, "m")
+    admission = world.serves(ONE, "m")
     world.serves(TWO, "m")
     for endpoint in (ONE, TWO):
         world.cores.down(endpoint, "nobody listens there")
-    waiting = admitted(driver, 1)
+    waiting = admitted(admission, 1)
     await asyncio.sleep(0)
     monitors.follow(access(AT_TWO))
     await until(lambda: set(monitors) == {TWO})
@@ -165,11 +168,11 @@ async def test_one_is_needed_where_the_other_has_gone_over_to_another_model(worl
     """What the other still has of the old model is served to its end there, but nothing new is."""
     monitors = world.monitors
     monitors.follow(access(AT_ONE, AT_TWO))
-    driver = world.serves(ONE, "m")
-    await admitted(driver, 1)
+    admission = world.serves(ONE, "m")
+    await admitted(admission, 1)
     world.serves(TWO, "m")
     world.cores.down(TWO, "nobody listens there")
-    waiting = admitted(driver, 2)
+    waiting = admitted(admission, 2)
     await asyncio.sleep(0)
     world.serves(ONE, "n")
     monitors.follow(access(AT_ONE))
@@ -182,27 +185,28 @@ async def test_one_is_needed_where_the_other_has_gone_over_to_another_model(worl
 async def test_one_that_is_configured_again_before_it_has_left_stays(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE))
-    monitor, driver = monitors[ONE], world.serves(ONE, "m")
-    await admitted(driver, 1)
+    monitor, admission = monitors[ONE], world.serves(ONE, "m")
+    await admitted(admission, 1)
     monitors.follow({})
     await until(lambda: monitor.status.state is State.DRAINING)
     monitors.follow(access(AT_ONE))
     assert monitor.status.state is not State.DRAINING
-    driver.finish(RequestId(1), Verdict.DONE, 1)
+    admission.finish(RequestId(1), Verdict.DONE, 1)
     assert await world.stays(ONE)
     assert (monitors[ONE], world.gone) == (monitor, [])
+    assert monitor.status.state is not State.DRAINING
 
 
 async def test_one_that_leaves_takes_work_until_those_that_come_were_probed(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE))
-    monitor, driver = monitors[ONE], world.serves(ONE, "m")
-    await admitted(driver, 1)
+    monitor, admission = monitors[ONE], world.serves(ONE, "m")
+    await admitted(admission, 1)
     monitors.follow(access(AT_TWO))
     coming = monitors[TWO]
     while not coming.probed.is_set():
         assert monitor.status.state is not State.DRAINING
         await asyncio.sleep(0)
     await until(lambda: monitor.status.state is State.DRAINING)
-    driver.finish(RequestId(1), Verdict.DONE, 1)
+    admission.finish(RequestId(1), Verdict.DONE, 1)
     await until(lambda: set(monitors) == {TWO})

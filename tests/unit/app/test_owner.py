@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, Learned, PolicyChanged, RequestId, Verdict
+from gateway.admission.events import (
+    Arrived,
+    Capacity,
+    Demand,
+    EndpointDown,
+    EndpointId,
+    Learned,
+    PolicyChanged,
+    RequestId,
+    Verdict,
+)
 from gateway.admission.snapshot import Load
 from gateway.app.owner import Owner
 from gateway.config.settings import Settings
@@ -16,6 +26,7 @@ from gateway.config.sources import ConfigurationError
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.ops.state import UnknownEndpointError
+from gateway.pools.admission import Admission
 from gateway.pools.driver import Driver
 from gateway.record.learned import LearnedFiles
 from gateway.record.lines import Changed, Happened, Opened, Started, read
@@ -37,7 +48,7 @@ async def owner_of(settings: Settings, **how: Any) -> AsyncIterator[Owner]:
     nothing = dict.fromkeys(("up", "down", "gone", "evacuate", "expire"), lambda *_: None)
     follower: Any = SimpleNamespace(**nothing)
     endpoints = access(f"http://{ONE}", f"http://{TWO}")
-    owner = Owner(settings, endpoints, follower, clock=time.monotonic, progressed=lambda _: None, **how)
+    owner = Owner(settings, endpoints, follower, clock=time.monotonic, asker=lambda _: Admission(lambda _: None), **how)
     try:
         yield owner
     finally:
@@ -49,11 +60,19 @@ def serves(owner: Owner, endpoint: EndpointId, model: str = "m", root: str | Non
     return owner.cores.drivers[model]
 
 
+def admission_to(driver: Driver) -> Admission:
+    """The one that asks it."""
+    admission = driver._asker
+    assert isinstance(admission, Admission)
+    admission.decider = driver
+    return admission
+
+
 async def answered(driver: Driver, tokens: int) -> None:
     """A request that is answered with so many tokens."""
-    request = RequestId(tokens)
-    await driver.admit(Arrived(request, Demand((100,), 500)))
-    driver.finish(request, Verdict.DONE, tokens)
+    request, admission = RequestId(tokens), admission_to(driver)
+    await admission.admit(Arrived(request, Demand((100,), 500)))
+    admission.finish(request, Verdict.DONE, tokens)
 
 
 def kept(folder: Path) -> list[Path]:
@@ -76,7 +95,7 @@ async def test_an_endpoint_is_drained_and_taken_back_by_its_id_alone() -> None:
 async def test_what_it_decided_is_of_every_endpoint_and_every_model() -> None:
     async with owner_of(settings_of()) as owner:
         driver = serves(owner, TWO)
-        await driver.admit(Arrived(RequestId(1), Demand((100,), 500)))
+        await admission_to(driver).admit(Arrived(RequestId(1), Demand((100,), 500)))
         decided = await owner.decided()
         assert [(endpoint.id, endpoint.model, endpoint.in_flight) for endpoint in decided.endpoints] == [
             (ONE, None, 0), (TWO, "m", 1)
@@ -106,7 +125,8 @@ async def test_each_core_goes_by_the_policy_in_force_and_the_record_says_since_w
         owner.start()
         serves(owner, ONE)
         owner.go_by(before, access(f"http://{ONE}", f"http://{TWO}"))
-        owner.go_by(after, access(f"http://{ONE}", f"http://{TWO}"))
+        for _ in range(2):
+            owner.go_by(after, access(f"http://{ONE}", f"http://{TWO}"))
         serves(owner, TWO, "n")
     start, opened, _, changed, told, later, _ = read(file)
     assert isinstance(start, Started)
@@ -189,9 +209,10 @@ async def test_once_it_has_stopped_nothing_of_it_runs_any_more() -> None:
     async with owner_of(settings_of(admission={"queue": {"ttl": 0.01}})) as owner:
         owner.start()
         driver = serves(owner, ONE)
-        driver.progress(RequestId(1), 1)
+        driver.handle(EndpointDown(ONE, "nobody listens there"))
+        driver.handle(Arrived(RequestId(1), Demand((100,), 500)))
         clients = [owner.monitors._questions.client(endpoint) for endpoint in (ONE, TWO)]
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert all(client.is_closed for client in clients)
-    assert driver._flush_timer is not None
-    assert driver._flush_timer.cancelled()
+    assert driver._wake_timer is not None
+    assert driver._wake_timer.cancelled()

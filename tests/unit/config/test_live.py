@@ -15,7 +15,13 @@ def between(before, after):
 
 def test_every_setting_is_classified_once():
     assert set(NEEDS) == {path for path, _ in every(Settings)} - {"models"}
-    assert sum(map(len, _TABLE.values())) == len(NEEDS)
+    named = [path for paths in _TABLE.values() for path in paths]
+    assert len(named) == len(set(named))
+
+
+def test_a_setting_of_admission_is_live_unless_the_table_says_otherwise():
+    of_admission = {path: needs for path, needs in NEEDS.items() if path.startswith("admission.")}
+    assert [path for path, needs in of_admission.items() if needs is not Needs.NOTHING] == ["admission.event_log"]
 
 
 def test_what_can_change_changes_and_what_cannot_stays_and_is_named():

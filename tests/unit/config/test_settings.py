@@ -1,7 +1,12 @@
+import re
+from dataclasses import fields
+from functools import reduce
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from gateway.admission.policy import Band, Bounds, Mode, Policy
+from gateway.config.live import every
 from gateway.config.settings import AdmissionSettings, Settings
 
 
@@ -45,15 +50,44 @@ def test_the_defaults_of_the_settings_are_those_of_the_core():
     assert AdmissionSettings().to_policy(weights={}, poll_interval=1.0) == Policy()
 
 
+def nested(given):
+    """Settings by their names, as sections."""
+    sections = {}
+    for name, value in given.items():
+        *path, last = name.split(".")
+        reduce(lambda section, key: section.setdefault(key, {}), path, sections)[last] = value
+    return sections
+
+
 def test_every_setting_of_admission_reaches_the_core():
-    queue = {"ttl": 1, "no_endpoint_ttl": 2, "max_requests": 3, "max_bytes": 4}
-    bands = {0: {"ttft_target": 1.5}, 2: {"reserved": 0.25}}
-    given = {"mode": "observe", "policy": "forecast", "kv_high": 0.7, "kv_low": 0.6, "ttft_target": 9, "max_passes": 5}
-    settings = AdmissionSettings.model_validate({**given, "bands": bands, "queue": queue})
+    given = {
+        "mode": "observe",
+        "policy": "forecast",
+        "kv_high": 0.85,
+        "kv_low": 0.6,
+        "ttft_target": 9,
+        "max_passes": 5,
+        "queue.ttl": 1,
+        "queue.no_endpoint_ttl": 2,
+        "queue.max_requests": 3,
+        "queue.max_bytes": 4,
+        "bands.0.ttft_target": 1.5,
+        "bands.2.reserved": 0.25,
+    }
+    not_of_the_core = {"queue.heartbeat", "event_log"}
+    named = {re.sub(r"\.\d+\.", ".N.", name) for name in given}
+    assert named | not_of_the_core == {name for name, _ in every(AdmissionSettings)}, "a new one belongs into `given`"
+    settings = AdmissionSettings.model_validate(nested(given))
+    policy = settings.to_policy(weights={"a": 2.0}, poll_interval=0.5)
+    for name in given:
+        without = AdmissionSettings.model_validate(nested({key: given[key] for key in given if key != name}))
+        assert without.to_policy(weights={"a": 2.0}, poll_interval=0.5) != policy, f"{name} does not reach it"
+    for field in fields(Policy):
+        assert getattr(policy, field.name) != getattr(Policy(), field.name), f"no setting reaches {field.name}"
     assert settings.to_policy(weights={"a": 2.0}, poll_interval=0.5) == Policy(
         mode=Mode.OBSERVE,
         bounds=Bounds.FORECAST,
-        kv_high=0.7,
+        kv_high=0.85,
         kv_low=0.6,
         ttl=1,
         no_endpoint_ttl=2,

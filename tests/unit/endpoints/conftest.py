@@ -56,14 +56,12 @@ class Vllm:
         self.asked.append(path)
         self.headers = request.headers
         if self.listening:
-            await request.extensions["trace"]("connection.connect_tcp.complete", {})
+            request.extensions["connected"]()
         if path not in self.answers_yet:
             await self.silent.wait()
         if not self.listening:
             failed = httpx.ConnectError("All connection attempts failed", request=request)
-            raise failed from ExceptionGroup(
-                "all failed", [OSError(errno.ENETUNREACH, "no route"), ConnectionRefusedError(errno.ECONNREFUSED, "no")]
-            )
+            raise failed from OSError(f"[Errno {errno.ENETUNREACH}] no route, [Errno {errno.ECONNREFUSED}] no")
         standard = {"/health": b"", "/metrics": self.metrics, "/v1/models": self.models()}
         answer = self.answers.get(path, standard.get(path, 404))
         if isinstance(answer, Exception):

@@ -56,6 +56,20 @@ def test_a_block_under_context_parallelism_is_the_effective_one():
 
 
 @pytest.mark.parametrize(
+    ("labels", "kv_tokens"),
+    [
+        ({"num_gpu_blocks": "1"}, None),  # a model without attention has the null block alone
+        ({"num_gpu_blocks": "2", "kv_cache_size_tokens": "3"}, None),
+        ({"kv_cache_size_tokens": "17"}, None),
+        ({"num_gpu_blocks": "100"}, 15),
+        ({"num_gpu_blocks": "100", "block_size": "281474976710656"}, 4096),
+    ],
+)
+def test_less_than_a_block_is_no_cache(labels, kv_tokens):
+    assert capacity(labels, 2048, kv_tokens=kv_tokens).kv_blocks is None
+
+
+@pytest.mark.parametrize(
     "labels",
     [
         {},

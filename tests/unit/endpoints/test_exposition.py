@@ -154,3 +154,19 @@ def test_whatever_an_engine_says_is_read_in_time_and_memory_that_its_length_expl
 
 def test_a_sum_that_is_no_number_is_no_value():
     assert parse(b"vllm:num_requests_running 1e308\nvllm:num_requests_running 1e308\n").running is None
+
+
+@pytest.mark.parametrize("value", ["-1", "1e18", "-1e308", "1.7e308"])
+def test_a_count_that_cannot_be_is_no_value(value):
+    metrics = parse(
+        b"".join(
+            b"vllm:%b %b\n" % (name.encode(), value.encode())
+            for name in (
+                "num_requests_running",
+                "num_requests_waiting",
+                "generation_tokens_total",
+                "kv_cache_usage_perc",
+            )
+        )
+    )
+    assert (metrics.running, metrics.waiting, metrics.generation_tokens, metrics.kv_usage) == (None,) * 4

@@ -8,11 +8,19 @@ import time
 import httpx
 import pytest
 
+from gateway.config.settings import UpstreamSettings
 from gateway.endpoints import probe
 from gateway.endpoints.probe import Prober
 from gateway.endpoints.replies import NoReply, Reply
+from gateway.relay.question_transport import QuestionTransport
 
 URL = "http://127.0.0.1:8001/"
+
+
+def asking(**more):
+    """A client as the gateway makes it."""
+    transport = QuestionTransport(UpstreamSettings, ssl.create_default_context())
+    return httpx.AsyncClient(transport=transport, trust_env=False, **more)
 
 
 @pytest.fixture
@@ -32,17 +40,20 @@ async def test_a_refused_connection_is_certain(prober, vllm):
     assert reply == NoReply("cannot connect: All connection attempts failed", refused=True)
 
 
-def failed(*causes):
+def failed(cause):
     error = httpx.ConnectError("no connection")
-    error.__cause__ = ExceptionGroup("each address", list(causes)) if len(causes) > 1 else causes[0]
+    error.__cause__ = cause
     return error
 
 
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
-        (failed(ConnectionRefusedError()), True),
-        (failed(OSError(errno.EADDRNOTAVAIL, "no IPv6"), ConnectionRefusedError()), True),
+        (failed(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), True),
+        (
+            failed(OSError("Multiple exceptions: [Errno 99] Connect call failed ('::1', 1, 0, 0), [Errno 111] ...")),
+            True,
+        ),
         (failed(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")), False),
         (failed(OSError(errno.EHOSTUNREACH, "No route to host")), False),
         (failed(ssl.SSLError("handshake failure")), False),
@@ -57,7 +68,7 @@ async def test_nothing_but_a_refusal_says_that_nobody_listens(prober, vllm, erro
 async def test_a_real_refusal_is_one(clock):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with asking() as client:
         for host in ("127.0.0.1", "localhost"):
             assert (await Prober(client, f"http://{host}:{port}", 2.0, clock).get("/health")).refused
         assert not (await Prober(client, "http://nowhere.invalid:1", 5.0, clock).get("/health")).refused
@@ -83,9 +94,8 @@ async def test_a_broken_answer_is_not(prober, vllm, error):
     assert len(reply.reason) > len("GET /health: ")
 
 
-@pytest.mark.parametrize("error", [httpx.LocalProtocolError, httpx.RemoteProtocolError])
-async def test_a_header_is_never_quoted(prober, vllm, error):
-    vllm.answers["/health"] = error("Illegal header value b'Bearer hidden'")
+async def test_a_header_is_never_quoted(prober, vllm):
+    vllm.answers["/health"] = httpx.RemoteProtocolError("Illegal header value b'Bearer hidden'")
     reply = await prober.get("/health")
     assert isinstance(reply, NoReply)
     assert "hidden" not in reply.reason
@@ -114,7 +124,7 @@ async def test_a_busy_loop_of_our_own_is_not_silence(clock):
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with asking() as client:
             busy = loop.call_soon(work)
             reply = await Prober(client, url, 0.1, clock).get("/health")
             busy.cancel()
@@ -126,7 +136,7 @@ async def test_silence_on_a_connection_that_was_there_already_is_one_that_was_ta
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with asking() as client:
             first = asyncio.create_task(client.get(f"{url}/health"))
             connection, _ = await loop.sock_accept(listener)
             with connection:
@@ -143,7 +153,7 @@ async def test_a_real_connection_that_is_taken_and_never_answered_is_told_from_n
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with asking() as client:
             prober = Prober(client, url, 0.2, clock)
             replies = [await prober.get("/health") for _ in range(4)]  # each stays in the backlog
     assert replies[0] == NoReply("GET /health: no answer within 0.2 s", accepted=True)
@@ -183,7 +193,7 @@ async def test_a_base_path_is_kept_and_no_connection_is_kept_open(clock):
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, httpx.AsyncClient(headers={"authorization": "Bearer secret"}) as client:
+    async with server, asking(headers={"authorization": "Bearer secret"}) as client:
         reply = await Prober(client, f"http://127.0.0.1:{port}/behind/", 5.0, clock).get("/health")
     assert isinstance(reply, Reply)
     assert reply.body.startswith(b"GET /behind/health HTTP/1.1\r\n")

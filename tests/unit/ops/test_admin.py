@@ -107,7 +107,10 @@ DECISION = Explanation(
 
 
 def build(source, **how):
-    return admin_app(source, Metrics("0.1.0"), Explainer(), "0.1.0", **how)
+    async def exposition():
+        return Metrics("0.1.0").exposition(await source.state())
+
+    return admin_app(source, exposition, Explainer(), "0.1.0", **how)
 
 
 def client(source, **how):

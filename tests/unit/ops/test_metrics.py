@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
-from gateway.ops.metrics import Metrics
+from gateway.ops.metrics import MOST_MODELS, Metrics
 from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState
 
 PUBLIC = {
@@ -119,6 +119,14 @@ def test_how_full_everything_is_is_counted_at_each_sample():
     assert value(metrics, "kvgate_kv_usage_over_time_bucket", endpoint="b:1", le="0.05") == 1
 
 
+def test_an_endpoint_that_is_no_longer_configured_is_not_shown():
+    metrics = Metrics("0.1.0")
+    metrics.sample({"smol": Load(2, 7, (("a:1", 0.62), ("b:1", 0.05)))})
+    metrics.keep_endpoints(["b:1"])
+    assert [value(metrics, "kvgate_kv_usage_over_time_count", endpoint=name) for name in ("a:1", "b:1")] == [None, 1]
+    assert value(metrics, "kvgate_sequences_over_time_count", model="smol") == 1
+
+
 def test_what_an_engine_did_is_told_as_far_as_it_counts():
     metrics = Metrics("0.1.0")
     state = gateway(endpoint(), endpoint(id="old:1", engine=EngineTotals(prompt_tokens=7)))
@@ -174,6 +182,35 @@ def test_usage_has_three_sources():
         for source in ("ledger", "observed", "effective", "forecast")
     }
     assert usage == {"ledger": 0.5, "observed": 0.25, "effective": 0.625, "forecast": 0.75}
+
+
+def test_an_engine_that_renames_its_model_for_ever_leaves_the_labels_of_the_last_names():
+    metrics = Metrics("0.1.0", ["served"])
+    metrics.model("served").used(1, 1)
+    for number in range(10 * MOST_MODELS):
+        name = f"m{number}"
+        metrics.know(name, {"served", name})
+        known = metrics.model(name)
+        known.ended(Outcome.COMPLETED)
+        known.used(1, 1)
+        known.drifted(1)
+        known.would("queued")
+        known.answered(1, 1)
+        known.came(1, 0.0)
+        metrics.sample({name: Load(1, 1, ())})
+    labels = {sample.labels["model"] for sample in samples(metrics) if "model" in sample.labels}
+    assert labels == {"served", "unknown", *(f"m{10 * MOST_MODELS - n}" for n in range(1, MOST_MODELS))}
+    assert value(metrics, "kvgate_tokens_total", model="served", kind="prompt") == 1
+
+
+def test_a_model_that_comes_back_goes_on_counting_and_is_new_again():
+    metrics = Metrics("0.1.0", [f"m{number}" for number in range(MOST_MODELS)])
+    metrics.model("m0").used(1, 1)
+    metrics.know("m0")
+    metrics.know("other")
+    metrics.model("m0").used(1, 1)
+    assert value(metrics, "kvgate_tokens_total", model="m0", kind="prompt") == 2
+    assert value(metrics, "kvgate_tokens_total", model="m1", kind="prompt") is None
 
 
 def test_what_is_not_known_has_no_sample():

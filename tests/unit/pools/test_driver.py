@@ -1,18 +1,15 @@
 import asyncio
-import contextlib
-import random
-from itertools import count
+from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
+    Cancelled,
     Capacity,
     Demand,
-    EndpointDown,
     EndpointId,
     EndpointUp,
     Finished,
@@ -24,331 +21,202 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.pools.driver import PROGRESS_INTERVAL, Driver
-from gateway.pools.interface import RejectedError
+from gateway.pools.driver import Driver
 
 HERE = EndpointId("here")
-SMALL = Demand((10,), 10)
-IDS = count(1)
+UP = EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=1))
+ROOMY = EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100))
 
 
-def new_request():
-    return RequestId(next(IDS))
-
-
-class Clock:
-    """The loop's time, or a time of the test's own."""
+class Asker:
+    """Keeps what the driver says, and where the core was in it."""
 
     def __init__(self):
-        self.now = 0.0
+        self.told = []
+        self.gone = set()
+        """Requests that nobody waits for any more."""
 
-    def __call__(self):
-        return self.now
+    def decided(self, command):
+        self.told.append(command)
+        return command.request not in self.gone
 
+    def want(self, news, *, everything):
+        self.told.append((news, everything))
 
-def driver_of(clock=None, progressed=lambda requests: None, *, sequences=1, **policy):
-    driver = Driver(
-        AdmissionController(Policy(**policy)), clock or asyncio.get_running_loop().time, progressed=progressed
-    )
-    driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=sequences)))
-    return driver
-
-
-def snapshot(driver):
-    return driver.controller.snapshot(asyncio.get_running_loop().time())
+    def renew(self):
+        self.told.append("renew")
 
 
-def in_flight(driver):
-    return sum(endpoint.in_flight for endpoint in snapshot(driver).endpoints)
+class World:
+    """A driver, and what it heard and said in one list: events as the core has handled them, and decisions."""
+
+    def __init__(self, *events, clock=None, **policy):
+        self.asker = Asker()
+        clock = clock or asyncio.get_running_loop().time
+        self.driver = Driver(AdmissionController(Policy(**policy)), clock, self.asker, self._record)
+        self.handle(*events)
+
+    def _record(self, event, at, commands):
+        self.asker.told.append(event)
+
+    def handle(self, *events):
+        """What it heard and said of these events."""
+        self.asker.told.clear()
+        for event in events:
+            self.driver.handle(event)
+        return list(self.asker.told)
+
+    @property
+    def in_flight(self):
+        return [f.endpoint.id for f in self.driver.controller._flights.values()]
 
 
-async def admitted(driver, band=0):
-    arrival = Arrived(new_request(), SMALL, band=band, flow="f", body_bytes=10)
-    return arrival.request, await driver.admit(arrival)
+def arrived(request, tokens=10):
+    return Arrived(RequestId(request), Demand((10,), tokens))
 
 
-def admit(driver):
-    return asyncio.create_task(admitted(driver))
+async def test_it_gives_each_decision_to_its_asker():
+    world = World(UP)
+    assert world.handle(arrived(1)) == [arrived(1), Dispatch(1, HERE, None)]
+    assert world.handle(arrived(2)) == [arrived(2)]
+    over, sent = Finished(RequestId(1), Verdict.DONE, 3), Dispatch(2, HERE, None)
+    assert world.handle(over) == [over, sent]
+    *_, refusal = world.handle(arrived(3), ShutdownStarted())
+    assert (type(refusal), refusal.request, refusal.outcome) == (Reject, 3, Outcome.DRAINING)
+    world.driver.close()
 
 
-async def turns(count=3):
-    for _ in range(count):
-        await asyncio.sleep(0)
+async def test_what_nobody_waits_for_any_more_is_at_its_end_and_its_place_is_free():
+    world = World(UP, arrived(1), arrived(2), arrived(3), arrived(4))
+    world.asker.gone = {2, 3}
+    told = world.handle(Finished(RequestId(1), Verdict.DONE, 3))
+    assert told[1:] == [
+        Dispatch(2, HERE, None),
+        Finished(2, Verdict.DONE, 0),
+        Dispatch(3, HERE, None),
+        Finished(3, Verdict.DONE, 0),
+        Dispatch(4, HERE, None),
+    ]
+    assert world.in_flight == [HERE]
+    world.driver.close()
 
 
-async def test_a_request_that_fits_is_dispatched_at_once():
-    driver = driver_of()
-    request, dispatch = await admitted(driver)
-    assert dispatch.endpoint == HERE
-    assert in_flight(driver) == 1
-    driver.finish(request, Verdict.DONE, 3)
-    assert in_flight(driver) == 0
+async def test_a_refusal_that_nobody_waits_for_changes_nothing():
+    world = World(UP, arrived(1), arrived(2))
+    world.asker.gone = {2}
+    over, refusal = world.handle(ShutdownStarted())
+    assert (over, type(refusal), refusal.request) == (ShutdownStarted(), Reject, 2)
+    assert world.in_flight == [HERE]
+    world.driver.close()
+
+
+async def test_the_record_gets_every_event_with_its_time_and_what_came_of_it():
+    recorded, times = [], iter(range(100))
+    driver = Driver(AdmissionController(Policy()), lambda: next(times), Asker(), lambda *entry: recorded.append(entry))
+    driver.handle(ROOMY)
+    driver.handle(arrived(1))
+    (up, first, _), (came, second, commands) = recorded
+    assert (up, came, first < second) == (ROOMY, arrived(1), True)
+    assert [command for command in commands if isinstance(command, Dispatch)] == [Dispatch(1, HERE, None)]
     driver.close()
 
 
-async def test_who_waits_is_told_when_its_turn_comes():
-    driver = driver_of()
-    first, _ = await admitted(driver)
-    second = admit(driver)
-    await turns()
-    assert not second.done()
-    assert snapshot(driver).queue.depth == 1
-    driver.finish(first, Verdict.DONE, 3)
-    request, _ = await second
-    assert request != first
-    driver.finish(request, Verdict.DONE, 3)
-    driver.close()
-
-
-async def test_time_alone_ends_a_wait():
-    driver = driver_of(ttl=0.05)
-    await admitted(driver)
-    with pytest.raises(RejectedError) as refused:
-        await admitted(driver)
-    assert refused.value.command.outcome is Outcome.QUEUE_TIMEOUT
-    assert snapshot(driver).queue.depth == 0
-    driver.close()
-
-
-async def test_a_request_that_came_back_busy_is_dispatched_again():
-    driver = driver_of()
-    request, _ = await admitted(driver)
-    again = await driver.readmit(request, busy=True)
-    assert again.request == request
-    driver.finish(request, Verdict.DONE, 3)
-    assert in_flight(driver) == 0
-    driver.close()
-
-
-async def test_shutdown_refuses_who_waits():
-    driver = driver_of()
-    await admitted(driver)
-    second = admit(driver)
-    await turns()
-    driver.handle(ShutdownStarted())
-    with pytest.raises(RejectedError) as refused:
-        await second
-    assert refused.value.command.outcome is Outcome.DRAINING
-    driver.close()
-
-
-@pytest.mark.usefixtures("hurried")
-async def test_progress_reaches_the_core_in_batches():
-    batches = []
-    driver = driver_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
-    requests = [(await admitted(driver))[0] for _ in range(2)]
-    for generated in range(1, 8):
-        for request in requests:
-            driver.progress(request, generated)
-    assert batches == []
-    await asyncio.sleep(PROGRESS_INTERVAL * 2)
-    assert batches == [requests]
-    held = snapshot(driver).endpoints[0].held_blocks
-    assert held == 4, "two sequences of 10 + 7 tokens in blocks of 16"
-    driver.progress(requests[0], 9)
-    for request in requests:
-        driver.finish(request, Verdict.DONE, 9)
-    await asyncio.sleep(PROGRESS_INTERVAL * 2)
-    assert batches == [requests], "who has left is heard of no more"
-    driver.close()
-
-
-@pytest.mark.parametrize("after", range(6))
-async def test_a_departure_at_any_turn_of_the_loop_leaves_nothing(after):
-    """The client of the one who waits leaves just before, while, and just after it is dispatched."""
-    driver = driver_of()
-    first, _ = await admitted(driver)
-    second = admit(driver)
-    await turns(2)
-    asyncio.get_running_loop().call_soon(driver.finish, first, Verdict.DONE, 3)
-    for _ in range(after):
-        await asyncio.sleep(0)
-    if second.cancel():
-        with contextlib.suppress(asyncio.CancelledError):
-            await second
-    if not second.cancelled():
-        driver.finish((await second)[0], Verdict.DONE, 0)
-    await turns()
-    assert in_flight(driver) == 0
-    assert snapshot(driver).queue.depth == 0
-    third, _ = await asyncio.wait_for(admit(driver), 1)
-    driver.finish(third, Verdict.DONE, 0)
-    driver.close()
-
-
-async def test_a_thousand_clients_that_leave_in_one_turn_keep_nobody_else_from_being_dispatched():
-    """Each of them is dispatched in the place of the one before, and gives it up at once."""
-    driver = driver_of(sequences=2, max_requests=2000)
-    first, second = [(await admitted(driver))[0] for _ in range(2)]
-    leaving = [admit(driver) for _ in range(1000)]
-    staying = admit(driver)
-    await turns(2)
-    for task in leaving:
-        task.cancel()
-    driver.finish(first, Verdict.DONE, 3)
-    driver.finish(second, Verdict.DONE, 3)
-    third, _ = await asyncio.wait_for(staying, 1)
-    driver.finish(third, Verdict.DONE, 3)
-    await asyncio.gather(*leaving, return_exceptions=True)
-    assert (in_flight(driver), snapshot(driver).queue.depth) == (0, 0)
-    driver.close()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
-    """Requests of every fate: cancelled at a random turn, returned busy or failed, with endpoints going up and down."""
-
-    async def run():
-        choose = random.Random(seed)  # noqa: S311  # a reproducible choice
-        driver = driver_of(sequences=2, ttl=0.02, no_endpoint_ttl=0.02, max_requests=6)
-        owed = set()
-
-        async def live():
-            request = None
-            try:
-                request, _ = await admitted(driver, band=choose.randrange(3))
-                owed.add(request)
-                await turns(choose.randrange(4))
-                while choose.random() < 0.4:
-                    owed.discard(request)
-                    await driver.readmit(request, busy=choose.random() < 0.5)
-                    owed.add(request)
-                    driver.progress(request, choose.randrange(10))
-                    await turns(choose.randrange(3))
-            except RejectedError:
-                return
-            finally:
-                if request in owed:
-                    owed.discard(request)
-                    driver.finish(request, choose.choice(list(Verdict)), choose.choice((None, 5)))
-
-        tasks = [asyncio.create_task(live()) for _ in range(choose.randrange(2, 12))]
-        for _ in range(40):
-            await asyncio.sleep(0)
-            if choose.random() < 0.3:
-                choose.choice(tasks).cancel()
-            if choose.random() < 0.05:
-                driver.handle(EndpointDown(HERE, "test"))
-            if choose.random() < 0.1:
-                driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
-        driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
-        async with asyncio.timeout(5):
-            await asyncio.gather(*tasks, return_exceptions=True)
-        assert owed == set()
-        state = snapshot(driver)
-        assert state.queue.depth == 0
-        assert state.queue.bytes == 0
-        # What was aborted is held until an engine step has passed, and nothing else is.
-        assert all(endpoint.in_flight == endpoint.aborting for endpoint in state.endpoints)
-        driver.close()
-
-    asyncio.run(run())
-
-
-def account(controller, now):
-    """What it holds on its endpoint, by request: blocks, and tokens that a sequence is taken to have."""
-    (endpoint,) = controller._endpoints
-    held = {key: (f.reservation.held, f.reservation.generated) for key, f in controller._flights.items()}
-    return held, controller.snapshot(now).endpoints[0].held_blocks, endpoint.ledger.aborting
-
-
-DEMANDS = (Demand((10,), 300), Demand((31,), 300), Demand((32,), 40), Demand((5, 40, 77), 200), Demand((20,), 200, n=3))
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
-    """One driver leaves out what is no news, a second core is told everything, in the same batches."""
-
-    async def run():
-        choose, clock, events = random.Random(seed), Clock(), []  # noqa: S311  # a reproducible choice
-        driver = Driver(
-            AdmissionController(Policy()), clock, lambda _: None, record=lambda event, *_: events.append(event)
-        )
-        told = AdmissionController(Policy())
-        # Not both: counts told late, as blocks change, may end the wait for what was aborted a little early.
-        changes, verdicts = choose.choice(((0.05, [Verdict.DONE]), (0.0, list(Verdict))))
-
-        def follow(kinds=(Arrived, EndpointUp)):
-            for event in events:
-                if isinstance(event, kinds):
-                    told.handle(event, clock.now)
-            events.clear()
-
-        driver.handle(EndpointUp(HERE, Capacity(4000, 1000)))
-        arrivals = [Arrived(new_request(), choose.choice(DEMANDS)) for _ in range(5)]
-        counts = {(await driver.admit(arrival)).request: 0 for arrival in arrivals}
-        most = {a.request: a.demand.max_tokens * a.demand.sequences for a in arrivals}
-        follow()
-        for _ in range(60):
-            clock.now += PROGRESS_INTERVAL
-            moved = {key: min(most[key], n + choose.randrange(1, 40)) for key, n in counts.items() if n < most[key]}
-            moved = {key: n for key, n in moved.items() if choose.random() < 0.7}
-            counts.update(moved)
-            for request, generated in moved.items():
-                driver.progress(request, generated)
-            if choose.random() < changes:  # it comes up with other blocks, once everything is told
-                driver.handle(EndpointUp(HERE, Capacity(4000, 1000, choose.choice((16, 32, 48)))))
-                told.handle(Progress(tuple(moved.items())), clock.now)
-                follow()
-            if choose.random() < 0.1 and moved:
-                request, generated = choose.choice(list(moved.items()))
-                del counts[request]
-                driver.finish(request, choose.choice(verdicts), choose.choice((None, generated)))
-                follow((Progress, Finished))
-            driver._flush()
-            follow()
-            told.handle(Progress(tuple((key, n) for key, n in moved.items() if key in counts)), clock.now)
-            assert account(driver.controller, clock.now) == account(told, clock.now)
-        for request in list(counts):
-            driver.finish(request, Verdict.DONE, None)
-        assert not driver._untold
-        assert not driver._news
-        driver.close()
-
-    asyncio.run(run())
-
-
-async def test_the_core_hears_of_a_stream_once_for_each_of_its_blocks():
-    heard = []
-    driver = driver_of()
-    request = new_request()
-    await driver.admit(Arrived(request, Demand((10,), 100)))  # 6 tokens more fill its block of 16
-    driver._record = lambda event, *_: heard.append(event)
-    for generated in range(1, 31):
-        driver.progress(request, generated)
-        driver._flush()
-    driver.progress(request, 31)
-    driver.finish(request, Verdict.DONE, None)
-    assert [event.generated for event in heard if isinstance(event, Progress) and event.generated] == [
-        ((request, 1),), ((request, 7),), ((request, 23),), ((request, 31),)
-    ]  # fmt: skip
+async def test_without_a_record_it_decides_all_the_same():
+    asker = Asker()
+    driver = Driver(AdmissionController(Policy()), lambda: 1.0, asker)
+    driver.handle(ROOMY)
+    driver.handle(arrived(1))
+    assert asker.told == ["renew", Dispatch(1, HERE, None)]
     driver.close()
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_what_was_generated_before_a_return_is_not_counted_after_it():
-    driver = driver_of()
-    request, _ = await admitted(driver)
-    driver.progress(request, 10)
-    await driver.readmit(request, busy=False)
-    await asyncio.sleep(PROGRESS_INTERVAL * 2)
-    assert snapshot(driver).endpoints[0].held_blocks == 1
-    driver.finish(request, Verdict.DONE, 0)
-    driver.close()
+async def test_the_core_is_woken_when_it_wants_to_be():
+    world = World(UP, arrived(1), arrived(2), ttl=0.05)
+    await asyncio.sleep(0.049)
+    assert not any(isinstance(one, Reject) for one in world.asker.told)
+    await asyncio.sleep(0.002)
+    *_, tick, refusal = world.asker.told
+    assert (tick, refusal.request, refusal.outcome) == (Tick(), 2, Outcome.QUEUE_TIMEOUT)
+    world.driver.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_who_wants_to_be_woken_earlier_is_woken_once():
+    world = World(no_endpoint_ttl=0.5)
+    world.handle(arrived(1))
+    late = world.driver._wake_timer
+    await asyncio.sleep(0.1)
+    world.handle(Arrived(RequestId(2), Demand((10,), 10), waited=0.35))
+    assert late is not None
+    assert late.cancelled()
+    await asyncio.sleep(0.2)
+    assert [one.request for one in world.asker.told if isinstance(one, Reject)] == [2]
+    world.driver.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_once_it_is_closed_it_wakes_nobody():
+    world = World(UP, arrived(1), arrived(2), ttl=0.05)
+    world.driver.close()
+    told = len(world.asker.told)
+    await asyncio.sleep(1)
+    assert len(world.asker.told) == told
+
+
+async def test_with_a_report_it_says_what_the_core_wants_to_hear_next():
+    world = World(ROOMY, arrived(1, 100), arrived(2, 100), arrived(3, 100), clock=lambda: 1.0)
+    told = world.handle(Progress(((1, 1), (3, 8), (9, 5))))
+    assert told[-1] == ({1: 7, 3: 23}, False)  # 10 tokens of prompt in blocks of 16; it knows of no number 9
+
+
+async def test_a_batch_without_counts_asks_for_nothing():
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    assert world.handle(Progress(())) == [Progress(())]
+
+
+async def test_after_an_abort_every_count_is_wanted_until_the_engine_has_taken_a_step():
+    now = 1.0
+    world = World(ROOMY, arrived(1, 100), arrived(2, 100), Progress(((1, 1), (2, 1))), clock=lambda: now)
+    aborted = Finished(RequestId(1), Verdict.ABORTED)
+    assert world.handle(aborted) == [aborted, ({}, True)]
+    assert world.handle(Progress(((2, 2),)))[-1] == ({2: 7}, True), "that step may have been before the abort"
+    now = 2.0
+    assert world.handle(Progress(((2, 3),)))[-1] == ({2: 7}, False)
+
+
+@pytest.mark.parametrize("end", [Finished(RequestId(1), Verdict.DONE, 3), Finished(RequestId(1), Verdict.FAILED)])
+async def test_after_any_other_end_nothing_more_is_wanted(end):
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    assert world.handle(end) == [end]
+
+
+async def test_who_asks_is_to_tell_all_counts_before_an_endpoint_comes_up():
+    world = World(clock=lambda: 1.0)
+    assert world.handle(ROOMY) == ["renew", ROOMY]
+
+
+async def test_a_count_told_as_an_endpoint_comes_up_is_heard_before_that():
+    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
+    progress = Progress(((1, 5),))
+    world.asker.renew = lambda: world.driver.handle(progress)
+    assert world.handle(ROOMY) == [progress, ({1: 7}, False), ROOMY]
 
 
 async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_and_changes_nothing():
-    driver, heard = driver_of(ttl=0.05), []
-    await admitted(driver)
-    waiting = admit(driver)
-    await turns()
-    driver._record = lambda event, *_: heard.append(event)
-    explanation = await driver.explain(Arrived(new_request(), SMALL))
+    world = World(UP, arrived(1))
+    world.handle()
+    explanation = await world.driver.explained(arrived(2))
     assert (explanation.verdict, explanation.endpoint) == ("queue", HERE)
-    assert heard == [Tick()], "who arrived would find the accounts up to date, too"
-    assert (in_flight(driver), snapshot(driver).queue.depth) == (1, 1)
-    with pytest.raises(RejectedError):
-        await waiting
-    driver.close()
+    assert world.asker.told == [Tick()]
+    snapshot = world.driver.controller.snapshot(asyncio.get_running_loop().time())
+    assert (world.in_flight, snapshot.queue.depth) == ([HERE], 0)
+    world.driver.close()
+
+
+async def test_who_left_the_queue_gets_no_decision():
+    world = World(UP, arrived(1), arrived(2))
+    told = world.handle(Cancelled(RequestId(2)), Finished(RequestId(1), Verdict.DONE, 3))
+    assert not any(isinstance(one, Dispatch | Reject) for one in told)
+    assert world.driver.controller.load(inf).waiting == 0
+    world.driver.close()

@@ -6,13 +6,13 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Capacity, EndpointId, EndpointUp, RequestId
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
-from gateway.pools.driver import Driver
 from gateway.relay.asgi import Room
 from gateway.relay.clients import Client, Clients
 from gateway.relay.explainer import RelayExplainer
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import INLINE_BYTES, Api
+from tests.fakes.paired import paired
 
 
 class Asked:
@@ -21,12 +21,12 @@ class Asked:
     def __init__(self, keys=None):
         self.flows = []
         self.error = None
-        self.driver = Driver(AdmissionController(Policy()), lambda: 7.0, lambda _: None)
+        admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0)
         self.driver.handle(EndpointUp(EndpointId("a"), Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)))
         pool = SimpleNamespace(
             name="m",
             counter=self,
-            admission=self.driver,
+            admission=admission,
             max_model_len=100,
             endpoints={"a": None},
             takes=lambda _: True,
@@ -37,6 +37,7 @@ class Asked:
             bodies=Room(lambda: 0),
             clients=Clients(keys or {}, None),
             counting=self,
+            key=bytes(32),
             new_request=lambda: RequestId(1),
             directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda: False),
         )

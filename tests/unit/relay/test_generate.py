@@ -9,7 +9,7 @@ import pytest
 from gateway.admission.events import EndpointId
 from gateway.relay.asgi import Room
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptTooLongError
-from gateway.wire.request import INLINE_BYTES, InvalidRequestError
+from gateway.wire.request import EDITED_INLINE_BYTES, INLINE_BYTES, InvalidRequestError
 from tests.fakes.plane import ASKED, TOKEN, WHOLE, FakePlane, Reply, stream
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -139,7 +139,10 @@ async def test_usage_is_asked_for_where_the_client_did_not(plane):
     assert json.loads(plane.sent[0][4])["stream_options"] == {"include_usage": True}
 
 
-async def test_a_large_body_is_edited_off_the_loop(plane, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "times"), [(INLINE_BYTES, 2), (EDITED_INLINE_BYTES, 1), (EDITED_INLINE_BYTES // 2, 0)]
+)
+async def test_a_large_body_is_edited_off_the_loop(plane, monkeypatch, more, times):
     sizes = []
     run = plane.run
 
@@ -149,13 +152,13 @@ async def test_a_large_body_is_edited_off_the_loop(plane, monkeypatch):
 
     monkeypatch.setattr(plane, "run", noted)
     plane.replies.append(stream())
-    body = asked(stream=True, stream_options={"include_usage": False}, user="x" * INLINE_BYTES)
+    body = asked(stream=True, stream_options={"include_usage": False}, user="x" * more)
     client = await plane.ask(body).ended()
     assert client.status == 200
     sent = json.loads(plane.sent[0][4])
     assert sent["stream_options"] == {"include_usage": True}
-    assert sent["user"] == "x" * INLINE_BYTES
-    assert sizes == [len(body)] * 2, "read there, then edited there"
+    assert sent["user"] == "x" * more
+    assert sizes == [len(body)] * times, "read there, then edited there"
 
 
 # Requests that cannot be served.

@@ -9,9 +9,9 @@ import pytest
 import uvloop
 
 from gateway.config.settings import UpstreamSettings
-from gateway.relay.connection import _ESTABLISHED, Connection
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
+from gateway.relay.upstream_connection import _ESTABLISHED, Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from tests.unit.relay.endpoint import WHOLE, Server, fetch, upstream
 from tests.until import until

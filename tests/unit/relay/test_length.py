@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from gateway.relay.length import COMPLETIONS_MAX_TOKENS, TooLongError, demand, untokenized
+from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import Api, parse
+from gateway.wire.request import COMPLETIONS_MAX_TOKENS, Api, parse
 
 LENGTH = 100
 
@@ -21,6 +21,8 @@ def test_without_a_limit_an_answer_may_be_as_long_as_there_is_room():
     assert ask(30).max_tokens == 70
     assert ask(30, api=Api.COMPLETIONS).max_tokens == COMPLETIONS_MAX_TOKENS
     assert ask(95, api=Api.COMPLETIONS).max_tokens == 5
+    assert ask(30, api=Api.COMPLETIONS, max_tokens=None).max_tokens == 70
+    assert ask(30, api=Api.CHAT, max_tokens=None, max_completion_tokens=None).max_tokens == 70
     assert ask(10, 99).max_tokens == 90, "a long prompt beside it does not make another one's answer short"
 
 

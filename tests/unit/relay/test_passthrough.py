@@ -293,6 +293,19 @@ async def test_so_many_run_at_once_and_the_others_wait(hurried):
     assert not plane.pool.relay_places.full()
 
 
+async def test_a_client_that_reads_slowly_holds_no_place(hurried):
+    plane = FakePlane(upstream={"relay_concurrency": 1}, admission={"queue": {"ttl": 5.0}})
+    plane.replies.extend([Reply(*PIECES), Reply(b"second")])
+    slow = ask(plane)
+    slow.pace = 1.0
+    await plane.turns()
+    assert (await ended(ask(plane))).body == b"second"
+    assert plane.lines[-1]["queue_ms"] == 0
+    assert slow.body != b"".join(PIECES)
+    assert (await ended(slow)).body == b"".join(PIECES)
+    assert not plane.pool.relay_places.full()
+
+
 async def test_one_that_gets_no_place_in_time_is_refused(hurried):
     plane = FakePlane(upstream={"relay_concurrency": 1}, admission={"queue": {"ttl": 30.0}})
     free = asyncio.Event()

@@ -1,3 +1,5 @@
+from itertools import count
+
 import pytest
 
 from gateway.config.settings import Settings
@@ -6,8 +8,9 @@ from gateway.relay.plane import Plane
 
 
 def plane(mode="enforce", keys=None):
-    rest = dict.fromkeys(("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies"))
-    return Plane(Settings.model_validate({"admission": {"mode": mode}}), Clients(keys or {}, None), **rest)
+    rest = dict.fromkeys(("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies", "key"))
+    policy = Settings.model_validate({"admission": {"mode": mode}})
+    return Plane(policy, Clients(keys or {}, None), ids=count(1), **rest)
 
 
 def test_the_mode_in_force_is_the_one_of_the_settings_in_force():

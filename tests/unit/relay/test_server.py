@@ -308,6 +308,26 @@ async def test_a_connection_without_any_request_gives_way(monkeypatch):
     await listening.stop()
 
 
+@pytest.mark.parametrize("before", [b"", GET], ids=["first request", "second request"])
+async def test_a_head_that_does_not_come_gives_way(monkeypatch, before):
+    monkeypatch.setattr("gateway.relay.server._IDLE", 0.2)
+    listening = Listener(app, bind("127.0.0.1", 0), ServerSettings(), most=1)
+    listening.start()
+    held = await connect(listening, sent=before)
+    held[1].write(b"GET / HTTP/1.1\r\nx: ")
+    await until(lambda: any(one._in_head for one in listening._server.server_state.connections))
+    assert not await comes_in(listening), "it has only begun"
+    trickling = 0
+    while not await comes_in(listening):
+        held[1].write(b"a")
+        trickling += 1
+        await asyncio.sleep(0.05)
+    assert trickling < 40
+    assert await asyncio.wait_for(held[0].read(), 5) == b""
+    held[1].close()
+    await listening.stop()
+
+
 async def test_who_has_just_been_answered_or_waits_for_an_answer_keeps_the_place(monkeypatch):
     answering = asyncio.Event()
 

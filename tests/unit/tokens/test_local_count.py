@@ -261,11 +261,95 @@ def test_a_response_is_asked_for_as_the_chat_it_becomes() -> None:
 
 
 def test_an_estimate_is_about_all_texts_but_media(source: TokenizerSource) -> None:
-    fields = {"input": [{"role": "user", "content": [{"text": "the fox"}, {"image_url": "data:" + "A" * 9999}]}]}
+    one = {"image_url": "data:" + "A" * 9999}
+    fields = {"input": [{"role": "user", "content": [{"text": "the fox"}, one, one]}]}
     body = json.dumps(fields).encode()
-    assert 2 <= estimate_body(source, Api.RESPONSES, body).prompts[0] < 20
-    assert 2 <= estimate_body(None, Api.RESPONSES, body).prompts[0] < 20
+    for known in (source, None):
+        assert 2 * MEDIUM + 2 <= estimate_body(known, Api.RESPONSES, body).prompts[0] < 2 * MEDIUM + 60
     assert estimate_body(None, Api.RESPONSES, b'{"input": ""}') == Counted((1,), Kind(Api.RESPONSES))
+
+
+MEDIUM = 16_384
+KEYS = {f"the quick brown fox number {number} jumps over": {"minimum": number * 1_000_003} for number in range(100)}
+LOOKS_LIKE_MEDIA = {"data": "the fox " * 500, "image_url": "data:" + "the fox " * 500}
+
+
+@pytest.mark.parametrize("known", ["tokenizer", ""])
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (Api.RESPONSES, {"input": "a", "tools": [{"type": "function", "name": "f", "parameters": KEYS}]}),
+        (Api.RESPONSES, {"input": "a", "tools": [{"type": "web_search", "x" * 4000: 1}]}),
+        (Api.RESPONSES, {"input": "a", "prompt": {"id": "x", "variables": KEYS}}),
+        (Api.RESPONSES, {"input": [{"type": "function_call", "arguments": "x" * 4000}]}),
+        (Api.RESPONSES, {"input": [{"type": "message", "content": "a", **LOOKS_LIKE_MEDIA}]}),
+        (Api.CHAT, {"messages": [], "tools": [{"function": {"name": "f", "parameters": {"enum": [12345] * 999}}}]}),
+        (Api.CHAT, {"messages": [], "documents": [LOOKS_LIKE_MEDIA]}),
+        (Api.CHAT, {"messages": [], "chat_template_kwargs": LOOKS_LIKE_MEDIA}),
+        (Api.CHAT, {"messages": [], "response_format": KEYS}),
+        (Api.CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "source": "x" * 4000}]}]}),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "\u6f22" * 4000}]}),
+        (Api.BATCH, {"messages": [[{"role": "user", "content": "a", "tool_calls": KEYS}]]}),
+        (Api.MESSAGES, {"messages": [{"content": [{"type": "tool_use", "input": LOOKS_LIKE_MEDIA}]}]}),
+        (Api.MESSAGES, {"messages": [], "system": [{"type": "text", "text": "a"}, KEYS]}),
+        (Api.COMPLETIONS, {"prompt": "a", "suffix": KEYS}),
+    ],
+)
+def test_an_estimate_is_never_below_what_the_json_costs(
+    source: TokenizerSource, known: str, api: Api, fields: dict[str, Any]
+) -> None:
+    written = json.dumps(fields, ensure_ascii=False)
+    counted = estimate_body(source if known else None, api, written.encode()).prompts[0]
+    costs = renderer(source).count_text(written) if known else len(written.encode()) // 4
+    assert 0.9 * costs - 20 <= counted <= 1.1 * costs + 20
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "media"),
+    [
+        (Api.RESPONSES, {"input": [{"content": [{"type": "input_image", "image_url": "https://a/b.png"}] * 50}]}, 50),
+        (Api.RESPONSES, {"input": [{"output": [{"type": "input_file", "file_data": "A" * 9999}]}]}, 1),
+        (Api.CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, 1),
+        (Api.CHAT, {"messages": [{"content": [{"video_url": {"url": "data:" + "A" * 9999}}]}]}, 1),
+        (Api.CHAT, {"messages": [{"content": [{"type": "input_audio", "input_audio": {"data": "A" * 9999}}]}]}, 1),
+        (Api.MESSAGES, {"messages": [{"content": [{"type": "image", "source": {"data": "A" * 9999}}]}]}, 1),
+        (
+            Api.MESSAGES,
+            {"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image", "source": {}}] * 3}]}]},
+            3,
+        ),
+    ],
+)
+def test_each_medium_has_an_allowance_and_its_bytes_cost_nothing(
+    source: TokenizerSource, api: Api, fields: dict[str, Any], media: int
+) -> None:
+    counted = estimate_body(source, api, json.dumps(fields).encode()).prompts[0]
+    assert media * MEDIUM <= counted <= media * MEDIUM + 1500
+
+
+def test_what_nests_deeper_than_can_be_written_is_refused(source: TokenizerSource) -> None:
+    deep: Any = "a"
+    for _ in range(400):
+        deep = {"content": [deep]}
+    with contextlib.suppress(InvalidRequestError):
+        estimate_body(source, Api.CHAT, json.dumps({"messages": [deep]}).encode())
+
+
+def test_an_image_of_a_response_is_counted_by_the_engine(source: TokenizerSource) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+    fields = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}, image]}]}
+    with pytest.raises(NeedsEngineError):
+        count_body(source, Api.RESPONSES, json.dumps(fields).encode(), FAR)
+    [(_, question)] = asked(Api.RESPONSES, fields)
+    assert question["messages"][0]["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": image["image_url"]}},
+    ]
+
+
+def test_what_begins_with_blanks_is_not_estimated_as_if_all_were_blanks(source: TokenizerSource) -> None:
+    text = " " * 2**20 + "the fox " * 2**17
+    assert renderer(source).count_text(text) > 2**18
 
 
 @pytest.mark.parametrize(
@@ -327,6 +411,32 @@ def test_numbers_and_booleans_are_read_as_vllm_reads_them(
 
     assert counted(loose) == counted(strict)
     assert len(counted(loose).prompts) == 2
+
+
+@pytest.mark.parametrize("written", ["many", -7, 1e30, [5], "\u0665"])
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "add_special_tokens"])
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [(Api.CHAT, {"messages": [USER]}), (Api.BATCH, {"messages": [[USER]]}), (Api.COMPLETIONS, {"prompt": "a"})],
+)
+def test_what_cannot_be_read_cuts_nothing_and_the_engine_is_asked(
+    source: TokenizerSource, api: Api, fields: dict[str, Any], name: str, written: Any
+) -> None:
+    body = json.dumps(fields | {name: written}).encode()
+    with pytest.raises(NeedsEngineError):
+        count_body(source, api, body, 1000)
+    work = engine_work(api, body, 1000)
+    assert isinstance(work.prompts[0], EngineCall)
+    assert work.encoding.truncate is None
+    assert [json.loads(work.prompts[0].body)] == [question for _, question in asked(api, fields)]
+
+
+@pytest.mark.parametrize("written", ["+131072", "131072.0", "131_072"])
+def test_a_loose_truncation_is_counted_here(source: TokenizerSource, written: str) -> None:
+    body = json.dumps({"messages": [USER], "truncate_prompt_tokens": written}).encode()
+    assert count_body(source, Api.CHAT, body, FAR) == count_body(
+        source, Api.CHAT, json.dumps({"messages": [USER], "truncate_prompt_tokens": 131072}).encode(), FAR
+    )
 
 
 def test_half_a_surrogate_pair_can_be_estimated(source: TokenizerSource) -> None:

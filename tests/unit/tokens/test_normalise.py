@@ -111,6 +111,12 @@ def test_tools_are_written_as_the_engine_writes_them(tool: dict[str, Any], writt
     assert json.dumps(tool_definitions([tool])) == json.dumps([written])
 
 
+def test_what_a_tool_says_loosely_is_read_as_the_engine_reads_it() -> None:
+    loose = {"function": {"name": "f", "strict": "yes", "defer_loading": 0}, "defer_loading": "on"}
+    plain = {"function": {"name": "f", "strict": True, "defer_loading": False}, "defer_loading": True}
+    assert tool_definitions([loose]) == tool_definitions([plain])
+
+
 @pytest.mark.parametrize(
     "tool",
     [
@@ -120,8 +126,9 @@ def test_tools_are_written_as_the_engine_writes_them(tool: dict[str, Any], writt
         {"function": {"name": 1}},
         {"type": "web_search", "function": {"name": "f"}},
         {"function": {"name": "f", "parameters": "{}"}},
-        {"function": {"name": "f", "strict": "yes"}},
-        {"function": {"name": "f"}, "defer_loading": "yes"},
+        {"function": {"name": "f", "strict": "maybe"}},
+        {"function": {"name": "f", "defer_loading": 2}},
+        {"function": {"name": "f"}, "defer_loading": []},
     ],
 )
 def test_odd_tools_are_left_to_the_engine(tool: Any) -> None:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.wire.request import (
     MAX_REPEATED_BYTES,
@@ -15,6 +16,8 @@ from gateway.wire.request import (
     edited,
     parse,
     told_by,
+    truth,
+    whole,
 )
 
 JSON = st.recursive(
@@ -66,7 +69,12 @@ def test_tools_are_noticed(tools, brought):
 
 def test_what_is_not_set_has_the_apis_defaults():
     request = parse(Api.COMPLETIONS, b"{}")
-    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, None, 0)
+    assert (request.model, request.stream, request.n, request.max_tokens, request.priority) == (None, False, 1, 16, 0)
+    assert parse(Api.CHAT, b"{}").max_tokens is None
+
+
+def test_a_completion_whose_limit_is_null_has_none():
+    assert parse(Api.COMPLETIONS, b'{"max_tokens":null}').max_tokens is None
 
 
 def test_null_is_as_if_absent():
@@ -90,6 +98,76 @@ def test_messages_must_say_how_much_they_want():
 @pytest.mark.parametrize("value", [5, 5.0, "5", " 5 ", True])
 def test_integers_are_read_as_the_engine_reads_them(value):
     assert parse(Api.CHAT, body(max_tokens=value)).max_tokens == int(value)
+
+
+LOOSE = [
+    "+5",
+    "1_000",
+    "5.0",
+    "5.",
+    "05",
+    "-0",
+    "- 5",
+    "\u0665",
+    "\uff15",
+    "1e3",
+    "",
+    1e30,
+    1e18,
+    5.5,
+    "-5",
+    "--5",
+    "0x1",
+]
+LOOSE += [
+    " 5",
+    "5\n",
+    "\u00a05",
+    "1__0",
+    "_1",
+    "5.00",
+    "5.01",
+    "+-5",
+    "true",
+    "ON",
+    "y",
+    "t",
+    0,
+    1,
+    2,
+    1.0,
+    "1",
+    " 1",
+    "Yes",
+]
+
+
+def as_pydantic(kind, value):
+    """As vLLM's request models read it; an error if they do not."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return InvalidRequestError
+
+
+def as_we(reader, value):
+    try:
+        return reader(value, "x")
+    except InvalidRequestError:
+        return InvalidRequestError
+
+
+@given(value=st.sampled_from(LOOSE) | JSON | st.from_regex(r"\s?[-+]?[0-9_]{1,4}(\.0*)?\s?", fullmatch=True))
+def test_loose_values_are_read_as_pydantic_reads_them(value):
+    assert as_we(whole, value) == as_pydantic(int | None, value)
+    if value is not None:
+        assert as_we(truth, value) == as_pydantic(bool, value)
+
+
+@pytest.mark.parametrize("value", LOOSE)
+def test_no_loose_value_is_left_out(value):
+    assert as_we(whole, value) == as_pydantic(int, value)
+    assert as_we(truth, value) == as_pydantic(bool, value)
 
 
 @pytest.mark.parametrize(

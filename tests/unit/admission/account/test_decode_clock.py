@@ -57,3 +57,11 @@ def test_it_learns_how_long_a_first_token_takes_and_never_less_than_nothing():
     for _ in range(100):
         clock.saw_delay(-50.0)
     assert 0 <= clock.first_token_delay < 0.01
+
+
+def test_a_counter_that_leaps_is_no_rate():
+    """Else the clock would come to readings where one more token is lost in rounding."""
+    clock = DecodeClock(1.0)
+    for second, tokens in enumerate((0, 100, 1e15, 1e15 + 100)):
+        observe(clock, float(second), running=2, tokens=tokens)
+    assert clock.rate == pytest.approx(50)

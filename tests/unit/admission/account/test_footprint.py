@@ -44,3 +44,9 @@ def test_sequences_share_the_full_blocks_of_their_prompt_only():
 def test_a_block_that_ends_with_the_prompt_is_not_shared():
     """The engine computes the last prompt token for each sequence anew."""
     assert Footprint(Demand((32,), 100, 2), 16, shares_prefix=True).blocks(1) == 1 + 2 * 2
+
+
+def test_it_takes_no_memory_for_the_tokens_of_a_block():
+    """How many there are, the engine says."""
+    footprint = Footprint(Demand((40, 70), 100), 2**48, shares_prefix=True)
+    assert footprint.growth(1) == (2, 2**48 - 69)

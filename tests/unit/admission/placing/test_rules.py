@@ -48,6 +48,20 @@ def test_those_that_measure_are_asked_last():
     assert measures == sorted(measures)
 
 
+def test_a_rule_that_holds_back_a_flow_is_asked_before_every_row_that_keeps_an_endpoint_for_a_head():
+    """Except `share`, the last: it holds back only what every other row lets go."""
+    assert RULES[-1].name == "share"
+    keeps = [rule.after is not Next.OTHER_FLOWS for rule in RULES[:-1]]
+    assert keeps == sorted(keeps)
+
+
+def test_a_rule_can_read_the_policy_in_force():
+    e = endpoint(Policy(kv_high=0.7))
+    assert e.policy.kv_high == 0.7
+    e.govern(Policy(kv_high=0.8))
+    assert e.policy.kv_high == 0.8
+
+
 def test_what_fits_is_not_refused():
     assert asked(holding(10), 10) is None
 

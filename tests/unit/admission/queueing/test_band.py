@@ -67,15 +67,49 @@ def test_among_many_backlogs_a_quiet_flow_is_told_a_bound(row):
     assert row.band.ahead("f0", LANE) >= 0.99 * row.band.cost
 
 
-def test_the_first_lane_is_that_of_the_flow_with_the_least_service(row):
-    row.join("a")
-    row.join("b", lane=OTHER)
-    one, other = row.band.lanes.values()
-    assert row.band.first(set()) is one
+def test_the_first_head_is_that_of_the_flow_with_the_least_service(row):
+    one = row.join("a")
+    other = row.join("b", lane=OTHER)
+    lanes = row.band.lanes
+    assert row.band.head(set()) is one
     row.band.fairness.charge("a", 5.0)
-    assert row.band.first(set()) is other
-    assert row.band.first({other}) is one
-    assert row.band.first({one, other}) is None
+    assert row.band.head(set()) is other
+    assert row.band.head({lanes[OTHER]}) is one
+    assert row.band.head(set(lanes.values())) is None
+
+
+def test_a_lane_whose_flows_are_all_set_aside_has_no_head(row):
+    row.join("a")
+    other = row.join("b", lane=OTHER)
+    row.band.lanes[LANE].set_aside("a")
+    assert row.band.head(set()) is other
+    row.band.lanes[OTHER].set_aside("b")
+    assert row.band.head(set()) is None
+    assert row.band.aside() == {"a": 10.0, "b": 10.0}
+
+
+@pytest.mark.parametrize("many", [1, 3 * MANY])
+def test_what_is_set_aside_is_not_ahead_of_others(row, many):
+    row.band.fairness.charge("new", 1000.0)
+    for number in range(many):
+        row.join(f"f{number}")
+    told = row.band.ahead("new", LANE)
+    for _ in range(50):
+        row.join("held")
+    row.band.lanes[LANE].set_aside("held")
+    assert row.band.ahead("new", LANE) == told == 10.0 * many
+    assert row.band.ahead("held", LANE) >= 500.0
+
+
+def test_a_new_flow_starts_beside_those_that_go_and_not_beside_one_set_aside(row):
+    row.join("held")
+    row.join("other")
+    row.band.fairness.charge("other", 1000.0)
+    row.band.lanes[LANE].set_aside("held")
+    new = row.join("new")
+    assert row.band.fairness.active["new"].counter >= 1000.0
+    row.band.lanes[LANE].set_aside("other")
+    assert row.band.head(set()) is new
 
 
 def test_new_lanes_keep_what_flows_were_given(row):

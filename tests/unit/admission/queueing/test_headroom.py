@@ -101,6 +101,37 @@ def test_idle_flows_are_forgotten_and_few_are_looked_at():
     assert len(headroom._active) == 1
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["alone", "behind a long stream"])
+def test_flows_that_have_long_gone_count_in_nobodys_share(long):
+    """Who counts is decided by who holds something or was heard of lately, however many were there before."""
+
+    def kept(gone):
+        headroom = flying(*[("long", 500)] * long)
+        for number in range(gone):
+            headroom.sent(f"g{number}", 100, 0.1)
+            headroom.left(f"g{number}", 100, 0.2)
+        for second in range(40):
+            headroom.sent("noisy", 3000, TUNING.active_span + second)
+        headroom.sent("quiet", 1000, TUNING.active_span + 40)
+        return spare(headroom, "noisy", TUNING.active_span + 60)
+
+    assert kept(2000) == kept(0) == 1000
+
+
+def test_who_holds_something_has_its_share_until_it_holds_nothing():
+    headroom = flying(("long", 500), ("noisy", 500))
+    later = TUNING.active_span + 10
+    for second in range(3):
+        headroom.sent("noisy", 100, later + second)
+    assert spare(headroom, "long", later + 60) == 0
+    assert headroom._weight == 2
+    headroom.left("long", 500, later + 61)
+    assert headroom._weight == 1
+    headroom.sent("long", 10, later + 62)
+    headroom.left("long", 10, later + 63)
+    assert headroom._weight == 2
+
+
 class TestHeld:
     def test_the_average_follows_within_a_few_of_its_time_constants(self):
         held = Holdings()

@@ -80,6 +80,31 @@ def test_behind_the_head_they_stand_as_if_each_was_taken(row):
     assert row.lane.head().name == 1, "looking changes nothing"
 
 
+def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
+    for flow in "abab":
+        row.join(flow)
+    row.lane.set_aside("a")
+    assert [row.lane.head().name, *row.behind(9)] == [2, 4]
+    row.join("c")
+    assert [row.lane.head().name, *row.behind(9)] == [2, 5, 4]
+    for flow in "bc":
+        row.lane.set_aside(flow)
+    assert row.lane.head() is row.lane.place() is None
+    assert {name: line.cost for name, line in row.lane.aside.items()} == {"a": 20.0, "b": 20.0, "c": 10.0}
+    row.lane.blocked = row.join("c")
+    row.lane.restore()
+    assert row.lane.blocked is None
+    assert [row.lane.head().name, *row.behind(9)] == [1, 2, 5, 3, 4, 6]
+
+
+def test_a_refund_does_not_bring_back_a_line_set_aside(row):
+    row.join("a")
+    second = row.join("b")
+    row.lane.set_aside("a")
+    row.lane.refunded(row.flows["a"])
+    assert row.lane.head() is second
+
+
 def test_behind_the_head_of_one_flow(row):
     for _ in range(5):
         row.join("a")

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.admission.policy import Band
-from gateway.admission.queueing.queue import MAX_IDLE_BANDS, Answer, Queue
+from gateway.admission.queueing.queue import MAX_ASIDE, MAX_IDLE_BANDS, Answer, Queue
 from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import Waiting
 
@@ -333,30 +333,93 @@ def test_the_smallest_backfills_are_offered_first(row):
     assert row.asked(lambda r: NO_ROOM) == [0, 4, 2, 5, 1]
 
 
-def test_where_the_head_yields_other_flows_are_offered_in_order(row):
-    row.join(0, size=9, flow="a")
-    for name, size in enumerate((5, 3, 8), 1):
-        row.join(name, size=size, flow="b")
-    assert row.asked(lambda r: Answer.OVER_SHARE) == [0, 1, 2, 3]
+# A flow that is held back
 
 
-def test_however_many_of_its_flow_wait_with_the_head_other_flows_are_offered(row):
+def holds(*flows, otherwise=NO_ROOM):
+    return lambda request: Answer.NOT_ITS_FLOW if request.arrival.flow in flows else otherwise
+
+
+def test_one_request_of_each_flow_that_is_held_back_is_asked_each_time(row):
+    for name in range(30):
+        row.join(name, flow="abc"[name % 3])
+    assert row.asked(holds(*"abc")) == [0, 1, 2]
+    assert row.asked(holds(*"abc")) == [0, 1, 2]
+    assert row.drain() == list(range(30))
+
+
+def test_the_head_of_the_next_flow_has_the_rights_of_a_head(row):
+    row.join(0, flow="a")
+    large = row.join(1, size=9, flow="b")
+    for name in range(2, 7):
+        row.join(name, flow="c")
+    held = lambda r: Answer.NOT_ITS_FLOW if r.name == 0 else NO_ROOM if r is large else TAKEN  # noqa: E731
+    assert row.asked(held) == [0, 1, 2, 3]
+    assert large.backfilled == row.queue._max_passes == 2
+    assert row.asked(held) == [0, 1]
+    assert not row.queue.may_go(row.join(7, flow="c"))
+
+
+def test_a_flow_that_is_held_back_in_one_lane_goes_in_another(row):
+    for name, lane in [(1, 0), (2, 7), (3, 7)]:
+        row.join(name, lane=lane, flow="a")
+    assert row.asked(lambda r: Answer.NOT_ITS_FLOW if r.name == 1 else TAKEN) == [1, 2, 3]
+
+
+def test_the_lanes_of_less_urgent_bands_are_asked_too(row):
+    row.join(1, flow="a")
+    row.join(2, flow="b", band=1)
+    assert row.asked(holds("a", otherwise=TAKEN)) == [1, 2]
+
+
+def test_a_lane_ends_when_very_many_flows_are_held_back(row):
+    for name in range(2 * MAX_ASIDE):
+        row.join(name, flow=f"f{name}")
+    assert len(row.asked(lambda r: Answer.NOT_ITS_FLOW)) == MAX_ASIDE + 1
+
+
+def test_a_newcomer_of_another_flow_may_go_at_once(row):
     for name in range(30):
         row.join(name, flow="a")
-    row.join(30, flow="b", cost=500.0)
-    row.join(31, flow="b")
-    row.join(32, flow="c", cost=900.0)
-    row.queue._bands[0].fairness.charge("b", 10_000)
-    assert sorted(row.asked(lambda r: Answer.OVER_SHARE)) == [0, 30, 31, 32]
-    assert row.queue.may_go(row.join(33, flow="d"))
-
-
-def test_a_newcomer_may_pass_a_head_that_yields_although_only_its_flow_waits(row):
-    for name in range(30):
-        row.join(name, flow="a")
-    row.asked(lambda r: Answer.OVER_SHARE)
+    row.asked(holds("a"))
     assert not row.queue.may_go(row.join(30, flow="a"))
     assert row.queue.may_go(row.join(31, flow="b"))
+
+
+def test_a_newcomer_of_that_flow_is_not_backfilled_before_the_head_of_another(row):
+    row.join(1, flow="a")
+    row.join(2, flow="b", size=9)
+    row.asked(holds("a"))
+    assert not row.queue.may_backfill(row.join(3, flow="a"))
+    assert row.queue.may_backfill(row.join(4, flow="c"))
+
+
+def test_who_comes_back_for_the_first_turn_of_that_flow_may_go(row):
+    row.join(0, flow="a")
+    row.join(1, flow="a")
+    assert row.go(1) == [0]
+    row.asked(holds("a"))
+    row.come_back(0)
+    assert row.queue.may_go(row.requests[0])
+
+
+def test_when_the_only_request_of_that_flow_leaves_nothing_of_it_stays(row):
+    row.join(1, flow="a")
+    row.join(2, flow="b")
+    row.asked(holds("a"))
+    row.leave(1)
+    row.join(3, flow="a")
+    assert row.drain() == [2, 3]
+
+
+def test_what_is_held_back_is_not_ahead_of_other_flows(row):
+    for name in range(10):
+        row.join(name, flow="a", cost=10.0)
+    row.asked(holds("a"))
+    assert row.queue.ahead(0, "b", (0, None)).same == row.queue.ahead(1, "b").urgent == 0.0
+    assert row.queue.ahead(0, "a", (0, None)).same == 100.0
+    row.asked()
+    assert row.queue.ahead(0, "b", (0, None)).same == 10.0
 
 
 # Whether a newcomer changes anything

@@ -1,20 +1,7 @@
 from itertools import pairwise
 
-from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter, queue_budget
+from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter
 from gateway.admission.tuning import TUNING
-
-
-def test_a_wait_and_a_prefill_together_take_the_target():
-    assert queue_budget(5.0, 1.5, 60.0) == 3.5
-
-
-def test_a_long_prompt_may_still_wait_for_half_of_it():
-    assert queue_budget(5.0, 30.0, 60.0) == 2.5
-
-
-def test_nobody_waits_longer_than_the_time_to_live():
-    assert queue_budget(None, 1.0, 60.0) == 60.0
-    assert queue_budget(500.0, 1.0, 60.0) == 60.0
 
 
 def test_it_keeps_to_its_bounds():

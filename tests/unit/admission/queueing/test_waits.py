@@ -83,8 +83,18 @@ def test_the_queue_budget_is_the_target_less_the_prefill():
     pool = Pool()
     pool.prefill(2.0, 100)
     assert pool.waits.queue_budget(pool.request(100)) == 3.0
+
+
+def test_a_long_prompt_may_still_wait_for_half_of_the_target():
+    pool = Pool()
+    pool.prefill(2.0, 100)
     assert pool.waits.queue_budget(pool.request(1000)) == 2.5
-    assert Pool(Policy(ttft_target=None)).waits.queue_budget(pool.request(100)) == 60.0
+
+
+@pytest.mark.parametrize("target", [None, 500.0])
+def test_nobody_waits_longer_than_the_time_to_live(target):
+    pool = Pool(Policy(ttft_target=target))
+    assert pool.waits.queue_budget(pool.request(100)) == 60.0
 
 
 def test_the_deadline_counts_from_the_arrival_or_from_when_the_pool_came_up():

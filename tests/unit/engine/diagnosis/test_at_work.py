@@ -1,7 +1,7 @@
 import pytest
 
 from engine.diagnosis.at_work import Observed, from_log, from_metrics, from_state, judge
-from engine.plan.exposition import Samples
+from engine.plan.samples import Samples
 
 LINE = (
     "(APIServer pid=1) INFO 11-20 18:15:59 [loggers.py:271] Engine 000: Avg prompt throughput: {prompt} tokens/s, Avg "

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.plan.exposition import Samples
+from engine.plan.samples import Samples
 
 TEXT = """# TYPE n counter
 n_total{model="a",kind="x"} 2

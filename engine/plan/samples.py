@@ -1,4 +1,4 @@
-"""PURE. The samples of a Prometheus exposition, by name and labels."""
+"""PURE. All samples of a Prometheus exposition, by name and labels: read now and then, so the whole is parsed."""
 
 import math
 from collections.abc import Mapping

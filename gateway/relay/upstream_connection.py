@@ -16,10 +16,12 @@ Sink = Callable[[bytes], bool]
 _HIGH_WATER = 64 * 2**10
 """Unread bytes at which the connection stops reading: the most a slow client costs us here."""
 _MAX_UNFRAMED = 64 * 2**10
-"""Most bytes an endpoint may send between pieces of a body: heads, trailers, interim answers."""
+"""Most bytes an endpoint may send that are no body: heads, trailers, interim answers, and what frames small chunks."""
+_EARNED = 2
+"""Of these, each byte of a body makes up for so many: chunks of five bytes and more may follow one another for ever."""
 _LOST = "the connection was closed before the answer ended"
 _NOT_HTTP = "its answer is not HTTP"
-_TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers"
+_TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers, or of chunks of a few bytes"
 _FIRST_FINAL = 200
 """Lower statuses are interim: the answer follows."""
 _LAST = 599
@@ -69,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._acked = 0
         """Bytes that the endpoint's kernel had acknowledged when the current request was sent."""
         self._unframed = 0
-        """Bytes since the last piece of a body."""
+        """Bytes that were no body, less what bodies have made up for."""
         self._in_head = False
         self._complete = True
         self._keep_alive = False
@@ -87,7 +89,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether it can take another request: the last answer is complete and read, and both sides stay connected."""
+        """Whether it can take another request: the last is sent and its answer read, and both sides stay connected."""
+        if self._transport is None or self._transport.get_write_buffer_size():
+            return False  # it answered before it had read the request: what follows would wait behind the rest
         return self.open and self._complete and self._keep_alive and not self._pieces and not self._paused
 
     async def request(self, head: bytes, body: bytes) -> None:
@@ -233,7 +237,7 @@ class Connection(asyncio.Protocol):
             self._head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
-        self._unframed = 0
+        self._unframed = max(0, self._unframed - _EARNED * len(body))
         self._arrived.append(body)
 
     def on_message_complete(self) -> None:

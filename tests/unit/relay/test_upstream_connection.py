@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from gateway.relay.connection import Connection
 from gateway.relay.upstream import ConnectionLostError
+from gateway.relay.upstream_connection import Connection
 from tests.unit.relay.endpoint import CHUNKED, WHOLE, Server, fetch, upstream
 from tests.until import until
 
@@ -104,6 +104,35 @@ async def test_what_is_no_body_has_a_bound(server: Server, begun: bytes, endless
         with pytest.raises(ConnectionLostError, match="over 64 KB of headers"):
             await fetch(client, server.url)
     assert sent < 30_000_000
+
+
+async def test_many_small_chunks_are_a_body_like_any_other(server: Server) -> None:
+    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(CHUNKED)
+        for _ in range(50):
+            writer.write(b"5\r\nabcde\r\n" * 1000)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    server.scripts = [small]
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url) == b"abcde" * 50_000
+
+
+async def test_a_request_that_was_answered_unread_leaves_no_connection(server: Server) -> None:
+    """What is still to be sent of it would stand before the next one."""
+
+    async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(WHOLE)
+        await asyncio.sleep(5)
+
+    server.scripts = [early, server.answer]
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url, bytes(32 << 20)) == b"ok"
+        assert await fetch(client, server.url) == b"ok"
+    assert server.connections == 2
 
 
 @pytest.mark.parametrize("torn", [CHUNKED + b"5\r\nab", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab", CHUNKED])

@@ -1,0 +1,154 @@
+"""`kvgate serve --workers`: an owner and its fronts as processes, killed, reloaded and stopped under load."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from engine.process import free_port
+from tests.integration.kvgate import Kvgate, serving
+from tests.integration.load import Load
+from tests.integration.relaying import CHAT, body, events, fake_processes
+from tests.unit.engine.processes import descendants, eventually
+
+pytestmark = pytest.mark.slow
+
+
+def configure(file: Path, urls: list[str], **sections: object) -> None:
+    model = {"endpoints": [{"url": url} for url in urls], "tokenizer": "/nonexistent"}
+    settings = {"models": [model], "health": {"interval": 0.2}, "admission": {"ttft_target": None}, **sections}
+    server = {"workers": 2, "state_dir": "none"}
+    file.write_text(yaml.safe_dump({"server": server, **settings}))
+
+
+class Workers:
+    """A running kvgate with two workers, and its file."""
+
+    def __init__(self, kvgate: Kvgate, file: Path, urls: list[str]) -> None:
+        self.kvgate = kvgate
+        self.url = kvgate.url
+        self.file = file
+        self.urls = urls
+
+    def owner(self) -> int:
+        (owner,) = self._processes("--owner=")
+        return owner
+
+    def owned_by_another_than(self, before: int) -> Callable[[], bool]:
+        return lambda: self._processes("--owner=") not in ([], [before])
+
+    def fronts(self) -> list[int]:
+        return self._processes("--owner-at=")
+
+    def in_flight(self) -> int:
+        return sum(endpoint["in_flight"] for endpoint in self.kvgate.state()["endpoints"])
+
+    def _processes(self, mark: str) -> list[int]:
+        found = []
+        for pid in descendants(self.kvgate.process.pid):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            guard = any(word.endswith("guard.py") for word in words)
+            if not guard and any(word.startswith(mark) for word in words):
+                found.append(pid)
+        return found
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "kvgate.yaml"
+    with fake_processes(2, "--step-seconds=0.005") as fakes:
+        urls = [url for url, _ in fakes]
+        configure(file, urls[:1])
+        with serving(tmp_path / "kvgate.log", free_port(), "--config", str(file)) as kvgate:
+            kvgate.wait_healthy(1, 30)
+            made = Workers(kvgate, file, urls)
+            assert eventually(lambda: len(made.fronts()) == 2 and kvgate.log.read_text().count('"listening"') == 2)
+            yield made
+
+
+async def test_an_owner_killed_again_and_again_costs_nobody_an_answer(workers: Workers) -> None:
+    async with Load(workers.url) as load:
+        for _ in range(3):
+            before = workers.owner()
+            os.kill(before, signal.SIGKILL)
+            killed = time.monotonic()
+            await load.more(20)
+            assert await asyncio.to_thread(eventually, workers.owned_by_another_than(before))
+            assert time.monotonic() - killed < 10
+    assert load.failures == []
+    assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == 0)
+
+
+async def test_a_front_killed_breaks_its_own_connections_alone(workers: Workers) -> None:
+    streams = 12
+
+    async def stream(client: httpx.AsyncClient) -> bool:
+        """Whether it was served to its end."""
+        try:
+            answer = await client.post(CHAT, json=body(tokens=400, stream=True))
+        except httpx.TransportError:
+            return False
+        return events(answer.text)[-1] == "data: [DONE]"
+
+    async with httpx.AsyncClient(base_url=workers.url, timeout=60) as client:
+        running = [asyncio.create_task(stream(client)) for _ in range(streams)]
+        assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == streams)
+        victim = workers.fronts()[0]
+        os.kill(victim, signal.SIGKILL)
+        others = await asyncio.gather(*(stream(client) for _ in range(20)))
+        served = await asyncio.gather(*running)
+    assert all(others), "who comes after it is served by the other, or waits for its successor"
+    assert 0 < sum(served) < streams, "those of the other front go on"
+    assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == 0), "what it had is free"
+    assert await asyncio.to_thread(eventually, lambda: len(workers.fronts()) == 2 and victim not in workers.fronts())
+
+
+async def test_settings_and_endpoints_change_under_load(workers: Workers) -> None:
+    def reload() -> str:
+        command = [sys.executable, "-m", "gateway.cli", "reload"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    async with Load(workers.url) as load:
+        before = workers.owner(), workers.fronts()
+        configure(workers.file, workers.urls)
+        assert "changed models" in await asyncio.to_thread(reload)
+        await asyncio.to_thread(workers.kvgate.wait_healthy, 2, 30)
+        assert (workers.owner(), workers.fronts()) == before, "all of it changes live"
+        await load.more(50)
+        configure(workers.file, workers.urls[1:])
+        await asyncio.to_thread(reload)
+        assert await asyncio.to_thread(eventually, lambda: len(workers.kvgate.healthy()) == 1)
+        await load.more(50)
+        configure(workers.file, workers.urls, counting={"threads": 3})
+        said = await asyncio.to_thread(reload)
+        assert "takes over from owner" in said
+        after = workers.owner(), workers.fronts()
+        assert before[0] != after[0]
+        assert not {*before[1]} & {*after[1]}
+        await load.more(50)
+    assert load.failures == []
+
+
+async def test_sigterm_lets_every_stream_finish(workers: Workers) -> None:
+    async with httpx.AsyncClient(base_url=workers.url, timeout=60) as client:
+        running = [asyncio.create_task(client.post(CHAT, json=body(tokens=300, stream=True))) for _ in range(6)]
+        assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == 6)
+        workers.kvgate.process.send_signal(signal.SIGTERM)
+        for answer in await asyncio.gather(*running):
+            assert events(answer.text)[-1] == "data: [DONE]"
+    assert await asyncio.to_thread(workers.kvgate.process.wait, 20) == 0
+    assert descendants(workers.kvgate.process.pid) == []
