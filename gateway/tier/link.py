@@ -361,9 +361,7 @@ class Link:
         self._reject(message.reject)
 
     def _wanted(self, message: Wanted) -> None:
-        there = {request for request in message.news if (known := self._asked.get(request)) and known.endpoint}
-        news = {request: count for request, count in message.news.items() if request in there}
-        self.admission(message.model).want(news, everything=message.everything)
+        self.admission(message.model).want(message.news, everything=message.everything)
 
     def _up(self, message: Up) -> None:
         self._known[message.endpoint] = message, None

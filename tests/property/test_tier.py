@@ -178,6 +178,7 @@ class Front:
             clock=asyncio.get_running_loop().time,
             progressed=self.progressed,
             patience=lambda: POLICY.no_endpoint_ttl,
+            figures=bytes,
         )
         for endpoint in MODELS:
             self.configure(endpoint)
@@ -553,22 +554,22 @@ class Tier(RuleBasedStateMachine):
         self.auto = False
         self.tidy()
 
-    def deliver_all(self) -> bool:
-        return sum(end.take(1000) for wire in self.wires for end in wire.ends) > 0
+    def deliver_all(self, order: int = 1) -> bool:
+        return sum(end.take(1000) for wire in self.wires[::order] for end in wire.ends) > 0
 
     def tidy(self) -> None:
         self.wires = [wire for wire in self.wires if not all(end.closed for end in wire.ends)]
 
-    @rule()
-    def settle(self) -> None:
-        """Everything arrives, and every front that can connects."""
+    @rule(order=st.sampled_from([1, -1]))
+    def settle(self, order: int = 1) -> None:
+        """Everything arrives, and every front that can connects. Order -1: first over the latest connections."""
 
         async def arrive() -> None:
             for _ in range(3):
-                while self.deliver_all():
+                while self.deliver_all(order):
                     await self.loop.calm()
                 await asyncio.sleep(0.03)
-            while self.deliver_all():
+            while self.deliver_all(order):
                 await self.loop.calm()
 
         self.run(arrive())

@@ -31,6 +31,9 @@ from gateway.tier.frames import (
     Left,
     Moved,
     Refused,
+    Report,
+    Reported,
+    Scrape,
     Sent,
     Stepped,
     Unwatched,
@@ -68,7 +71,7 @@ OF_FRONT = [
     Hello(
         VERSION,
         7,
-        (Known(HERE, "m", IDENTITY, CAPACITY),),
+        (Known(HERE, "m", IDENTITY, CAPACITY, drained=True),),
         (("m", Declared(ARRIVAL, HERE, 12)),),
         (WATCHED,),
         (("m", ARRIVAL), ("n", ARRIVAL)),
@@ -87,6 +90,9 @@ OF_FRONT = [
     Explain(1, "m", ARRIVAL),
     Ask(2),
     Ask(3, drain="here", undrain="there"),
+    Scrape(4),
+    Reported(5, b"\x00"),
+    Reported(None, b""),
 ]
 OF_OWNER = [
     Welcome(),
@@ -95,12 +101,13 @@ OF_OWNER = [
     Refused(Reject(ONE, Outcome.CONTEXT_LENGTH_EXCEEDED, None)),
     Wanted("m", {ONE: 16.0, TWO: math.inf}, everything=True),
     Up(HERE, "m", IDENTITY, CAPACITY, on_trial=True),
-    Down(HERE, keeps=True),
+    Down(HERE, keeps=True, drained=False),
     Gone(HERE),
     Evacuate(HERE),
     Expire((ONE, TWO)),
     Answer(1, b"{}"),
     Answer(1, None),
+    Report(5),
 ]
 
 

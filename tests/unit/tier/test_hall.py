@@ -57,7 +57,7 @@ class Monitor:
 
     def __init__(self):
         self.probed = asyncio.Event()
-        self.serving = self.on_trial = self.keeps = False
+        self.serving = self.on_trial = self.keeps = self.drained = False
         self.requests = {}
         self.told = []
 
@@ -70,6 +70,9 @@ class Monitor:
     def finished(self, request, *, delivering=False):
         if self.requests.pop(request, None) is not None:
             self.told.append((request, delivering))
+
+    def drain(self):
+        self.drained = True
 
     def failed(self, reason, *, aborted=False, dead=False):
         self.told.append((reason, aborted, dead))
@@ -139,8 +142,8 @@ def arrival(number, front=1, **fields):
     return Arrived(RequestId((front << ID_BITS) + number), Demand((10,), 10), **fields)
 
 
-def known(endpoint=HERE, model="m"):
-    return Known(endpoint, model, identity(model), CAPACITY)
+def known(endpoint=HERE, *, drained=False):
+    return Known(endpoint, "m", identity(), CAPACITY, drained)
 
 
 def sent(request, endpoint=HERE):
@@ -172,7 +175,7 @@ async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
     assert await front.heard() == [
         Up(HERE, "m", identity(), CAPACITY, False),
         Up(THERE, "m", identity(), CAPACITY, False),
-        Down(THERE, keeps=False),
+        Down(THERE, keeps=False, drained=False),
         Welcome(),
     ]
 
@@ -325,7 +328,8 @@ async def test_what_a_lost_front_had_is_free(world, front):
     await front.end()
     assert world.monitors[HERE].requests == {}
     assert world.load() == (0, 1)
-    assert await other.heard() == [], "its blocks are held until the engine has made a step"
+    wanted = Wanted("m", {}, everything=True)
+    assert await other.heard() == [wanted], "its blocks are held until a token shows that the engine made a step"
     await asyncio.sleep(3)
     assert await other.heard() == [sent(arrival(1, 2))]
     assert world.hall.fronts == 1
@@ -345,10 +349,19 @@ async def test_a_front_that_comes_back_before_it_was_missed_is_taken_over(world,
     assert world.monitors[HERE].requests == {ONE.request: {"streams": True, "brought": False, "started": True}}
 
 
+async def test_what_ended_while_a_front_had_no_connection_is_free(world, front):
+    front.say(Came("m", ONE), Came("m", TWO), Came("m", THREE))
+    again = await world.join(1, waiting=[("m", THREE)])
+    await asyncio.sleep(3)  # the engine may still hold what was aborted
+    assert await again.heard() == [sent(THREE)]
+    assert world.load() == (1, 0)
+
+
 async def test_news_for_a_lost_front_reach_nobody(world, front):
     other = await world.join(2)
     front.say(Came("m", ONE))
     await front.end()
+    await other.heard()
     world.cores.expire([ONE.request])
     world.cores.evacuate(HERE)
     assert await other.heard() == [Evacuate(HERE)]
@@ -365,7 +378,7 @@ async def test_an_endpoint_is_told_of_until_it_is_gone(world, front):
     world.up(THERE)
     world.down(THERE)
     world.remove(THERE)
-    assert await front.heard() == [Up(THERE, "m", identity(), CAPACITY, False), Down(THERE, False), Gone(THERE)]
+    assert await front.heard() == [Up(THERE, "m", identity(), CAPACITY, False), Down(THERE, False, False), Gone(THERE)]
 
 
 async def test_an_endpoint_that_only_a_front_knows_is_gone(world):
@@ -381,13 +394,20 @@ async def test_an_endpoint_that_does_not_answer_the_new_owner_is_down(world, lat
     front = await world.join(known=[known()])
     assert await front.heard() == []
     world.monitors[HERE].probed.set()
-    assert await front.heard() == [Down(HERE, keeps=False)]
+    assert await front.heard() == [Down(HERE, keeps=False, drained=False)]
+
+
+async def test_what_the_operator_drained_stays_drained(world):
+    front = await world.join(known=[known(drained=True), known(THERE)])
+    assert [monitor.drained for monitor in world.monitors.values()] == [True, False]
+    world.monitors[HERE].probed.set()
+    assert await front.heard() == [Down(HERE, keeps=False, drained=True)]
 
 
 async def test_an_endpoint_found_down_before_its_front_came_is_down(world):
     world.monitors[HERE].probed.set()
     front = await world.join(known=[known()], skip=False)
-    assert Down(HERE, keeps=False) in await front.heard()
+    assert Down(HERE, keeps=False, drained=False) in await front.heard()
 
 
 async def test_progress_reaches_the_core_of_each_request(world, front):

@@ -34,10 +34,10 @@ async def ours():
 
 async def test_all_that_one_turn_has_to_say_is_one_frame(ours):
     ours.line.send(Gone(HERE))
-    ours.line.send(Down(HERE, True), Gone(HERE))
+    ours.line.send(Down(HERE, True, False), Gone(HERE))
     assert ours.other.written == b""
     await turns(1)
-    assert ours.other.frames() == [[Gone(HERE), Down(HERE, True), Gone(HERE)]]
+    assert ours.other.frames() == [[Gone(HERE), Down(HERE, True, False), Gone(HERE)]]
     ours.line.send(Gone(HERE))
     await turns()
     assert ours.other.frames() == [[Gone(HERE)]]
@@ -77,7 +77,7 @@ async def test_a_message_that_cannot_be_read_ends_the_connection(ours, data):
     [
         Ended(ONE, Verdict.DONE, 2**64),
         Moved(((ONE, -(2**63) - 1),)),
-        Down("\ud800", True),
+        Down("\ud800", True, False),
     ],
 )
 async def test_a_message_that_cannot_be_written_ends_the_connection(ours, message):

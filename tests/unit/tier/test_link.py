@@ -26,6 +26,8 @@ from gateway.tier.frames import (
     Left,
     Moved,
     Refused,
+    Report,
+    Reported,
     Sent,
     Stepped,
     Unwatched,
@@ -58,7 +60,13 @@ class World:
         self.made = 0
         self.clock = asyncio.get_running_loop().time
         self.link = Link(
-            7, self.connect, self, clock=self.clock, progressed=self.moved.extend, patience=lambda: PATIENCE
+            7,
+            self.connect,
+            self,
+            clock=self.clock,
+            progressed=self.moved.extend,
+            patience=lambda: PATIENCE,
+            figures=lambda: b"figures",
         )
         self.running = asyncio.create_task(self.link.run())
 
@@ -215,7 +223,7 @@ async def test_the_next_owner_hears_of_everything(world):
     await asyncio.sleep(1.0)
     world.reachable = True
     (hello,) = await world.welcome()
-    assert hello.known == [Known(HERE, "m", IDENTITY, CAPACITY)]
+    assert hello.known == [Known(HERE, "m", IDENTITY, CAPACITY, drained=False)]
     assert hello.declared == [("m", Declared(flying, HERE, 4))]
     assert hello.watched == [Watched(HERE, flying.request, 10, streams=True, brought=False, started=False)]
     told = {arrival.request: arrival for _, arrival in hello.waiting}
@@ -261,6 +269,9 @@ async def test_what_is_in_flight_outlasts_any_wait_for_an_owner(world):
 async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
     await world.welcome()
     ended, flying = await world.in_flight(), await world.in_flight()
+    for arrival in (ended, flying):
+        world.link.admission("m").progress(arrival.request, 4)
+    await asyncio.sleep(0.1)
     world.link.admission("m").finish(ended.request, Verdict.DONE, 3)
     waiting, _ = world.ask()
     await turns()
@@ -289,7 +300,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
     world.owner.say(up(on_trial=True), up(THERE))
     assert world.told == [("up", HERE, "m", IDENTITY)]
     assert (watch.on_trial, watch.keeps) == (True, True)
-    world.owner.say(Down(HERE, keeps=False), Down(THERE, keeps=False))
+    world.owner.say(Down(HERE, keeps=False, drained=False), Down(THERE, keeps=False, drained=False))
     assert world.told[1:] == [("down", HERE)]
     assert not watch.keeps
     world.owner.say(Gone(HERE), Gone(THERE))
@@ -299,7 +310,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
 @pytest.mark.parametrize("down", [False, True])
 async def test_an_endpoint_configured_later_is_as_the_owner_said_last(world, down):
     await world.welcome()
-    world.owner.say(up(THERE), *[Down(THERE, keeps=True)] * down)
+    world.owner.say(up(THERE), *[Down(THERE, keeps=True, drained=True)] * down)
     world.link.watch(THERE)
     await turns()
     assert world.told == [("down", THERE) if down else ("up", THERE, "m", IDENTITY)]
@@ -313,9 +324,29 @@ async def test_an_endpoint_that_is_gone_is_declared_no_more(world):
     assert [known.endpoint for known in hello.known] == [THERE]
 
 
+async def test_the_next_owner_hears_what_the_operator_drained(world):
+    await world.welcome()
+    world.owner.say(up(), up(THERE), Down(HERE, keeps=True, drained=True), Down(THERE, keeps=False, drained=False))
+    await world.lose()
+    (hello,) = await world.welcome()
+    assert [(known.endpoint, known.drained) for known in hello.known] == [(HERE, True), (THERE, False)]
+
+
+async def test_figures_are_told_when_asked_and_at_the_end(world):
+    await world.welcome()
+    world.owner.say(Report(5))
+    await world.link.part()
+    assert await world.owner.heard() == [Reported(5, b"figures"), Reported(None, b"figures")]
+    await world.lose(reachable=False)
+    await world.link.part()
+
+
 async def test_an_endpoint_that_comes_up_hears_every_count(world):
     await world.welcome()
     arrival = await world.in_flight()
+    world.link.admission("m").progress(arrival.request, 2)
+    await asyncio.sleep(0.1)
+    await world.owner.heard()
     world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
     world.link.admission("m").progress(arrival.request, 4)
     world.owner.say(up())
