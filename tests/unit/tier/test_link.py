@@ -26,6 +26,9 @@ from gateway.tier.frames import (
     Left,
     Moved,
     Refused,
+    Report,
+    Reported,
+    Scrape,
     Sent,
     Stepped,
     Unwatched,
@@ -35,7 +38,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, RETRY, Link
+from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, RETRY, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -43,6 +46,7 @@ pytestmark = pytest.mark.usefixtures("hurried")
 HERE, THERE = EndpointId("here"), EndpointId("there")
 IDENTITY = Identity(("m",), (), None, 1000, "0.32.0")
 CAPACITY = Capacity(max_model_len=1000, kv_blocks=100)
+FIGURES = b"what it counted"
 PATIENCE = 3.0
 """Seconds."""
 
@@ -58,7 +62,13 @@ class World:
         self.made = 0
         self.clock = asyncio.get_running_loop().time
         self.link = Link(
-            7, self.connect, self, clock=self.clock, progressed=self.moved.extend, patience=lambda: PATIENCE
+            7,
+            self.connect,
+            self,
+            clock=self.clock,
+            progressed=self.moved.extend,
+            patience=lambda: PATIENCE,
+            figures=lambda: FIGURES,
         )
         self.running = asyncio.create_task(self.link.run())
 
@@ -358,6 +368,38 @@ async def test_a_front_that_shuts_down_refuses_what_waits(world):
     assert refused.value.command.outcome is Outcome.DRAINING
     assert await world.owner.heard() == [Left(arrival.request)]
     assert world.link._asked.keys() == {flying.request}
+
+
+async def test_the_owner_is_told_what_was_counted_when_it_asks(world):
+    await world.welcome()
+    world.owner.say(Report(4))
+    assert await world.owner.heard() == [Reported(4, FIGURES)]
+
+
+async def test_the_text_of_the_metrics_is_the_owners(world):
+    await world.welcome()
+    asked = asyncio.create_task(world.link.exposition())
+    (scrape,) = await world.owner.heard()
+    assert isinstance(scrape, Scrape)
+    world.owner.say(Answer(scrape.number, b"kvgate_fronts 2"))
+    assert await asked == b"kvgate_fronts 2"
+
+
+async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_taken(world):
+    await world.link.part()  # to nobody
+    await world.welcome()
+    world.owner.untaken = 1
+    parting = asyncio.create_task(world.link.part())
+    assert await world.owner.heard() == [Reported(None, FIGURES)]
+    assert not parting.done()
+    world.owner.untaken = 0
+    await asyncio.wait_for(parting, PARTED_WITHIN / 2)
+
+
+async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
+    await world.welcome()
+    world.owner.untaken = 1
+    await asyncio.wait_for(world.link.part(), 2 * PARTED_WITHIN)
 
 
 async def test_a_question_is_asked_again_of_the_next_owner(world):
