@@ -138,6 +138,7 @@ class Owner:
         return monitor
 
     def _make_driver(self, model: str, root: str | None) -> Driver:
+        self._metrics.know(model, self.cores.drivers)
         record = self._recorder.pool(model) if self._recorder is not None else None
         driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._asker(model), record)
         learned = self._learned.read(model, root) if self._learned is not None else None

@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
+from gateway.ops.metrics import MOST_MODELS, Metrics
 from gateway.ops.state import UnknownEndpointError
 from gateway.pools.admission import Admission
 from gateway.pools.driver import Driver
@@ -48,7 +50,8 @@ async def owner_of(settings: Settings, **how: Any) -> AsyncIterator[Owner]:
     nothing = dict.fromkeys(("up", "down", "gone", "evacuate", "expire"), lambda *_: None)
     follower: Any = SimpleNamespace(**nothing)
     endpoints = access(f"http://{ONE}", f"http://{TWO}")
-    owner = Owner(settings, endpoints, follower, clock=time.monotonic, asker=lambda _: Admission(lambda _: None), **how)
+    asker, metrics = (lambda _: Admission(lambda _: None)), Metrics("0")
+    owner = Owner(settings, endpoints, follower, clock=time.monotonic, asker=asker, metrics=metrics, **how)
     try:
         yield owner
     finally:
@@ -58,6 +61,14 @@ async def owner_of(settings: Settings, **how: Any) -> AsyncIterator[Owner]:
 def serves(owner: Owner, endpoint: EndpointId, model: str = "m", root: str | None = None) -> Driver:
     owner.cores.up(endpoint, Identity((model,), (), root, 1000, "0.32.0"), CAPACITY)
     return owner.cores.drivers[model]
+
+
+def shown(owner: Owner) -> bytes:
+    return owner._metrics.exposition()
+
+
+def has(owner: Owner, metric: bytes) -> bool:
+    return metric in shown(owner)
 
 
 def admission_to(driver: Driver) -> Admission:
@@ -104,6 +115,17 @@ async def test_what_it_decided_is_of_every_endpoint_and_every_model() -> None:
         ((model, load),) = owner.loads().items()
         assert isinstance(load, Load)
         assert (model, load.waiting, load.sequences, [name for name, _ in load.usage]) == ("m", 0, 1, [TWO])
+
+
+async def test_an_engine_that_renames_its_model_makes_no_labels_without_end() -> None:
+    async with owner_of(settings_of(health={"interval": 0.01})) as owner:
+        sampling = asyncio.create_task(owner._sample())
+        for number in range(MOST_MODELS + 2):
+            serves(owner, ONE, f"m{number}")
+            name = f'kvgate_sequences_over_time_count{{model="m{number}"}}'.encode()
+            await until(functools.partial(has, owner, name))
+        sampling.cancel()
+        assert shown(owner).count(b"kvgate_sequences_over_time_count{") == MOST_MODELS
 
 
 async def test_the_endpoints_are_watched_once_it_is_started() -> None:

@@ -28,6 +28,7 @@ from gateway.tier.frames import (
     Refused,
     Report,
     Reported,
+    Scrape,
     Sent,
     Stepped,
     Unwatched,
@@ -37,7 +38,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, RETRY, Link
+from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, RETRY, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -45,6 +46,7 @@ pytestmark = pytest.mark.usefixtures("hurried")
 HERE, THERE = EndpointId("here"), EndpointId("there")
 IDENTITY = Identity(("m",), (), None, 1000, "0.32.0")
 CAPACITY = Capacity(max_model_len=1000, kv_blocks=100)
+FIGURES = b"what it counted"
 PATIENCE = 3.0
 """Seconds."""
 
@@ -66,7 +68,7 @@ class World:
             clock=self.clock,
             progressed=self.moved.extend,
             patience=lambda: PATIENCE,
-            figures=lambda: b"figures",
+            figures=lambda: FIGURES,
         )
         self.running = asyncio.create_task(self.link.run())
 
@@ -300,7 +302,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
     world.owner.say(up(on_trial=True), up(THERE))
     assert world.told == [("up", HERE, "m", IDENTITY)]
     assert (watch.on_trial, watch.keeps) == (True, True)
-    world.owner.say(Down(HERE, keeps=False, drained=False), Down(THERE, keeps=False, drained=False))
+    world.owner.say(Down(HERE, keeps=False), Down(THERE, keeps=False))
     assert world.told[1:] == [("down", HERE)]
     assert not watch.keeps
     world.owner.say(Gone(HERE), Gone(THERE))
@@ -310,7 +312,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
 @pytest.mark.parametrize("down", [False, True])
 async def test_an_endpoint_configured_later_is_as_the_owner_said_last(world, down):
     await world.welcome()
-    world.owner.say(up(THERE), *[Down(THERE, keeps=True, drained=True)] * down)
+    world.owner.say(up(THERE), *[Down(THERE, keeps=True)] * down)
     world.link.watch(THERE)
     await turns()
     assert world.told == [("down", THERE) if down else ("up", THERE, "m", IDENTITY)]
@@ -324,29 +326,9 @@ async def test_an_endpoint_that_is_gone_is_declared_no_more(world):
     assert [known.endpoint for known in hello.known] == [THERE]
 
 
-async def test_the_next_owner_hears_what_the_operator_drained(world):
-    await world.welcome()
-    world.owner.say(up(), up(THERE), Down(HERE, keeps=True, drained=True), Down(THERE, keeps=False, drained=False))
-    await world.lose()
-    (hello,) = await world.welcome()
-    assert [(known.endpoint, known.drained) for known in hello.known] == [(HERE, True), (THERE, False)]
-
-
-async def test_figures_are_told_when_asked_and_at_the_end(world):
-    await world.welcome()
-    world.owner.say(Report(5))
-    await world.link.part()
-    assert await world.owner.heard() == [Reported(5, b"figures"), Reported(None, b"figures")]
-    await world.lose(reachable=False)
-    await world.link.part()
-
-
 async def test_an_endpoint_that_comes_up_hears_every_count(world):
     await world.welcome()
     arrival = await world.in_flight()
-    world.link.admission("m").progress(arrival.request, 2)
-    await asyncio.sleep(0.1)
-    await world.owner.heard()
     world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
     world.link.admission("m").progress(arrival.request, 4)
     world.owner.say(up())
@@ -390,6 +372,38 @@ async def test_a_front_that_shuts_down_refuses_what_waits(world):
     assert refused.value.command.outcome is Outcome.DRAINING
     assert await world.owner.heard() == [Left(arrival.request)]
     assert world.link._asked.keys() == {flying.request}
+
+
+async def test_the_owner_is_told_what_was_counted_when_it_asks(world):
+    await world.welcome()
+    world.owner.say(Report(4))
+    assert await world.owner.heard() == [Reported(4, FIGURES)]
+
+
+async def test_the_text_of_the_metrics_is_the_owners(world):
+    await world.welcome()
+    asked = asyncio.create_task(world.link.exposition())
+    (scrape,) = await world.owner.heard()
+    assert isinstance(scrape, Scrape)
+    world.owner.say(Answer(scrape.number, b"kvgate_fronts 2"))
+    assert await asked == b"kvgate_fronts 2"
+
+
+async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_taken(world):
+    await world.link.part()  # to nobody
+    await world.welcome()
+    world.owner.untaken = 1
+    parting = asyncio.create_task(world.link.part())
+    assert await world.owner.heard() == [Reported(None, FIGURES)]
+    assert not parting.done()
+    world.owner.untaken = 0
+    await asyncio.wait_for(parting, PARTED_WITHIN / 2)
+
+
+async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
+    await world.welcome()
+    world.owner.untaken = 1
+    await asyncio.wait_for(world.link.part(), 2 * PARTED_WITHIN)
 
 
 async def test_a_question_is_asked_again_of_the_next_owner(world):
