@@ -77,12 +77,18 @@ class Driver:
             case Reject():
                 self._asker.decided(command)
             case WakeAt():
-                if self._wake_timer is not None:
-                    self._wake_timer.cancel()
-                delay = max(0.0, command.at - self._clock())
-                self._wake_timer = asyncio.get_running_loop().call_later(delay, self._wake)
+                self._set_timer(command.at)
         return None
 
-    def _wake(self) -> None:
+    def _set_timer(self, at: float) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+        delay = max(0.0, at - self._clock())
+        self._wake_timer = asyncio.get_running_loop().call_later(delay, self._wake, at)
+
+    def _wake(self, at: float) -> None:
         self._wake_timer = None
-        self.handle(Tick())
+        if self._clock() < at:  # asyncio may be early by its clock's resolution, and the core asks only once
+            self._set_timer(at)
+        else:
+            self.handle(Tick())

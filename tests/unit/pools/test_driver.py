@@ -220,3 +220,16 @@ async def test_who_left_the_queue_gets_no_decision():
     assert not any(isinstance(one, Dispatch | Reject) for one in told)
     assert world.driver.controller.load(inf).waiting == 0
     world.driver.close()
+
+
+async def test_a_timer_that_fires_too_early_is_set_again():
+    now = 0.0
+    world = World(UP, clock=lambda: now, ttl=0.02, no_endpoint_ttl=0.02)
+    world.handle(*[Arrived(RequestId(number), Demand((10,), 10)) for number in (1, 2)])
+    now = 0.02 - 1e-12  # the loop's clock goes on by itself, and its timer fires
+    await asyncio.sleep(0.05)
+    assert not any(isinstance(told, Reject) for told in world.asker.told), "it is not time yet"
+    now = 0.02
+    await asyncio.sleep(0.01)
+    assert any(isinstance(told, Reject) for told in world.asker.told)
+    world.driver.close()

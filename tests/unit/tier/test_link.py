@@ -302,7 +302,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
     world.owner.say(up(on_trial=True), up(THERE))
     assert world.told == [("up", HERE, "m", IDENTITY)]
     assert (watch.on_trial, watch.keeps) == (True, True)
-    world.owner.say(Down(HERE, keeps=False), Down(THERE, keeps=False))
+    world.owner.say(Down(HERE, keeps=False, drained=False), Down(THERE, keeps=False, drained=False))
     assert world.told[1:] == [("down", HERE)]
     assert not watch.keeps
     world.owner.say(Gone(HERE), Gone(THERE))
@@ -312,7 +312,7 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
 @pytest.mark.parametrize("down", [False, True])
 async def test_an_endpoint_configured_later_is_as_the_owner_said_last(world, down):
     await world.welcome()
-    world.owner.say(up(THERE), *[Down(THERE, keeps=True)] * down)
+    world.owner.say(up(THERE), *[Down(THERE, keeps=True, drained=False)] * down)
     world.link.watch(THERE)
     await turns()
     assert world.told == [("down", THERE) if down else ("up", THERE, "m", IDENTITY)]
