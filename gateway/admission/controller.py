@@ -201,6 +201,9 @@ class AdmissionController:
 
     def _wait(self, request: RequestRecord, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, or refuse it if it may not wait."""
+        if request.failures >= TUNING.max_failures:
+            self._reject(request, Outcome.UPSTREAM_ERROR, now)
+            return
         lane = self._pool.lane(request)
         bar = barred(self._pool, lane)
         if bar is not None:
@@ -287,10 +290,7 @@ class AdmissionController:
             request.failures += 1
             request.avoid = endpoint.id
         self._endpoints.settle(endpoint, now)
-        if request.failures >= TUNING.max_failures:
-            self._reject(request, Outcome.UPSTREAM_ERROR, now)
-        else:
-            self._wait(request, now)
+        self._wait(request, now)
 
     def _reject(self, request: RequestRecord, outcome: Outcome, now: float) -> None:
         """Refuse a request in state `WAITING` that is not in the queue yet, or no longer."""

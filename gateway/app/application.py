@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -35,6 +36,7 @@ from gateway.relay.explainer import RelayExplainer
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.http_upstream import HttpUpstream
+from gateway.relay.loads import Loads
 from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.plane import Plane
@@ -126,7 +128,7 @@ class Application:
             ids=count(1) if place is None else count(place.front << ID_BITS),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._core)
-        self._listeners = self._listen(listening, shared=place is not None)
+        self._listeners = self._listen(listening, None if place is None else place.owner.with_name("loads"))
 
     def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
         clock, progressed, metrics = self._clock, self._flights.progressed, self._metrics
@@ -253,7 +255,7 @@ class Application:
                 return  # no longer served
             await pool.counter.recheck()
 
-    def _listen(self, given: Sequence[socket.socket], *, shared: bool) -> list[Listener]:
+    def _listen(self, given: Sequence[socket.socket], shared: Path | None) -> list[Listener]:
         server = self._settings.server
         reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
         apart = server.admin_port is not None
@@ -266,10 +268,11 @@ class Application:
         applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
         on_refused = self._metrics.refused_connections.inc
         sockets = given or bind_all(server)
-        limits = (None, _ADMIN_CONNECTIONS)
+        clients, *admin = zip(applications, sockets, strict=False)
+        loads = None if shared is None else Loads(shared)
         return [
-            Listener(application, listening, server, most=most, on_refused=on_refused, shared=shared)
-            for application, listening, most in zip(applications, sockets, limits, strict=False)
+            Listener(*clients, server, on_refused=on_refused, loads=loads),
+            *(Listener(*port, server, most=_ADMIN_CONNECTIONS, on_refused=on_refused) for port in admin),
         ]
 
     def _go_by(self, settings: Settings, found: Opened) -> None:

@@ -116,10 +116,12 @@ class Owner:
 
     async def exposition(self) -> bytes:
         """The text of `/metrics`, of this process alone."""
+        self._metrics.keep_endpoints(self.monitors)
         return self._metrics.exposition(await self.decided())
 
     async def figures(self, fronts: int) -> Figures:
         """What is counted and measured here; `fronts` are connected."""
+        self._metrics.keep_endpoints(self.monitors)
         return self._metrics.figures(await self.decided(), fronts)
 
     async def stop(self) -> None:
@@ -151,7 +153,6 @@ class Owner:
         while True:
             await asyncio.sleep(self._settings.health.interval)
             self._metrics.sample(self.loads())
-            self._metrics.keep_endpoints(self.monitors)
 
     async def _keep_learned(self) -> None:
         while True:

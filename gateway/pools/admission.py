@@ -75,7 +75,11 @@ class Admission:
         self.decider.handle(Finished(request, verdict, completion_tokens))
 
     async def explain(self, arrival: Arrived) -> Explanation:
-        """Decision about a request if it arrived now, and its reasons. Changes nothing."""
+        """Decision about a request if it arrived now, and its reasons. Changes nothing.
+
+        Raises:
+            RejectedError: its model is not served any more.
+        """
         return await self.decider.explained(arrival)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
+from gateway.pools.admission import RejectedError
 from gateway.relay.asgi import ClientGoneError, Payload, Receive, Scope
 from gateway.relay.clients import Client, peer
 from gateway.relay.destination import unknown_model
@@ -10,7 +11,7 @@ from gateway.relay.fingerprint import fingerprint
 from gateway.relay.intake import read_within_limits
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
-from gateway.relay.understand import Work, counted, demanded, foreground, parsed, present, ttft_target
+from gateway.relay.understand import NO_ENDPOINT, Work, counted, demanded, foreground, parsed, present, ttft_target
 from gateway.wire.errors import ErrorAnswer, error_answer
 from gateway.wire.request import Api, told_by
 
@@ -62,6 +63,10 @@ class RelayExplainer:
         key = await fingerprint(client.flow, body, plane.key)
         work = Work(request, len(body), pool, count, demanded(pool, request, count), client, target, key)
         arrival = work.arrival(plane.new_request())
+        try:
+            decision = await pool.admission.explain(arrival)
+        except RejectedError as error:
+            raise RefusedError(error.command.outcome, NO_ENDPOINT, retry_after=1.0) from None
         return Explained(
             model=pool.name,
             api=api,
@@ -71,5 +76,5 @@ class RelayExplainer:
             prompt_tokens=arrival.demand.prompt_tokens,
             max_tokens=arrival.demand.max_tokens,
             sequences=arrival.demand.sequences,
-            decision=await pool.admission.explain(arrival),
+            decision=decision,
         )

@@ -15,6 +15,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.relay.accepting import OneByOne
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
+from gateway.relay.loads import Loads
 from gateway.runtime.descriptors import most_connections
 from gateway.wire.errors import openai_error
 
@@ -60,8 +61,14 @@ class _Server(uvicorn.Server):
 
 
 class _OneOfSeveral(_Server):
+    """Accepts from sockets that other fronts accept from as well."""
+
+    def __init__(self, config: uvicorn.Config, loads: Loads) -> None:
+        super().__init__(config)
+        self._loads = loads
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept from sockets that other processes accept from as well."""
+        """Accept connections."""
 
         def make() -> asyncio.Protocol:
             protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -69,8 +76,11 @@ class _OneOfSeveral(_Server):
             )
             return protocol
 
+        def connections() -> int:
+            return len(self.server_state.connections)
+
         await self.lifespan.startup()
-        self.servers = [OneByOne(listening, make) for listening in sockets or []]  # type: ignore[misc]  # it closes them
+        self.servers = [OneByOne(listening, make, self._loads, connections) for listening in sockets or []]  # type: ignore[misc]
         self.started = True
 
 
@@ -153,7 +163,7 @@ class Listener:
         settings: limits of what a client may send.
         most: connections at once; None takes the settings' limit.
         on_refused: called for each connection above the limit that no idle one gave way to.
-        shared: whether other processes serve the same socket all the time, not only during a handover.
+        loads: of the fronts that serve the same socket; None where this process serves it alone.
     """
 
     def __init__(
@@ -164,28 +174,27 @@ class Listener:
         *,
         most: int | None = None,
         on_refused: Callable[[], None] = lambda: None,
-        shared: bool = False,
+        loads: Loads | None = None,
     ) -> None:
         self._socket = listening
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
         self._most = _most(settings, most)
         self._protocol = _bounded(limited, lambda: self._most, on_refused)
-        self._server = (_OneOfSeveral if shared else _Server)(
-            uvicorn.Config(
-                app,
-                http=self._protocol,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                proxy_headers=False,
-                log_config=None,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=_CLOSING_TIMEOUT,
-                backlog=BACKLOG,
-            )
+        config = uvicorn.Config(
+            app,
+            http=self._protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            proxy_headers=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=_CLOSING_TIMEOUT,
+            backlog=BACKLOG,
         )
+        self._server = _Server(config) if loads is None else _OneOfSeveral(config, loads)
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -25,7 +25,7 @@ from gateway.admission.events import (
 from gateway.admission.explanation import Explanation
 from gateway.admission.outcomes import Outcome
 from gateway.ops.state import Decided, UnknownEndpointError
-from gateway.pools.admission import Admission, Progressed
+from gateway.pools.admission import Admission, Progressed, RejectedError
 from gateway.pools.interface import Follower
 from gateway.tier.frames import (
     VERSION,
@@ -261,10 +261,16 @@ class Link:
                 self._reject(Reject(request, Outcome.DRAINING, 1.0))
 
     async def explained(self, model: str, arrival: Arrived) -> Explanation:
-        """Decision about a request if it arrived now."""
+        """Decision about a request if it arrived now.
+
+        Raises:
+            RejectedError: the owner does not know the model.
+        """
         self._number += 1
         body = await self._answer(Explain(self._number, model, arrival))
-        return msgspec.json.decode(body or b"", type=Explanation)
+        if body is None:
+            raise RejectedError(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0))
+        return msgspec.json.decode(body, type=Explanation)
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""

@@ -48,6 +48,9 @@ class Workers:
     def fronts(self) -> list[int]:
         return self._processes("--owner-at=")
 
+    def has_in_flight(self, count: int) -> Callable[[], bool]:
+        return lambda: self.in_flight() == count
+
     def in_flight(self) -> int:
         return sum(endpoint["in_flight"] for endpoint in self.kvgate.state()["endpoints"])
 
@@ -92,19 +95,21 @@ async def test_an_owner_killed_again_and_again_costs_nobody_an_answer(workers: W
 
 
 async def test_a_front_killed_breaks_its_own_connections_alone(workers: Workers) -> None:
-    streams = 12
+    streams = 4
 
     async def stream(client: httpx.AsyncClient) -> bool:
         """Whether it was served to its end."""
         try:
-            answer = await client.post(CHAT, json=body(tokens=400, stream=True))
+            answer = await client.post(CHAT, json=body(tokens=1500, stream=True))
         except httpx.TransportError:
             return False
         return events(answer.text)[-1] == "data: [DONE]"
 
     async with httpx.AsyncClient(base_url=workers.url, timeout=60) as client:
-        running = [asyncio.create_task(stream(client)) for _ in range(streams)]
-        assert await asyncio.to_thread(eventually, lambda: workers.in_flight() == streams)
+        running = []
+        for number in range(streams):  # one after the other, so that the front with fewer has time to wake
+            running.append(asyncio.create_task(stream(client)))
+            assert await asyncio.to_thread(eventually, workers.has_in_flight(number + 1))
         victim = workers.fronts()[0]
         os.kill(victim, signal.SIGKILL)
         others = await asyncio.gather(*(stream(client) for _ in range(20)))

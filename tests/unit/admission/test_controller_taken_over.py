@@ -228,3 +228,8 @@ class TestInTheQueue:
         p = play(ttl=10) >> up("a", seqs=1) >> arrived(1) << Dispatch(1, "a") >> arrived(2) << nothing
         p >> at(5) >> arrived(2, waited=9) << nothing >> at(9.9) >> Tick() << nothing
         p >> at(10) >> Tick() << refused(2, Outcome.QUEUE_TIMEOUT)
+
+
+def test_one_that_failed_as_often_as_it_may_is_not_tried_again(play):
+    p = play() >> up("a") >> up("b") >> arrived(1, waited=3, failures=2)
+    p << refused(1, Outcome.UPSTREAM_ERROR)
