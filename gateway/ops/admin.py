@@ -121,6 +121,7 @@ def admin_app(
     app.add_exception_handler(_Refused, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_malformed)
+    app.add_exception_handler(TimeoutError, _answer_silence)
     app.add_exception_handler(Exception, _answer_failure)
     app.add_middleware(_ShortQueries)
     app.openapi = _without_422(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
@@ -313,6 +314,10 @@ async def _answer_malformed(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
     faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
     return _error(400, "invalid_request", f"{faults}.")
+
+
+async def _answer_silence(_request: Request, _error_seen: Exception) -> Response:
+    return _error(503, "not_ready", "The process that decides does not answer.")
 
 
 async def _answer_failure(_request: Request, _error_seen: Exception) -> Response:

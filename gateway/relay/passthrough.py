@@ -33,7 +33,8 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     """Pass a request to a healthy endpoint of its model, once one of the model's relay places is free.
 
     While it waits for an endpoint it holds no place. Once its answer begins it gives its place back: the engine has
-    done its part, and a client that reads slowly keeps nobody else out.
+    done its part, and a client that reads slowly keeps nobody else out. Only behind a stream, as of a transcription,
+    the engine is still at work.
 
     `computes`: the engine has work with it, so that its silence is judged as that of a generated answer.
 
@@ -139,12 +140,19 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
-            begun()
+            if not _goes_on(answer):
+                begun()
             try:
                 return await _through(plane.settings, exchange, answer, piece)
             finally:
                 answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
+
+
+def _goes_on(answer: Answer) -> bool:
+    """Whether the engine works on after the answer's beginning."""
+    kind = next((value for name, value in answer.headers if name.lower() == b"content-type"), b"")
+    return kind.startswith(b"text/event-stream")
 
 
 async def _watched(

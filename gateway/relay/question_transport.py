@@ -17,6 +17,8 @@ from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostErr
 
 _OURS = frozenset({b"host", b"content-length"})
 """Headers that the connection writes itself."""
+_UNUSED = frozenset({b"set-cookie", b"set-cookie2", b"location"})
+"""Headers of an answer that httpx acts on: it keeps every cookie for ever, and raises over a place that is none."""
 
 
 class QuestionTransport(httpx.AsyncBaseTransport):
@@ -52,7 +54,8 @@ class QuestionTransport(httpx.AsyncBaseTransport):
                     body,
                     connected=extensions.get("connected", _nothing),
                 )
-        return httpx.Response(answer.status, headers=list(answer.headers), stream=_Body(answer, silence))
+        kept = [(name, value) for name, value in answer.headers if name.lower() not in _UNUSED]
+        return httpx.Response(answer.status, headers=kept, stream=_Body(answer, silence))
 
     async def aclose(self) -> None:
         """Close every idle connection."""

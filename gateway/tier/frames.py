@@ -156,6 +156,10 @@ class Reported(_Message, tag=14):
     figures: bytes
 
 
+class Ping(_Message, tag=17):
+    """Asks whether the owner lives."""
+
+
 # From the owner.
 
 
@@ -222,6 +226,10 @@ class Expire(_Message, tag=27):
     requests: Sequence[RequestId]
 
 
+class Pong(_Message, tag=33):
+    """The owner lives."""
+
+
 class Answer(_Message, tag=28):
     """The answer to a question, as JSON or text; None if it was about an endpoint that is not known."""
 
@@ -237,9 +245,21 @@ class Report(_Message, tag=29):
 
 Question = Explain | Ask | Scrape
 FromFront = (
-    Hello | Came | Left | Moved | GivenBack | Ended | Watched | Stepped | Unwatched | Failed | Question | Reported
+    Hello
+    | Came
+    | Left
+    | Moved
+    | GivenBack
+    | Ended
+    | Watched
+    | Stepped
+    | Unwatched
+    | Failed
+    | Question
+    | Reported
+    | Ping
 )
-FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report
+FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode

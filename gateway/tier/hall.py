@@ -43,6 +43,8 @@ from gateway.tier.frames import (
     Hello,
     Left,
     Moved,
+    Ping,
+    Pong,
     Question,
     Refused,
     Reported,
@@ -116,6 +118,7 @@ class Hall:
             Ask: self._asked,
             Scrape: self._asked,
             Reported: self._reported,
+            Ping: self._pinged,
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
         }
         self._cores: Cores
@@ -239,6 +242,9 @@ class Hall:
                 self._spawn(self._answer(seat, message))
             case Scrape():
                 self._spawn(self._expose(seat, message))
+
+    def _pinged(self, seat: Seat, _message: Ping) -> None:
+        seat.line.send(Pong())
 
     def _reported(self, seat: Seat, message: Reported) -> None:
         assert seat.front is not None  # noqa: S101  # it has said who it is

@@ -45,6 +45,8 @@ from gateway.tier.frames import (
     Known,
     Left,
     Moved,
+    Ping,
+    Pong,
     Question,
     Refused,
     Report,
@@ -65,6 +67,10 @@ RETRY = 0.02
 """Seconds between two tries to reach the owner."""
 LOOK = 0.1
 """Seconds between two looks for requests that have waited for an owner for too long."""
+PING = 1.0
+"""Seconds between two questions whether the owner lives."""
+SILENT = 3.0
+"""Seconds of silence after which an owner is given up: it may be stopped, with its connections open."""
 ANSWERED_WITHIN = 5.0
 """Seconds for the answer to a question about the state, or about figures."""
 PARTED_WITHIN = 1.0
@@ -132,7 +138,7 @@ class Link:
         self._patience = patience
         self._figures = figures
         self._line: Line[FromOwner] | None = None
-        self._lost_at = clock()
+        self._lost_at = self._heard_at = clock()
         self._asked: dict[RequestId, _Asked] = {}
         self._admissions: dict[str, Admission] = {}
         self._known: dict[EndpointId, tuple[Up, Down | None]] = {}
@@ -151,6 +157,7 @@ class Link:
             Evacuate: self._evacuate,
             Expire: self._expired,
             Answer: self._answered,
+            Pong: lambda _pong: None,
             Report: self._report,
         }
 
@@ -173,16 +180,31 @@ class Link:
         except OSError:
             return
         self._line = line
+        self._heard_at = self._clock()
         self._greet(line)
+        beating = asyncio.create_task(self._beat(line))
         try:
             await ended.wait()
         finally:
+            beating.cancel()
             line.cut()
             self._line = None
             if self.connected.is_set():
                 self.connected.clear()
                 self._lost_at = self._clock()
                 _log.warning("lost the owner: streams go on, arrivals wait for the next", front=self._front)
+
+    async def _beat(self, line: Line[FromOwner]) -> None:
+        """Ask whether the owner lives, and give up one that was welcome and says nothing any more."""
+        while True:
+            await asyncio.sleep(PING)
+            if not self.connected.is_set():
+                continue
+            if self._clock() - self._heard_at > SILENT:
+                _log.error("the owner says nothing any more: it is given up", front=self._front)
+                line.cut()
+                return
+            line.send(Ping())
 
     async def _watch_for_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""
@@ -354,6 +376,7 @@ class Link:
             self._admissions[known.model].decided(reject)
 
     def _take(self, _line: Line[FromOwner], messages: list[FromOwner]) -> None:
+        self._heard_at = self._clock()
         for message in messages:
             self._handlers[type(message)](message)
 

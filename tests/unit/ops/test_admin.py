@@ -290,6 +290,16 @@ async def test_a_failure_of_ours_is_told_without_its_reason(source):
     assert "the reason" not in answer.text
 
 
+async def test_a_silent_owner_is_no_failure_of_ours(source):
+    async def silent():
+        raise TimeoutError
+
+    source.state = silent
+    async with client(source) as asked:
+        for path in ("/readyz", "/kvgate/state"):
+            assert_error(await asked.get(path), 503, "not_ready")
+
+
 HEALTH, ADMIN = {"livez", "readyz", "health", "version"}, {"metrics", "kvgate"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from gateway.admission.events import EndpointId
 from gateway.relay.upstream import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
-from tests.fakes.plane import FakePlane, Reply
+from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -291,6 +291,21 @@ async def test_so_many_run_at_once_and_the_others_wait(hurried):
     assert (await ended(second)).body == b"second"
     assert plane.lines[-1]["queue_ms"] == pytest.approx(10_000)
     assert not plane.pool.relay_places.full()
+
+
+async def test_a_stream_holds_its_place_to_its_end(hurried):
+    plane = FakePlane(upstream={"relay_concurrency": 1}, admission={"queue": {"ttl": 30.0}})
+    more = asyncio.Event()
+    plane.replies.extend([stream(TOKEN, more, TOKEN), Reply(b"second")])
+    transcription = ask(plane)
+    await plane.turns()
+    assert TOKEN in transcription.body
+    second = ask(plane)
+    await asyncio.sleep(10)
+    assert len(plane.sent) == 1, "the engine works on"
+    more.set()
+    assert (await ended(second)).body == b"second"
+    await ended(transcription)
 
 
 async def test_a_client_that_reads_slowly_holds_no_place(hurried):

@@ -98,3 +98,11 @@ async def test_what_is_torn_is_told(server: Server, client: httpx.AsyncClient) -
     server.scripts = [says(server, WHOLE[:-1])]
     with pytest.raises(httpx.RemoteProtocolError):
         await client.get(server.url)
+
+
+async def test_what_httpx_would_act_on_is_left_out(server: Server, client: httpx.AsyncClient) -> None:
+    head = b"HTTP/1.1 302 Found\r\ncontent-length: 2\r\nlocation: http://xn--a/\r\n"
+    server.scripts = [says(server, head + b"set-cookie: a=b\r\nSet-Cookie2: c=d\r\n\r\nok", times=0)]
+    answer = await client.get(server.url)
+    assert (answer.status_code, answer.content) == (302, b"ok")
+    assert not client.cookies

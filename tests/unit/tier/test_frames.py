@@ -30,6 +30,8 @@ from gateway.tier.frames import (
     Known,
     Left,
     Moved,
+    Ping,
+    Pong,
     Refused,
     Report,
     Reported,
@@ -93,6 +95,7 @@ OF_FRONT = [
     Scrape(4),
     Reported(5, b"\x00"),
     Reported(None, b""),
+    Ping(),
 ]
 OF_OWNER = [
     Welcome(),
@@ -108,6 +111,7 @@ OF_OWNER = [
     Answer(1, b"{}"),
     Answer(1, None),
     Report(5),
+    Pong(),
 ]
 
 

@@ -25,6 +25,8 @@ from gateway.tier.frames import (
     Known,
     Left,
     Moved,
+    Ping,
+    Pong,
     Refused,
     Report,
     Reported,
@@ -38,7 +40,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, RETRY, Link
+from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, PING, RETRY, SILENT, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -237,7 +239,9 @@ async def test_the_next_owner_hears_of_everything(world):
 async def test_nobody_waits_for_an_owner_for_ever(world):
     await world.welcome()
     _, task = world.ask()
-    await asyncio.sleep(2 * PATIENCE)
+    for _ in range(4):
+        await asyncio.sleep(PATIENCE / 2)
+        world.owner.say(Pong())
     assert not task.done(), "there is an owner: it decides"
     await world.lose(reachable=False)
     await asyncio.sleep(PATIENCE - 0.5)
@@ -246,6 +250,19 @@ async def test_nobody_waits_for_an_owner_for_ever(world):
         await task
     assert refused.value.command.outcome is Outcome.NO_ENDPOINT
     assert not world.link._asked
+
+
+async def test_an_owner_that_says_nothing_any_more_is_given_up(world):
+    await world.welcome()
+    _, task = world.ask()
+    await asyncio.sleep(PING * 1.5)
+    assert Ping() in await world.owner.heard()
+    before, world.reachable = world.owner, False
+    await asyncio.sleep(SILENT + PING)
+    assert before.aborted
+    assert not world.link.connected.is_set()
+    with pytest.raises(RejectedError):
+        await task
 
 
 async def test_an_owner_that_has_yet_to_answer_hears_that_who_waited_is_gone(world):
