@@ -15,6 +15,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointUp,
@@ -100,7 +101,10 @@ def policy(random):
 
 
 def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
-    """Events of every kind at random, in an order that follows what the core decides; with all that it said."""
+    """Events of every kind at random, in an order that follows what the core decides; with all that it said.
+
+    At first come requests that an earlier core had.
+    """
     random = Random(seed)  # noqa: S311 - the same events every time
     controller = AdmissionController(policy(random))
     now, heard = 100.0, []
@@ -117,6 +121,16 @@ def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
                 waiting.pop(command.request)
 
     tell(EndpointUp("a", random.choice(CAPACITIES)))
+    for number in range(-5, 0):
+        arrival = Arrived(
+            number, Demand((random.randint(1, 200),), 256), flow=random.choice("abc"), waited=-0.5 * number
+        )
+        if random.random() < 0.5:
+            waiting[number] = arrival
+            tell(arrival)
+        else:
+            flying[number], seen[number] = arrival, random.choice((0, 20, 200))
+            tell(Declared(arrival, "a", seen[number]))
     for number in range(steps):
         now += random.expovariate(50)
         chance = random.random()
