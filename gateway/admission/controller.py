@@ -393,18 +393,26 @@ class AdmissionController:
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
         """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
+        aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey]]] = {}
+        """By flow that was set aside: the endpoints that refused its head, with its lane. Its requests of other lanes
+        do not go there before it."""
 
         def accept(request: RequestRecord) -> Answer:
-            lane = (request.arrival.band, request.lane)
+            flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
             request.spare = self._pool.spare(request, now)
-            claimed = {endpoint for endpoint, claim in kept.items() if claim != lane} if kept else ()
-            placement = place(self._pool, request, now, claimed)
+            claimed = {endpoint for endpoint, claim in kept.items() if claim != lane}
+            behind = {endpoint for endpoint, claim in aside.get(flow, {}).items() if claim != lane}
+            placement = place(self._pool, request, now, claimed | behind)
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
                 return Answer.TAKEN
             after = next_in_line(placement.refusals)
-            if after is not Next.OTHER_FLOWS:
-                for endpoint, rule in placement.refusals:
+            if not behind.isdisjoint(self._endpoints.eligible(request)):
+                after = Next.OTHER_FLOWS
+            for endpoint, rule in placement.refusals:
+                if after is Next.OTHER_FLOWS:
+                    aside.setdefault(flow, {}).setdefault(endpoint, lane)
+                else:
                     kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
             return _ANSWERS[after]
 

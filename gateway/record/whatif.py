@@ -6,7 +6,8 @@ many tokens, as in the record; any other takes the mean of those served. The sta
 load nor faster under less. The recorded gauges are left out, as they show another load.
 
 A request that was refused for lack of room and came back counts as one request, by its last try. If it is not refused
-under the other settings, it does not come back.
+under the other settings, it does not come back. Requests that an earlier core dispatched take up room until they end,
+and are not counted.
 """
 
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Cancelled,
+    Declared,
     Event,
     Finished,
     Observed,
@@ -162,13 +164,12 @@ class _Recorded:
                 self._keys[named] = event.key
                 self._firsts[named] = self._returns[key].came(event.key, step.at) or named
                 self._fates[self._firsts[named]] = Fate(step.at)
+            case Declared():
+                self._running.setdefault((key, event.arrival.request), _Seen(step.at))
             case Cancelled() if (key, event.request) in self._firsts:
                 self._fates[self.first(key, event.request)].decide(LEFT, step.at)
             case Progress():
-                for request, generated in event.generated:
-                    if (seen := self._running.get((key, request))) is not None and generated:
-                        seen.generated = generated
-                        seen.first_at = step.at if seen.first_at is None else seen.first_at
+                self._progressed(key, event, step.at)
             case Finished() if (seen := self._running.pop((key, event.request), None)) is not None:
                 tokens = seen.generated if event.completion_tokens is None else event.completion_tokens
                 self._services[self.first(key, event.request)] = seen.service(step.at, tokens, event.verdict)
@@ -179,9 +180,15 @@ class _Recorded:
             if named in self._firsts:
                 self._decided(named, decided.get("outcome", DISPATCHED), step.at)
 
+    def _progressed(self, key: PoolKey, event: Progress, at: float) -> None:
+        for request, generated in event.generated:
+            if (seen := self._running.get((key, request))) is not None and generated:
+                seen.generated = generated
+                seen.first_at = at if seen.first_at is None else seen.first_at
+
     def end(self) -> None:
         """End the record."""
-        for owner in {key for key, _ in self._fates}:
+        for owner in {key for key, _ in (*self._fates, *self._running)}:
             self._means[owner] = _mean([served for (key, _), served in self._services.items() if key == owner])
 
     def service(self, key: PoolKey, request: RequestId) -> Service:
@@ -294,19 +301,28 @@ class _Alternative:
             case Cancelled() if event.request in self._arrived:
                 changed[self._first(event.request)].decide(LEFT, now)
         commands = self._controller.handle(event, now)
+        if isinstance(event, Declared) and self._controller.news({event.arrival.request} - self._running.keys()):
+            self._begin(event.arrival.request, now)
         for command in commands:
             match command:
                 case Dispatch():
-                    service = self._recorded.service(self._key, command.request)
-                    self._running[command.request] = (now, service)
-                    changed[self._first(command.request)].decide(DISPATCHED, now)
-                    if self._diverged:
-                        heappush(self._ends, (now + service.duration, command.request))
+                    self._begin(command.request, now)
+                    self._decide(command.request, DISPATCHED, now)
                 case Reject():
-                    changed[self._first(command.request)].decide(command.outcome.value, now)
+                    self._decide(command.request, command.outcome.value, now)
                 case WakeAt():
                     self._wake_at = command.at
         return commands
+
+    def _begin(self, request: RequestId, now: float) -> None:
+        service = self._recorded.service(self._key, request)
+        self._running[request] = (now, service)
+        if self._diverged:
+            heappush(self._ends, (now + service.duration, request))
+
+    def _decide(self, request: RequestId, ended: str, now: float) -> None:
+        if request in self._arrived:
+            self._compared.changed[self._first(request)].decide(ended, now)
 
 
 def _dispatched(commands: list[Command], request: RequestId) -> bool:

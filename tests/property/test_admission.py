@@ -14,6 +14,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointGone,
@@ -188,33 +189,67 @@ class Admission(RuleBasedStateMachine):
         prefix=st.sampled_from(PREFIXES),
         body=st.sampled_from([0, 0, 1, 2, 3]),
         asked=st.booleans(),
+        waited=st.sampled_from([0.0, 0.0, 0.0, 0.5, 6.0, 20.0]),
+        failures=st.sampled_from([0, 1]),
+        avoid=st.sampled_from(ENDPOINTS),
     )
-    def arrive(self, *, prompts, n, max_tokens, asked, prefix, body, **settings):
+    def arrive(self, *, body, asked, waited, failures, avoid, **settings):
+        """If it waited, it was in the queue of an earlier core."""
         request = len(self.known) + 1
-        demand = Demand(tuple(prompts), max_tokens, n)
-        if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
-            prefix = ()
         key = body and 10 * FLOWS.index(settings["flow"]) + body
-        event = Arrived(request, demand, prefix=prefix, key=key, **settings)
+        failures, avoid = (failures, avoid) if waited and failures else (0, None)
+        event = self.arrival(request, key=key, waited=waited, failures=failures, avoid=avoid, **settings)
         promise = self.controller._promises.find(key, self.now)
         promised = promise is not None and self.now < promise.due
         explanation = None
-        if asked:
+        if asked and not waited:
             self.feed(Tick())  # what time alone does is done by the next event
             explanation = self.controller.explain(event, self.now)  # the twin is not asked
         alone = not any(k.waiting for k in self.known.values())
-        known = self.known[request] = Known(event, self.now, early=promised)
+        known = Known(event, self.now - waited, early=promised, avoid=avoid, failures=failures)
+        self.known[request] = known
         if promised:
             known.told = (promise.outcome, min(max(1.0, promise.due - self.now), 60.0))
         self.arriving = request
         commands = self.feed(event)
         self.arriving = 0
-        if known.waiting:
+        if known.waiting and not waited:
             queue = self.controller.snapshot(self.now).queue
             assert queue.depth <= self.policy.max_requests
             assert queue.bytes <= self.policy.max_bytes
         if explanation is not None and alone:
             self.check_explanation(explanation, request, commands)
+
+    @rule(
+        endpoint=st.sampled_from(ENDPOINTS),
+        prompts=st.lists(st.integers(1, 400), min_size=1, max_size=3),
+        n=st.sampled_from([1, 1, 2]),
+        max_tokens=st.integers(1, 400),
+        flow=st.sampled_from(FLOWS),
+        streamed=st.booleans(),
+        prefix=st.sampled_from(PREFIXES),
+        share=st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
+        failures=st.sampled_from([0, 0, 1]),
+        again=st.booleans(),
+    )
+    def declare(self, *, endpoint, share, again, **settings):
+        """An earlier core had dispatched it, and so much of its answer was seen."""
+        request = len(self.known) + 1
+        event = self.arrival(request, **settings)
+        generated = int(share * event.demand.max_tokens * event.demand.sequences)
+        known = self.known[request] = Known(event, self.now, waiting=False, failures=event.failures, seen=generated)
+        if any(shown.id == endpoint for shown in self.controller.snapshot(self.now).endpoints):
+            known.endpoint = endpoint
+        else:
+            known.ends += 1
+        self.feed(Declared(event, endpoint, generated))
+        if again:
+            self.feed(Declared(replace(event, demand=Demand((1,), 1)), endpoint))
+
+    def arrival(self, request, *, prompts, n, max_tokens, prefix, **settings) -> Arrived:
+        if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
+            prefix = ()
+        return Arrived(request, Demand(tuple(prompts), max_tokens, n), prefix=prefix, **settings)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -384,13 +419,14 @@ class Admission(RuleBasedStateMachine):
         elif outcome is Outcome.WAIT_TOO_LONG:
             assert live
             assert self.target(known) is not None
-            if known.arrival.request == self.arriving:
+            if known.arrival.request == self.arriving and not known.arrival.waited:
                 assert self.controller.snapshot(self.now).drain_rate is not None, "refused on no grounds"
             else:
                 assert self.deadline(known, earliest=True) <= self.now
         elif outcome is Outcome.DRAINING:
             assert self.draining
         elif outcome is Outcome.QUEUE_FULL:
+            assert known.arrival.request != self.arriving or not known.arrival.waited
             others = [k for k in self.known.values() if k.waiting]
             size = sum(k.arrival.body_bytes for k in others) + known.arrival.body_bytes
             assert len(others) >= self.policy.max_requests or size > self.policy.max_bytes

@@ -11,6 +11,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointGone,
@@ -35,20 +36,26 @@ DEMANDS = st.builds(
     Demand, st.lists(st.integers(1, 300), min_size=1, max_size=2).map(tuple), st.integers(1, 200), st.integers(1, 2)
 )
 CAPACITIES = st.builds(Capacity, st.integers(100, 600), st.none() | st.integers(5, 100), max_num_seqs=st.none() | IDS)
+ARRIVALS = st.builds(
+    Arrived,
+    IDS,
+    DEMANDS,
+    band=st.integers(0, 2),
+    flow=st.sampled_from(["", "heavy", "light"]),
+    body_bytes=st.integers(0, 500),
+    streamed=st.booleans(),
+    tools=st.booleans(),
+    ttft_target=st.none() | st.floats(0.001, 10),
+    prefix=st.sampled_from([(), ((64, 1),), ((64, 1), (128, 2**64 - 1)), ((64, 5),)]),
+    key=st.sampled_from([0, 1, 2, 2**64 - 1]),
+    waited=st.sampled_from([0.0, 0.0, 0.7, 4.5]),
+    failures=st.integers(0, 1),
+    avoid=st.none() | ENDPOINTS,
+)
+DECLARED = st.builds(Declared, ARRIVALS, ENDPOINTS, st.integers(0, 300))
 EVENTS = st.one_of(
-    st.builds(
-        Arrived,
-        IDS,
-        DEMANDS,
-        band=st.integers(0, 2),
-        flow=st.sampled_from(["", "heavy", "light"]),
-        body_bytes=st.integers(0, 500),
-        streamed=st.booleans(),
-        tools=st.booleans(),
-        ttft_target=st.none() | st.floats(0.001, 10),
-        prefix=st.sampled_from([(), ((64, 1),), ((64, 1), (128, 2**64 - 1)), ((64, 5),)]),
-        key=st.sampled_from([0, 1, 2, 2**64 - 1]),
-    ),
+    ARRIVALS,
+    DECLARED,
     st.builds(Cancelled, IDS),
     st.builds(Progress, st.lists(st.tuples(IDS, st.integers(0, 300)), max_size=4).map(tuple)),
     st.builds(Finished, IDS, st.sampled_from(Verdict), st.none() | st.integers(0, 300)),
@@ -80,9 +87,10 @@ STORIES = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.one_of(*
 UP = EndpointUp("a", Capacity(600, 60, 16))
 
 
-def told(story, file):
+def told(story, file, *before):
+    """A record of these events, after those of the time at which its core began."""
     tape, now = Tape(queue={"max_requests": 6, "ttl": 5, "no_endpoint_ttl": 4}), 10.0
-    tape.tell(now, UP)
+    tape.tell(now, UP, *before)
     for step, event in story:
         now += step
         if isinstance(event, tuple):
@@ -95,23 +103,24 @@ def told(story, file):
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(STORIES)
-def test_a_record_replays_to_what_was_decided(story):
+@given(STORIES, st.lists(DECLARED, max_size=6))
+def test_a_record_replays_to_what_was_decided(story, declared):
+    """It may begin with what an earlier core had in flight."""
     with TemporaryDirectory() as folder:
-        file = told(story, Path(folder) / "events.jsonl")
+        file = told(story, Path(folder) / "events.jsonl", *declared)
         replayed = verify(file)
         assert replayed.differences == []
-        assert replayed.events == len(story) + 1
+        assert replayed.events == len(story) + len(declared) + 1
         unchanged = compare(file, {})
         assert unchanged.differences == []
         assert unchanged.recorded == unchanged.changed
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(STORIES)
-def test_any_record_can_be_run_with_other_settings(story):
+@given(STORIES, st.lists(DECLARED, max_size=6))
+def test_any_record_can_be_run_with_other_settings(story, declared):
     with TemporaryDirectory() as folder:
-        file = told(story, Path(folder) / "events.jsonl")
+        file = told(story, Path(folder) / "events.jsonl", *declared)
         changed = compare(file, {"kv_high": 0.5, "kv_low": 0.3, "queue": {"max_requests": 2}, "policy": "hysteresis"})
         assert changed.recorded.keys() == changed.changed.keys()
         before = sum(count for _, count, _ in changed.outcomes())

@@ -15,6 +15,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointUp,
@@ -99,12 +100,28 @@ def policy(random):
     )
 
 
-def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
-    """Events of every kind at random, in an order that follows what the core decides; with all that it said."""
+def inherited(random):
+    """What an earlier core had in its queue and in flight."""
+    arrivals = [
+        Arrived(-waits, Demand((random.randint(1, 200),), 256), flow=random.choice("abc"), waited=0.5 * waits)
+        for waits in range(8, 0, -1)
+    ]
+    declared = [Declared(arrival, "a", random.choice((0, 20, 200))) for arrival in arrivals[4:]]
+    return [*declared, *arrivals[:4]]
+
+
+def tumult(seed, steps=2000):  # noqa: C901, PLR0915 - a branch for each kind of event
+    """Events of every kind at random, in an order that follows what the core decides; with all that it said.
+
+    At first come requests that an earlier core had.
+    """
     random = Random(seed)  # noqa: S311 - the same events every time
     controller = AdmissionController(policy(random))
     now, heard = 100.0, []
-    waiting, flying, seen = {}, {}, {}
+    before = inherited(random)
+    waiting = {event.request: event for event in before if isinstance(event, Arrived)}
+    flying = {event.arrival.request: event.arrival for event in before if isinstance(event, Declared)}
+    seen = {event.arrival.request: event.generated for event in before if isinstance(event, Declared)}
 
     def tell(event):
         commands = controller.handle(event, now)
@@ -117,6 +134,8 @@ def tumult(seed, steps=2000):  # noqa: C901 - a branch for each kind of event
                 waiting.pop(command.request)
 
     tell(EndpointUp("a", random.choice(CAPACITIES)))
+    for event in before:
+        tell(event)
     for number in range(steps):
         now += random.expovariate(50)
         chance = random.random()

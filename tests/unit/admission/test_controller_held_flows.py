@@ -149,6 +149,16 @@ def test_behind_a_flow_that_has_its_share_a_large_request_is_passed_max_passes_t
     assert small_ones_that_go(p) == 2
 
 
+@pytest.mark.parametrize("lane", [{}, {"waited": 1, "failures": 1, "avoid": "b"}, {"band": 1}])
+def test_of_a_flow_that_has_its_share_a_smaller_request_of_any_lane_or_band_waits_for_its_head(play, lane):
+    p = play() >> up("a", blocks=100)
+    p >> arrived(1, blocks=5, flow="quiet") << Dispatch(1, "a") >> progress(r1=1)
+    p >> arrived(2, blocks=30, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
+    p >> arrived(3, blocks=40, flow="noisy") << nothing
+    p >> arrived(4, blocks=1, flow="noisy", **lane) << nothing
+    p >> arrived(5, blocks=1, flow="quiet", **lane) << Dispatch(5, "a")
+
+
 def test_explain_says_that_a_flow_within_its_share_would_go(play):
     p = near_its_share(play) >> arrived(3, blocks=24, flow="noisy") << nothing
     told = p.controller.explain(arrived(4, blocks=5, flow="quiet"), p.now)

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Verdict
+from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointUp, Finished, Verdict
 from gateway.config.sources import ConfigurationError
 from gateway.record.lines import Dropped, EventLogError, Opened, encode, happened
 from gateway.record.replay import PoolKey, Replayed, policy, settings, steps, verify
@@ -33,6 +35,17 @@ def test_each_run_and_each_pool_has_a_core_of_its_own(tmp_path):
     replayed = verify(tape.write(tmp_path / "f"))
     assert replayed.differences == []
     assert replayed.models == {PoolKey(1, 1): "m", PoolKey(2, 1): "m", PoolKey(2, 2): "n"}
+
+
+def test_a_record_that_begins_with_what_an_earlier_core_had_replays_by_itself(tmp_path):
+    tape = Tape(ttft_target=None).tell(0, UP, Declared(arrived(1, flow="heavy"), "e", 30))
+    waited = replace(arrived(2), waited=1.5, failures=1, avoid="e")
+    tape.tell(1, waited, arrived(3)).tell(2, Finished(1, Verdict.DONE, 50)).tell(3, Finished(2, Verdict.DONE, 5))
+    file = tape.write(tmp_path / "f")
+    replayed = verify(file)
+    assert (replayed.events, replayed.decisions, replayed.differences) == (6, 2, [])
+    _, declared, came, *_ = [step.event for step in steps(file, Replayed(), {})]
+    assert (declared, came) == (Declared(arrived(1, flow="heavy"), "e", 30), waited)
 
 
 def test_a_record_that_tells_otherwise_is_found_out(tmp_path):

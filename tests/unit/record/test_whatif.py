@@ -4,10 +4,12 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointUp,
     Finished,
     Progress,
+    Returned,
     Tick,
     Verdict,
 )
@@ -120,3 +122,37 @@ class TestReturns:
         _, other = compared
         assert ended(other.changed) == dict.fromkeys((1, 2, 5), DISPATCHED)
         assert waits(other.changed.values()) == [0, 0, 7]
+
+
+def taken_over():
+    """One was in flight under an earlier core, for ten seconds more; one finds no place in the queue meanwhile."""
+    tape = Tape(**LOOSE, queue={"max_requests": 0})
+    tape.tell(0, UP, Declared(arrived(1), "e", 30)).tell(3, Progress(((1, 40),))).tell(5, arrived(2))
+    return tape.tell(10, done(1)).tell(20, arrived(3)).tell(24, done(3)).tell(50, Tick())
+
+
+def test_what_an_earlier_core_had_in_flight_ends_as_it_did_and_is_not_counted(tmp_path):
+    file = taken_over().write(tmp_path / "f")
+    unchanged = compare(file, {})
+    assert unchanged.differences == []
+    assert ended(unchanged.recorded) == ended(unchanged.changed) == {2: "queue_full", 3: DISPATCHED}
+    changed = compare(file, {"queue": {"max_requests": 5}})
+    assert ended(changed.changed) == {2: DISPATCHED, 3: DISPATCHED}
+    assert waits(changed.changed.values()) == [0, 5], "it is gone at 10, as in the record"
+
+
+def test_what_an_earlier_core_had_in_flight_and_never_ended_takes_the_mean_of_the_others(tmp_path):
+    tape = Tape(**LOOSE, queue={"max_requests": 0}).tell(0, UP, Declared(arrived(1), "e", 30))
+    assert ended(compare(tape.write(tmp_path / "f"), {}).recorded) == {}
+    tape.tell(1, Declared(arrived(9), "unknown", 3), Declared(arrived(1), "e", 3)).tell(5, arrived(2)).tell(90, Tick())
+    changed = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 5, "ttl": 500}})
+    assert ended(changed.changed) == {2: WAITING}, "nobody was served to the end, so nobody ever ends"
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_an_earlier_core_had_in_flight_may_come_back(tmp_path, busy):
+    tape = Tape(**LOOSE).tell(0, UP, Declared(arrived(1), "e")).tell(1, arrived(2)).tell(2, Returned(1, busy))
+    tape.tell(4, done(2)).tell(6, done(1)).tell(50, Tick())
+    compared = compare(tape.write(tmp_path / "f"), {})
+    assert compared.differences == []
+    assert ended(compared.recorded) == ended(compared.changed) == {2: DISPATCHED}
