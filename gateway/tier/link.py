@@ -155,7 +155,7 @@ class Link:
             Down: self._down,
             Gone: self._gone,
             Evacuate: self._evacuate,
-            Expire: self._expired,
+            Expire: self._end_silent,
             Answer: self._answered,
             Pong: lambda _pong: None,
             Report: self._report,
@@ -211,7 +211,7 @@ class Link:
         while True:
             await asyncio.sleep(LOOK)
             if not self.connected.is_set():
-                self._expire()
+                self._refuse_overdue()
 
     def admission(self, model: str) -> Admission:
         """Admission to the endpoints of a model."""
@@ -362,12 +362,12 @@ class Link:
         for question, _ in self._questions.values():
             line.send(question)
 
-    def _expire(self) -> None:
+    def _refuse_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""
         now, patience = self._clock(), self._patience()
         for request, known in list(self._asked.items()):
             if known.endpoint is None and now - max(known.came_at, self._lost_at) > patience:
-                self.send(Left(request))  # an owner that has yet to take this connection would hold its place
+                self.send(Left(request))  # an owner that has yet to read our `Hello` would keep it
                 self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
 
     def _reject(self, reject: Reject) -> None:
@@ -410,7 +410,7 @@ class Link:
     def _evacuate(self, message: Evacuate) -> None:
         self._follower.evacuate(message.endpoint)
 
-    def _expired(self, message: Expire) -> None:
+    def _end_silent(self, message: Expire) -> None:
         self._follower.expire(message.requests)
 
     def _answered(self, message: Answer) -> None:
