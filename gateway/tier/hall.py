@@ -218,7 +218,7 @@ class Hall:
         self._end(seat, message.request, Finished(message.request, message.verdict, message.completion_tokens))
 
     def _left(self, seat: Seat, message: Left) -> None:
-        """Take out a request that waits. One dispatched meanwhile ends when its front, which forgot it, hears of that."""
+        """Take out a request that waits. One dispatched meanwhile ends when its front hears of that."""
         known = seat.drivers.get(message.request)
         if known is None or known[1]:
             return

@@ -31,7 +31,9 @@ def _result(patch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[
 @mutant
 def no_generation_prompt_by_default(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        normalise, "flag", lambda fields, name, default: fields.get(name, default and name != "add_generation_prompt")
+        normalise,
+        "flag",
+        lambda fields, name, default=False: fields.get(name, default and name != "add_generation_prompt"),
     )
 
 
