@@ -7,7 +7,7 @@ endpoints kept for it: requests of other lanes and bands are not sent there, and
 be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -393,15 +393,15 @@ class AdmissionController:
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
         """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
-        aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey]]] = {}
+        aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey] | None]] = {}
         """By flow that was set aside: the endpoints that refused its head, with its lane. Its requests of other lanes
         do not go there before it."""
 
         def accept(request: RequestRecord) -> Answer:
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
             request.spare = self._pool.spare(request, now)
-            claimed = {endpoint for endpoint, claim in kept.items() if claim != lane}
-            behind = {endpoint for endpoint, claim in aside.get(flow, {}).items() if claim != lane}
+            claimed = _for_others(kept, lane)
+            behind = _for_others(aside.get(flow, {}), lane)
             placement = place(self._pool, request, now, claimed | behind)
             if placement.endpoint is not None:
                 self._dispatch(request, placement.endpoint, None, now)
@@ -464,3 +464,10 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
+
+
+def _for_others(
+    claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
+) -> set[EndpointRecord]:
+    """The endpoints that other lanes than this one claim."""
+    return {endpoint for endpoint, claim in claims.items() if claim != lane}
