@@ -8,13 +8,12 @@ from gateway.app.owner import Owner
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.metrics import Metrics
-from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
 
 
-class Together:
-    """The cores and monitors, called directly: no socket, no copy. See `gateway.app.core.Core`.
+class Together(Owner):
+    """An owner called directly: no socket, no copy. See `gateway.app.core.Core`.
 
     Args:
         settings: those in force.
@@ -42,63 +41,39 @@ class Together:
     ) -> None:
         self._progressed = progressed
         self._admissions: dict[str, Admission] = {}
-        self._owner = Owner(
-            settings, endpoints, follower, clock=clock, asker=self._asker, metrics=metrics, launched=launched
+        super().__init__(
+            settings, endpoints, follower, clock=clock, asker=self._new_admission, metrics=metrics, launched=launched
         )
-
-    def start(self) -> None:
-        """Watch the endpoints."""
-        self._owner.start()
 
     async def settled(self) -> None:
         """Wait until each endpoint was probed once."""
-        for monitor in self._owner.monitors.values():
+        for monitor in self.monitors.values():
             await monitor.probed.wait()
 
     def admission(self, model: str) -> Admission:
         """Admission to the endpoints of a model that is served."""
         admission = self._admissions[model]
-        admission.decider = self._owner.cores.drivers[model]
+        admission.decider = self.cores.drivers[model]
         return admission
 
     def watch(self, endpoint: EndpointId) -> Watch:
         """The watch over an endpoint."""
-        return self._owner.monitors[endpoint]
+        return self.monitors[endpoint]
 
     def statuses(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""
-        return [monitor.status for monitor in self._owner.monitors.values()]
-
-    async def exposition(self) -> bytes:
-        """The text of `/metrics`."""
-        return await self._owner.exposition()
-
-    async def decided(self) -> Decided:
-        """See `gateway.ops.state.Deciding`."""
-        return await self._owner.decided()
-
-    async def drain(self, endpoint_id: str) -> None:
-        """See `gateway.ops.state.Deciding`."""
-        await self._owner.drain(endpoint_id)
-
-    async def undrain(self, endpoint_id: str) -> None:
-        """See `gateway.ops.state.Deciding`."""
-        await self._owner.undrain(endpoint_id)
-
-    def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
-        """Put other settings in force."""
-        self._owner.go_by(settings, endpoints)
+        return [monitor.status for monitor in self.monitors.values()]
 
     def leave(self) -> None:
         """Refuse what waits, and take no new requests."""
-        self._owner.cores.drain()
+        self.cores.drain()
 
     async def stop(self) -> None:
         """Stop everything."""
         for admission in self._admissions.values():
             admission.close()
-        await self._owner.stop()
+        await super().stop()
 
-    def _asker(self, model: str) -> Admission:
+    def _new_admission(self, model: str) -> Admission:
         admission = self._admissions[model] = Admission(self._progressed)
         return admission

@@ -30,7 +30,6 @@ class Admission:
     It is the `Asker` of a driver in this process.
 
     Args:
-        decider: the core of the model, in this process or another.
         progressed: called with each batch.
     """
 
@@ -63,7 +62,7 @@ class Admission:
 
     def progress(self, request: RequestId, generated: int) -> None:
         """Note a request's generated tokens. The next batch tells the core if that changes its account."""
-        self.counts.note(request, generated)
+        self.counts.moved[request] = generated
         if self._flush_timer is None:
             self._flush_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._flush)
 

@@ -161,8 +161,7 @@ class Cores:
             return
         model = known.model
         driver = self._drivers[model]
-        if all(
-            other.model != model for other in self._known.values()
-        ):  # no longer served; its waiting requests still time out
+        if all(other.model != model for other in self._known.values()):
+            # No longer served; its waiting requests still time out.
             del self._drivers[model], self._roots[model]
         driver.handle(EndpointGone(endpoint))

@@ -13,18 +13,14 @@ class Counts:
     """The latest counts since the core was told."""
 
     def __init__(self) -> None:
-        self._moved: dict[RequestId, int] = {}
-        """Counts of requests that moved since the last batch."""
+        self.moved: dict[RequestId, int] = {}
+        """Counts of requests that moved since the last batch. Written for every token: by its owner, without a call."""
         self._untold: dict[RequestId, int] = {}
         """Counts at the last batch that the core was not told."""
         self._news: dict[RequestId, float] = {}
         """By request the core was told of: the count at which it wants to hear again."""
         self.everything = False
         """Whether the core wants every count for now."""
-
-    def note(self, request: RequestId, generated: int) -> None:
-        """Note a request's generated tokens."""
-        self._moved[request] = generated
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note what the core wants to hear next. It may say so of a request that has left meanwhile."""
@@ -34,7 +30,7 @@ class Counts:
 
     def batch(self) -> tuple[list[RequestId], dict[RequestId, int]]:
         """End a batch: the requests that moved since the last, and the counts to tell."""
-        moved, self._moved = self._moved, {}
+        moved, self.moved = self.moved, {}
         news, untold = self._news, self._untold
         told: dict[RequestId, int] = {}
         for request, generated in moved.items():
@@ -48,7 +44,7 @@ class Counts:
 
     def unheard(self) -> dict[RequestId, int]:
         """Every count that the core has not heard."""
-        return {**self._untold, **self._moved}
+        return {**self._untold, **self.moved}
 
     def renew(self) -> None:
         """Tell each next count: what the core wants to hear has changed."""
@@ -57,8 +53,8 @@ class Counts:
     def forget(self, request: RequestId) -> tuple[int | None, float]:
         """Drop a request that left its endpoint; return its last count, if any, and the next one the core wanted."""
         generated = self._untold.pop(request, None)
-        return self._moved.pop(request, generated), self._news.pop(request, 0)
+        return self.moved.pop(request, generated), self._news.pop(request, 0)
 
     def latest(self, request: RequestId) -> int:
         """A request's last count; 0 if the core has heard it, or there is none."""
-        return self._moved.get(request) or self._untold.get(request, 0)
+        return self.moved.get(request) or self._untold.get(request, 0)

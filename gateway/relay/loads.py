@@ -9,7 +9,7 @@ from pathlib import Path
 
 _SLOT = struct.Struct("=II")
 """A front's process and its connections. A process of 0 has left."""
-_MOST = 256
+_MOST = 64
 """Fronts, those on their way out included."""
 
 
@@ -26,7 +26,7 @@ class Loads:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             os.ftruncate(descriptor, _MOST * _SLOT.size)
             self._table = mmap.mmap(descriptor, _MOST * _SLOT.size)
-            free = (slot for slot in range(_MOST) if not _lives(self._read(slot)[0]))
+            free = (slot for slot, (process, _) in enumerate(_SLOT.iter_unpack(self._table)) if not _lives(process))
             self._mine = next(free, _MOST - 1)
             self.note(0)
         finally:
@@ -39,8 +39,7 @@ class Loads:
 
     def fewer_elsewhere(self, connections: int) -> bool:
         """Whether another front that lives has fewer than this."""
-        for slot in range(_MOST):
-            process, there = self._read(slot)
+        for slot, (process, there) in enumerate(_SLOT.iter_unpack(self._table)):
             if slot != self._mine and process and there < connections and _lives(process):
                 return True
         return False
@@ -48,10 +47,6 @@ class Loads:
     def leave(self) -> None:
         """Take this process out: it accepts no more."""
         _SLOT.pack_into(self._table, self._mine * _SLOT.size, 0, 0)
-
-    def _read(self, slot: int) -> tuple[int, int]:
-        process, connections = _SLOT.unpack_from(self._table, slot * _SLOT.size)
-        return process, connections
 
 
 def _lives(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""What runs in a gateway's process, as its signals and its supervisor see it."""
+"""The program in a gateway's process, as its signals and its supervisor see it."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,6 @@ from gateway.tier.frames import (
     Evacuate,
     Expire,
     Explain,
-    Failed,
     FromOwner,
     GivenBack,
     Gone,
@@ -53,15 +52,13 @@ from gateway.tier.frames import (
     Reported,
     Scrape,
     Sent,
-    Stepped,
-    Unwatched,
     Up,
     Wanted,
-    Watched,
     Welcome,
     from_owner,
 )
 from gateway.tier.line import Line
+from gateway.tier.remote_watch import RemoteWatch
 
 RETRY = 0.02
 """Seconds between two tries to reach the owner."""
@@ -446,57 +443,3 @@ class _Remote:
 
     async def explained(self, arrival: Arrived) -> Explanation:
         return await self._link.explained(self._model, arrival)
-
-
-class RemoteWatch:
-    """The watch over an endpoint, which the owner keeps; see `Watch`.
-
-    Attributes:
-        on_trial: as the owner said last.
-        keeps: as the owner said last.
-    """
-
-    def __init__(self, endpoint: EndpointId, send: Callable[[msgspec.Struct], None]) -> None:
-        self._endpoint = endpoint
-        self._send = send
-        self._watched: dict[RequestId, Watched] = {}
-        self.on_trial = False
-        self.keeps = True
-
-    @property
-    def watched(self) -> Collection[Watched]:
-        """The requests on it, to declare to the next owner."""
-        return self._watched.values()
-
-    def dispatched(
-        self,
-        request: RequestId,
-        prompt_tokens: int,
-        *,
-        streams: bool = True,
-        brought: bool = False,
-        started: bool = False,
-    ) -> None:
-        """See `Watch.dispatched`."""
-        watched = Watched(self._endpoint, request, prompt_tokens, streams, brought, started)
-        self._watched[request] = watched
-        self._send(watched)
-
-    def progressed(self, requests: Collection[RequestId]) -> None:
-        """See `Watch.progressed`. Only first tokens are told one by one."""
-        started = []
-        for request in requests:
-            watched = self._watched.get(request)
-            if watched is not None and not watched.started:
-                watched.started = True
-                started.append(request)
-        self._send(Stepped(self._endpoint, started))
-
-    def finished(self, request: RequestId, *, delivering: bool = False) -> None:
-        """See `Watch.finished`."""
-        if self._watched.pop(request, None) is not None:
-            self._send(Unwatched(self._endpoint, request, delivering))
-
-    def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
-        """See `Watch.failed`."""
-        self._send(Failed(self._endpoint, reason, aborted, dead))

@@ -1,4 +1,4 @@
-"""What the fronts counted, as each said last; those that have gone count on, so that no sum falls."""
+"""The figures that fronts counted, as each said last; those that have gone count on, so that no sum falls."""
 
 import asyncio
 import contextlib

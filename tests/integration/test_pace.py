@@ -21,7 +21,7 @@ async def test_an_engine_that_gets_slower_under_steady_load_is_told_by_advise(mo
     monkeypatch.setattr("gateway.app.application.time", SimpleNamespace(monotonic=lambda: began + passed))
     async with FakeVllm(FakeSettings(step_seconds=0)) as fake, gateway(fake, health={"interval": 3600}) as kvgate:
         await asyncio.gather(*(kvgate.post(tokens=1) for _ in range(ENOUGH)))
-        (monitor,) = kvgate.application._core._owner.monitors.values()
+        (monitor,) = kvgate.application._core.monitors.values()
 
         async def works(seconds, steps):
             nonlocal passed

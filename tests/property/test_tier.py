@@ -652,7 +652,7 @@ class Tier(RuleBasedStateMachine):
             for admission in front.link._admissions.values():
                 assert not admission._waiting
                 counts = admission.counts
-                assert not counts._moved | counts._untold | counts._news
+                assert not counts.moved | counts._untold | counts._news
 
     def stop(self) -> None:
         for task in asyncio.all_tasks(self.loop):

@@ -111,7 +111,7 @@ async def test_the_monitors_have_stopped_before_the_work_they_start_is_ended() -
         try:
             await asyncio.Event().wait()
         finally:
-            watched.extend(not task.done() for task in core._owner.monitors._watching.values())
+            watched.extend(not task.done() for task in core.monitors._watching.values())
 
     await application.start()
     application._background.spawn("work", work)

@@ -44,7 +44,7 @@ async def together_of(moved: list[Collection[RequestId]] | None = None) -> Async
 
 
 def serves(core: Together, endpoint: EndpointId, model: str) -> Admission:
-    core._owner.cores.up(endpoint, Identity((model,), (), None, 1000, "0.32.0"), CAPACITY)
+    core.cores.up(endpoint, Identity((model,), (), None, 1000, "0.32.0"), CAPACITY)
     return core.admission(model)
 
 
@@ -56,7 +56,7 @@ async def test_each_model_is_asked_through_an_admission_of_its_own() -> None:
     async with together_of() as core:
         one, two = serves(core, ONE, "m"), serves(core, TWO, "n")
         assert [(await admit(one, 1)).endpoint, (await admit(two, 2)).endpoint] == [ONE, TWO]
-        assert {model: load.sequences for model, load in core._owner.loads().items()} == {"m": 1, "n": 1}
+        assert {model: load.sequences for model, load in core.loads().items()} == {"m": 1, "n": 1}
         assert core.admission("m") is one
 
 
@@ -88,7 +88,7 @@ async def test_the_front_hears_of_progress_in_batches() -> None:
 
 async def test_the_watch_over_an_endpoint_is_its_monitor_and_tells_its_status() -> None:
     async with together_of() as core:
-        monitors = core._owner.monitors
+        monitors = core.monitors
         assert [core.watch(ONE), core.watch(TWO)] == [monitors[ONE], monitors[TWO]]
         assert [(status.id, status.state) for status in core.statuses()] == [
             (monitor.status.id, monitor.status.state) for monitor in monitors.values()

@@ -14,7 +14,7 @@ def counts_of(**noted):
     """Counts of a batch that was told: `counts_of(r1=5)`."""
     counts = Counts()
     for name, generated in noted.items():
-        counts.note(RequestId(int(name[1:])), generated)
+        counts.moved[RequestId(int(name[1:]))] = generated
     counts.batch()
     return counts
 
@@ -22,7 +22,7 @@ def counts_of(**noted):
 def test_a_batch_has_who_moved_with_the_latest_counts_and_ends_itself():
     counts = Counts()
     for request, generated in ((ONE, 1), (TWO, 1), (ONE, 2)):
-        counts.note(request, generated)
+        counts.moved[request] = generated
     assert counts.batch() == ([ONE, TWO], {ONE: 2, TWO: 1})
     assert counts.batch() == ([], {})
 
@@ -30,25 +30,25 @@ def test_a_batch_has_who_moved_with_the_latest_counts_and_ends_itself():
 def test_who_was_told_is_told_again_when_the_core_wants_to_hear():
     counts = counts_of(r1=1)
     counts.want({ONE: 7}, everything=False)
-    counts.note(ONE, 6)
+    counts.moved[ONE] = 6
     assert counts.batch() == ([ONE], {}), "it moved, but that is no news"
-    counts.note(ONE, 7)
+    counts.moved[ONE] = 7
     assert counts.batch() == ([ONE], {ONE: 7})
 
 
 def test_until_the_core_has_said_what_it_wants_every_count_is_told():
     counts = counts_of(r1=1)
-    counts.note(ONE, 2)
+    counts.moved[ONE] = 2
     assert counts.batch() == ([ONE], {ONE: 2})
 
 
 def test_the_core_may_want_everything_for_a_while():
     counts = counts_of(r1=1, r2=1)
     counts.want({ONE: 7, TWO: 7}, everything=True)
-    counts.note(ONE, 2)
+    counts.moved[ONE] = 2
     assert counts.batch() == ([ONE], {ONE: 2})
     counts.want({ONE: 7}, everything=False)
-    counts.note(ONE, 3)
+    counts.moved[ONE] = 3
     assert counts.batch() == ([ONE], {})
 
 
@@ -56,16 +56,16 @@ def test_everything_may_be_wanted_without_a_word_of_any_request():
     counts = counts_of(r1=1)
     counts.want({ONE: 7}, everything=False)
     counts.want({}, everything=True)
-    counts.note(ONE, 2)
+    counts.moved[ONE] = 2
     assert counts.batch() == ([ONE], {ONE: 2})
 
 
 def test_what_was_not_told_is_known_until_it_leaves():
     counts = counts_of(r1=1, r2=1)
     counts.want({ONE: 7, TWO: 7}, everything=False)
-    counts.note(ONE, 4)
+    counts.moved[ONE] = 4
     counts.batch()
-    counts.note(TWO, 5)
+    counts.moved[TWO] = 5
     assert counts.unheard() == {ONE: 4, TWO: 5}
     assert (counts.latest(ONE), counts.latest(TWO), counts.latest(RequestId(3))) == (4, 5, 0)
     assert counts.forget(ONE) == (4, 7)
@@ -77,9 +77,9 @@ def test_what_was_not_told_is_known_until_it_leaves():
 def test_the_latest_count_is_that_since_the_last_batch():
     counts = counts_of(r1=1)
     counts.want({ONE: 7}, everything=False)
-    counts.note(ONE, 4)
+    counts.moved[ONE] = 4
     counts.batch()
-    counts.note(ONE, 6)
+    counts.moved[ONE] = 6
     assert counts.latest(ONE) == 6
     assert counts.unheard() == {ONE: 6}
     assert counts.forget(ONE) == (6, 7)
@@ -89,7 +89,7 @@ def test_a_count_that_was_told_is_not_unheard_though_an_earlier_one_was_kept():
     counts = counts_of(r1=1)
     counts.want({ONE: 7}, everything=False)
     for generated in (4, 8):
-        counts.note(ONE, generated)
+        counts.moved[ONE] = generated
         counts.batch()
     assert counts.unheard() == {}
     assert counts.latest(ONE) == 0
@@ -100,12 +100,12 @@ def test_once_renewed_each_next_count_is_told_until_the_core_has_said_what_it_wa
     counts = counts_of(r1=1, r2=1)
     counts.want({ONE: 7, TWO: 23}, everything=False)
     counts.renew()
-    counts.note(ONE, 2)
-    counts.note(TWO, 2)
+    counts.moved[ONE] = 2
+    counts.moved[TWO] = 2
     assert counts.batch() == ([ONE, TWO], {ONE: 2, TWO: 2})
     counts.want({ONE: 9}, everything=False)
-    counts.note(ONE, 8)
-    counts.note(TWO, 3)
+    counts.moved[ONE] = 8
+    counts.moved[TWO] = 3
     assert counts.batch() == ([ONE, TWO], {TWO: 3})
 
 
@@ -126,7 +126,7 @@ def test_nothing_is_kept_of_who_has_left_and_no_count_is_lost(seed):
         match choose.randrange(5):
             case 0 | 1:
                 last[request] = last.get(request, 0) + choose.randrange(1, 9)
-                counts.note(request, last[request])
+                counts.moved[request] = last[request]
             case 2:
                 moved, told = counts.batch()
                 assert told.keys() <= set(moved)

@@ -5,7 +5,7 @@ from pathlib import Path
 from engine.assembly import moved
 from engine.control import Reload
 from gateway.config.settings import EngineSettings, ModelSettings, ServerSettings, Settings
-from gateway.serve.reload import Deployment
+from gateway.serve.reload import Deployment, _other
 
 
 def deployed(tmp_path, load, said):
@@ -52,3 +52,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
         assert said == ["no such disk\nNothing was changed."]
     finally:
         deployment._close()
+
+
+def test_a_gateway_and_its_successor_have_names_of_their_own():
+    assert [_other("gateway"), _other(_other("gateway")), _other("front 2")] == ["gateway #2", "gateway", "front 2 #2"]
