@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.limits.standing import Exceeded, Standing
 from gateway.admission.outcomes import Outcome
 
 
@@ -14,6 +15,8 @@ class Dispatch:
     endpoint: EndpointId
     would: str | None = None
     """In observe mode, what `enforce` would have done instead: "queued" or an outcome."""
+    standing: Standing | None = None
+    """Where its tenant stands with its rates; the driver adds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,10 @@ class Reject:
     outcome: Outcome
     retry_after: float | None = None
     """Seconds, from the measured drain rate, jittered; None if a retry makes no sense."""
+    exceeded: Exceeded | None = None
+    """The limit of its tenant that refused it, before the core saw it."""
+    standing: Standing | None = None
+    """As for `Dispatch`."""
 
 
 @dataclass(frozen=True, slots=True)

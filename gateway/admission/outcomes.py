@@ -31,6 +31,8 @@ class Outcome(StrEnum):
     """Its time to live in the queue passed although an endpoint was live."""
     NO_ENDPOINT = "no_endpoint"
     """No endpoint became ready within the time to live for that case."""
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+    """It was over a limit of its tenant: requests or tokens per minute, or requests at once."""
     DRAINING = "draining"
     """The gateway is shutting down and takes no new work."""
 

@@ -53,11 +53,14 @@ def opened(settings: Settings) -> Opened:
     Raises:
         ConfigurationError: a file cannot be read, or has the wrong content.
     """
-    keys = {}
-    for client in settings.auth.keys:
-        key = read_secret(client.key, client.key_file)
-        if key is not None:
-            keys[key] = Client(client.name, client.priority)
+    keys, hashed = {}, {}
+    for given in settings.auth.keys:
+        models = None if given.models is None else frozenset(given.models)
+        client = Client(given.name, given.priority, models, given.limits.max_tokens)
+        if given.key_sha256 is not None:
+            hashed[bytes.fromhex(given.key_sha256)] = client
+        elif (key := read_secret(given.key, given.key_file)) is not None:
+            keys[key] = client
     endpoints = {}
     contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
     for model in settings.models:
@@ -67,7 +70,7 @@ def opened(settings: Settings) -> Opened:
             api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
             endpoints[EndpointId(endpoint.address)] = Access(model, endpoint, api_key, contexts[endpoint.tls])
     return Opened(
-        Clients(keys, settings.server.trusted_flow_header),
+        Clients(keys, settings.server.trusted_flow_header, hashed),
         read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
         endpoints,
         {model.chat_template: chat_template(model) for model in settings.models},

@@ -8,6 +8,7 @@ from typing import Any
 import gateway
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import EndpointId, PolicyChanged
+from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.admission.snapshot import Load
 from gateway.app.decided import decided
@@ -66,6 +67,7 @@ class Owner:
         self._gpus = GpuWatch()
         metrics.registry.register(self._gpus)
         self._background = Background()
+        self._tenants = Tenants(settings.auth.limits)
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
         self.cores = Cores(self._make_driver, follower)
@@ -91,6 +93,7 @@ class Owner:
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
         """Put other settings in force, all in one turn of the event loop."""
         before, self._settings = self._settings, settings
+        self._tenants.govern(settings.auth.limits)
         if _policy(settings) != _policy(before):
             if self._recorder is not None:
                 self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
@@ -142,7 +145,8 @@ class Owner:
     def _make_driver(self, model: str, root: str | None) -> Driver:
         self._metrics.know(model, self.cores.drivers)
         record = self._recorder.pool(model) if self._recorder is not None else None
-        driver = Driver(AdmissionController(_policy(self._settings)), self._clock, self._asker(model), record)
+        controller = AdmissionController(_policy(self._settings))
+        driver = Driver(controller, self._clock, self._asker(model), record, self._tenants)
         learned = self._learned.read(model, root) if self._learned is not None else None
         if learned is not None:
             driver.handle(learned)

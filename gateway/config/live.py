@@ -38,7 +38,10 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
         "upstream.relay_concurrency",
-        *("auth.keys[].name", "auth.keys[].key", "auth.keys[].key_file", "auth.keys[].priority", "auth.keys[].weight"),
+        *("auth.keys[].name", "auth.keys[].key", "auth.keys[].key_file", "auth.keys[].key_sha256"),
+        *("auth.keys[].priority", "auth.keys[].weight", "auth.keys[].models"),
+        *("auth.keys[].limits.requests_per_minute", "auth.keys[].limits.tokens_per_minute"),
+        *("auth.keys[].limits.concurrent", "auth.keys[].limits.max_tokens"),
         *("auth.admin_key", "auth.admin_key_file"),
     ),
     Needs.PROCESS: (

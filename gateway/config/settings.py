@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.admission.limits.standing import Limits
 from gateway.admission.policy import LAST_BAND, Band, Bounds, Mode, Policy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -408,12 +409,44 @@ class UpstreamSettings(_Section):
     )
 
 
+class LimitSettings(_Section):
+    """The limits of a tenant: of all keys of one name, over all models. They hold for generation requests."""
+
+    requests_per_minute: int | None = Field(
+        None, gt=0, description="Requests; up to a minute's worth at once. Beyond it 429 `rate_limit_exceeded`."
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        gt=0,
+        description="Prompt tokens, charged by kvgate's count on arrival, and output tokens, charged at the end by the "
+        "engine's. Output that goes over it is paid by the next requests.",
+    )
+    concurrent: int | None = Field(None, gt=0, description="Most requests that wait or run at once.")
+    max_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Most output tokens of a sequence. A request that asks for more gets 400; for one that sets none "
+        "kvgate sets this.",
+    )
+
+    def of_core(self) -> Limits:
+        """Those that are kept by the owner of the decisions."""
+        return Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+
+
 class ClientKey(_Section):
     """A key that a client may present, and who it then is."""
 
-    name: str = Field(description="The flow: what logs and fairness call this client.")
+    name: str = Field(description="The tenant: what logs, fairness and limits call this client.")
     key: Key | None = Field(None, description="The key itself; better by environment or file.")
     key_file: Path | None = Field(None, description="File that holds the key.")
+    key_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="Its SHA-256 in hex, where the key itself is to be known to nobody but its client."
+    )
+    models: tuple[str, ...] | None = Field(
+        None, description="Names of the models it may use, LoRA adapters by their own; all where not given."
+    )
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="The limits of its tenant.")
     priority: int = Field(
         0, ge=0, le=LAST_BAND, description="Most urgent band its requests may take; 0 is the most urgent."
     )
@@ -423,8 +456,8 @@ class ClientKey(_Section):
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
-        if (self.key is None) == (self.key_file is None):
-            raise ValueError("give exactly one of `key` and `key_file`")
+        if [self.key, self.key_file, self.key_sha256].count(None) != 2:  # noqa: PLR2004  # of three
+            raise ValueError("give exactly one of `key`, `key_file` and `key_sha256`")
         return self
 
 
@@ -444,18 +477,26 @@ class AuthSettings(_Section):
         return self
 
     @model_validator(mode="after")
-    def _one_weight(self) -> Self:
+    def _one_tenant_a_name(self) -> Self:
+        limits = self.limits
         for key in self.keys:
             if (weight := self.weights[key.name]) != key.weight:
                 raise ValueError(
-                    f"keys of one name are one flow, and {key.name!r} has weights {key.weight} and {weight}"
+                    f"keys of one name are one tenant, and {key.name!r} has weights {key.weight} and {weight}"
                 )
+            if limits.get(key.name, Limits()) != key.limits.of_core():
+                raise ValueError(f"keys of one name are one tenant, and {key.name!r} has different limits")
         return self
 
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each flow with a key."""
         return {key.name: key.weight for key in self.keys}
+
+    @property
+    def limits(self) -> dict[str, Limits]:
+        """The limits of each tenant that has some."""
+        return {key.name: its for key in self.keys if (its := key.limits.of_core()) != Limits()}
 
 
 class LogSettings(_Section):

@@ -3,22 +3,38 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, EndpointUp, Event, Finished, Progress, Tick, Verdict
+from gateway.admission.events import (
+    Arrived,
+    Cancelled,
+    Declared,
+    EndpointUp,
+    Event,
+    Finished,
+    Progress,
+    Tick,
+    Verdict,
+)
 from gateway.admission.explanation import Explanation
+from gateway.admission.limits.tenants import Tenants
+from gateway.admission.outcomes import Outcome
 from gateway.pools.interface import Asker
 
 
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
 
+    What a tenant's limit refuses never reaches the controller.
+
     Args:
         controller: the core of one model.
         clock: monotonic seconds.
         asker: gets its decisions.
         record: called with each event, its time and the core's commands.
+        tenants: the limits of tenants, shared by all models.
     """
 
     def __init__(
@@ -27,10 +43,12 @@ class Driver:
         clock: Callable[[], float],
         asker: Asker,
         record: Callable[[Event, float, Sequence[Command]], None] | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._controller = controller
         self._clock = clock
         self._asker = asker
+        self._tenants = Tenants({}) if tenants is None else tenants
         self._record = record
         self._wake_timer: asyncio.TimerHandle | None = None
 
@@ -48,6 +66,9 @@ class Driver:
         while events:
             event = events.popleft()
             now = self._clock()
+            if self._tenants.limited and (refused := self._refused(event, now)) is not None:
+                self._asker.decided(refused)
+                continue
             commands = self._controller.handle(event, now)
             if self._record is not None:
                 self._record(event, now, commands)
@@ -57,6 +78,25 @@ class Driver:
                 self._asker.want(news, everything=self._controller.aborting)
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)
+
+    def _refused(self, event: Event, now: float) -> Reject | None:
+        """Charge what happened to the request's tenant; the refusal of a request that is over a limit."""
+        match event:
+            case Arrived(request, demand, waited=waited):
+                if waited:  # an earlier owner of the decisions has charged it
+                    self._tenants.declare(event.flow, request, demand.prompt_tokens)
+                elif exceeded := self._tenants.take(event.flow, request, demand.prompt_tokens, now):
+                    standing = self._tenants.standing(event.flow, now)
+                    return Reject(request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing)
+            case Declared(arrival, _, generated):
+                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
+            case Progress(generated):
+                self._tenants.generated(generated)
+            case Cancelled(request):
+                self._tenants.refund(request, now)
+            case Finished(request, _, completion_tokens):
+                self._tenants.settle(request, completion_tokens, now)
+        return None
 
     async def explained(self, arrival: Arrived) -> Explanation:
         """See `Decider.explained`."""
@@ -72,9 +112,12 @@ class Driver:
         """Carry out a command; return the event that follows from it, if any."""
         match command:
             case Dispatch():
+                if self._tenants.limited:
+                    command = replace(command, standing=self._tenants.standing_of(command.request, self._clock()))
                 if not self._asker.decided(command):  # the client left in this turn of the loop: no engine sees it
                     return Finished(command.request, Verdict.DONE, 0)
             case Reject():
+                self._tenants.refund(command.request, self._clock())
                 self._asker.decided(command)
             case WakeAt():
                 self._set_timer(command.at)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.relay.asgi import Scope, header
 from gateway.relay.headers import bearer
@@ -14,24 +15,44 @@ class UnknownKeyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A caller. `flow` names it in logs and in the queue; `band` is the most urgent band it may ask for."""
+    """A caller.
+
+    Attributes:
+        flow: its name in logs and in the queue.
+        band: the most urgent one it may ask for.
+        models: names of those it may use; None: all.
+        max_tokens: most output tokens of a sequence; None: as many as the model's length leaves.
+    """
 
     flow: str
     band: int = 0
+    models: frozenset[str] | None = None
+    max_tokens: int | None = None
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use the model of this name."""
+        return self.models is None or model in self.models
 
 
 class Clients:
     """Identifies the client of each request.
 
     Args:
-        keys: clients by key; empty lets everybody in.
+        keys: clients by key.
         trusted_header: header in which a trusted proxy names the flow.
+        hashed: clients by their key's SHA-256. Without any client in both, everybody is let in.
     """
 
-    def __init__(self, keys: Mapping[str, Client], trusted_header: str | None) -> None:
+    def __init__(
+        self,
+        keys: Mapping[str, Client],
+        trusted_header: str | None,
+        hashed: Mapping[bytes, Client] = MappingProxyType({}),
+    ) -> None:
         # Looked up by digest, so that the time a comparison takes says nothing about a key.
-        self._by_digest = {_digest(key): client for key, client in keys.items()}
-        self._by_flow = {client.flow: client for client in sorted(keys.values(), key=lambda c: c.band, reverse=True)}
+        self._by_digest = {_digest(key): client for key, client in keys.items()} | dict(hashed)
+        known = sorted(self._by_digest.values(), key=lambda client: client.band, reverse=True)
+        self._by_flow = {client.flow: client for client in known}
         self._trusted = trusted_header.lower().encode() if trusted_header is not None else None
 
     @property

@@ -21,7 +21,7 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
         size: of the body, bytes.
 
     Raises:
-        RefusedError: there is no such pool.
+        RefusedError: there is no such pool, or the client may not use it.
     """
     directory = plane.directory
     pool = directory.lookup(model)
@@ -29,10 +29,12 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
         with contextlib.suppress(TimeoutError):
             timeout = plane.settings.admission.queue.no_endpoint_ttl
             pool = await plane.lobby.wait(exchange, size, lambda: directory.find(model), timeout)
-    if pool is not None:
-        exchange.model = pool.name
-        return pool
-    raise unknown_model(plane, model)
+    if pool is None:
+        raise unknown_model(plane, model)
+    if not exchange.client.may_use(pool.name if model is None else model):
+        raise _missing(pool.name if model is None else model)
+    exchange.model = pool.name
+    return pool
 
 
 def unknown_model(plane: Plane, model: str | None) -> RefusedError:
@@ -42,7 +44,11 @@ def unknown_model(plane: Plane, model: str | None) -> RefusedError:
         return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
     if model is None:
         return RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
-    message = f"The model `{shown(model)}` does not exist here. `/v1/models` lists those that do."
+    return _missing(model)
+
+
+def _missing(model: str) -> RefusedError:
+    message = f"The model `{shown(model)}` does not exist here, or not for your key. `/v1/models` lists those that do."
     return RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
 
 

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.admission.events import Demand, EndpointId
+from gateway.admission.limits.standing import Standing
 from gateway.admission.outcomes import Outcome
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.relay.asgi import Receive, Scope, Send
-from gateway.relay.headers import request_id
+from gateway.relay.clients import Client
+from gateway.relay.headers import rate_limits, request_id
 from gateway.relay.response import Response
 from gateway.tokens.count import PromptCount
 from gateway.wire.errors import REFUSALS, error_answer, stream_error
@@ -30,6 +32,9 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
 
+_NOBODY = Client("")
+
+
 @dataclass(slots=True)
 class Exchange:
     """One request: its response, and the facts of it. Times are monotonic seconds.
@@ -39,7 +44,7 @@ class Exchange:
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
-        flow: of its client.
+        client: whose it is.
         stream: whether it asks for a stream.
         model: name of its pool.
         count: the tokens of its prompts.
@@ -49,6 +54,7 @@ class Exchange:
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
         waited: seconds in the queue, over all attempts, and in the lobby.
+        standing: where its tenant stands with its rates.
         queued: whether its time in the queue is reported: of every admitted request, and of one refused after a wait.
     """
 
@@ -59,7 +65,7 @@ class Exchange:
     clock: Callable[[], float]
     started: float
     received: float
-    flow: str = ""
+    client: Client = _NOBODY
     stream: bool = False
     model: str | None = None
     count: PromptCount | None = None
@@ -70,6 +76,12 @@ class Exchange:
     usage: Usage | None = None
     waited: float = 0.0
     queued: bool = False
+    standing: Standing | None = None
+
+    @property
+    def flow(self) -> str:
+        """The flow of its client."""
+        return self.client.flow
 
     @classmethod
     def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
@@ -93,8 +105,10 @@ class Exchange:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
 
     def facts(self) -> list[tuple[bytes, bytes]]:
-        """Response headers with its token counts, queue time and endpoint; none before its prompt was counted."""
+        """Response headers with its counts, queue time, endpoint and rates; none before its prompt was counted."""
         facts = self._counted()
+        if self.standing is not None:
+            facts += rate_limits(self.standing)
         if facts:
             facts.append((b"x-kvgate-queue-ms", b"%d" % (self.waited * 1000)))
             if self.endpoint is not None:

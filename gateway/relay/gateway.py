@@ -78,7 +78,7 @@ class Gateway:
         outcome = Outcome.INTERNAL_ERROR
         try:
             client = plane.clients.identify(scope)
-            exchange.flow = client.flow
+            exchange.client = client
             if self.draining:
                 message = "This gateway is shutting down."
                 outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, unread=receive)

@@ -5,6 +5,7 @@ from math import ceil
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Demand, RequestId, Verdict
+from gateway.admission.limits.standing import Exceeded, Limit
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import Admission, RejectedError
 from gateway.pools.directory import Pool
@@ -25,13 +26,14 @@ from gateway.relay.understand import (
     counted,
     demanded,
     foreground,
+    limit,
     parsed,
     present,
     ttft_target,
 )
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import EDITED_INLINE_BYTES, Api, GenerationRequest, edited, rewrites
+from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, GenerationRequest, edited, rewrites
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
@@ -86,10 +88,14 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         _raise_unless_observing(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
     exchange.count = count
-    exchange.demand = asked = _demanded(plane, pool, request, count)
+    asked = _demanded(plane, pool, request, count)
+    most = limit(client, request, asked, pool.max_model_len)
+    if most is not None:
+        asked = replace(asked, max_tokens=min(asked.max_tokens, most))
+    exchange.demand = asked
     key = await fingerprint(client.flow, payload.data, plane.key)
     request = replace(request, body=b"")  # from here on only the payload has the bytes
-    work = Work(request, size, pool, count, asked, client, target, key)
+    work = Work(request, size, pool, count, asked, client, target, key, most)
     await _edit(plane, work, payload)
     return await _admitted(plane, scope, exchange, work, payload)
 
@@ -144,15 +150,15 @@ def _asks_usage(request: GenerationRequest) -> bool:
 
 async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
     """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
-    request, usage, band = work.request, _asks_usage(work.request), work.band
-    if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, usage=usage, priority=band):
-        payload.data = await read_apart(plane.counting, work.client.flow, _edited, payload.data, request, usage, band)
+    request, edits = work.request, Edits(_asks_usage(work.request), work.band, work.max_tokens)
+    if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, edits):
+        payload.data = await read_apart(plane.counting, work.client.flow, _edited, payload.data, request, edits)
     else:
-        payload.data = _edited(payload.data, request, usage, band)
+        payload.data = _edited(payload.data, request, edits)
 
 
-def _edited(body: bytes, request: GenerationRequest, usage: bool, priority: int) -> bytes:  # noqa: FBT001  # a job's
-    return edited(replace(request, body=body), usage=usage, priority=priority)
+def _edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
+    return edited(replace(request, body=body), edits)
 
 
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
@@ -162,6 +168,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
     try:
         async with heartbeat(exchange, interval):
             dispatch = await _first(plane, exchange, place, work)
+        exchange.standing = dispatch.standing
         if dispatch.would is not None:
             plane.metrics.model(pool.name).would(dispatch.would)
         outgoing = Outgoing(
@@ -215,6 +222,7 @@ async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) ->
             dispatch = await place.take(work.arrival(place.request))
         except RejectedError as error:
             now, outcome = plane.clock(), error.command.outcome
+            exchange.standing = error.command.standing
             if outcome in FOR_WANT_OF_ROOM:
                 metrics.turned_away(work.key, now)
             exchange.queued = outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
@@ -234,6 +242,19 @@ async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, 
         raise _refusal(command, result.reason) from None
 
 
+def _over(exceeded: Exceeded) -> str:
+    """The sentence about a limit, for the tenant."""
+    sentence = f"Your limit is {exceeded.limit} {exceeded.which}."
+    match exceeded.which:
+        case Limit.TOKENS if exceeded.retry_after is None:
+            return f"{sentence} This request alone asks for {exceeded.asked}: shorten its prompt."
+        case Limit.TOKENS:
+            return f"{sentence} This request asks for {exceeded.asked}."
+        case Limit.CONCURRENT:
+            return f"{sentence} As many wait or run: wait until one has ended."
+    return sentence
+
+
 _SENTENCES: dict[Outcome, str] = {
     Outcome.QUEUE_FULL: "The queue is full.",
     Outcome.WAIT_TOO_LONG: "The first token could not come within the TTFT target.",
@@ -246,7 +267,8 @@ _SENTENCES: dict[Outcome, str] = {
 
 
 def _refusal(command: Reject, reason: str) -> RefusedError:
-    sentence = f"{_SENTENCES[command.outcome]} {reason}".strip()
+    said = _SENTENCES[command.outcome] if command.exceeded is None else _over(command.exceeded)
+    sentence = f"{said} {reason}".strip()
     if command.retry_after is not None:
         sentence += f" Please retry in {ceil(command.retry_after)} s."
     return RefusedError(command.outcome, sentence, retry_after=command.retry_after)

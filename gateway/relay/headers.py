@@ -2,7 +2,9 @@
 
 import re
 import uuid
+from math import ceil
 
+from gateway.admission.limits.standing import Standing
 from gateway.relay.asgi import Scope, header
 from gateway.relay.upstream import Headers
 
@@ -64,6 +66,19 @@ def bearer(scope: Scope) -> str | None:
         return authorization[7:].strip().decode("latin-1")
     key = header(scope, b"x-api-key")
     return key.decode("latin-1") if key is not None else None
+
+
+def rate_limits(standing: Standing) -> list[tuple[bytes, bytes]]:
+    """The headers in which OpenAI's clients look for what is left of their rates."""
+    headers = []
+    for name, quota in ((b"requests", standing.requests), (b"tokens", standing.tokens)):
+        if quota is not None:
+            headers += [
+                (b"x-ratelimit-limit-" + name, b"%d" % quota.limit),
+                (b"x-ratelimit-remaining-" + name, b"%d" % quota.remaining),
+                (b"x-ratelimit-reset-" + name, b"%dms" % ceil(quota.reset * 1000)),
+            ]
+    return headers
 
 
 def towards_endpoint(

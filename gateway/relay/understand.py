@@ -33,6 +33,7 @@ class Work:
     Attributes:
         body_bytes: size of its body, which may be in the request no more.
         ttft_target: seconds; None if the client asks for none.
+        max_tokens: the output limit that kvgate sets for it; None where it has its own, or needs none.
         key: its fingerprint, by which a repeated request is recognised.
     """
 
@@ -44,6 +45,7 @@ class Work:
     client: Client
     ttft_target: float | None
     key: int
+    max_tokens: int | None = None
 
     @property
     def band(self) -> int:
@@ -151,6 +153,24 @@ def present(pool: Pool) -> None:
     """
     if not pool.endpoints:
         raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
+
+
+def limit(client: Client, request: GenerationRequest, demand: Demand, max_model_len: int) -> int | None:
+    """The output limit that kvgate sets for a request, by its tenant's; None if it has one of its own, or needs none.
+
+    Raises:
+        RefusedError: its own is over its tenant's.
+    """
+    most = client.max_tokens
+    if most is None:
+        return None
+    if request.max_tokens is None:
+        return min(most, max_model_len - demand.longest_prompt)
+    if request.max_tokens > most:
+        field = request.max_tokens_field
+        message = f"Your limit is {most} output tokens, and you asked for {shown(request.max_tokens)}: lower `{field}`."
+        raise RefusedError(Outcome.INVALID_REQUEST, message, field)
+    return None
 
 
 def demanded(pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:

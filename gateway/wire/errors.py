@@ -55,6 +55,9 @@ REFUSALS: dict[Outcome, Refusal] = {
     Outcome.QUEUE_TIMEOUT: Refusal(
         429, "rate_limit_error", "queue_timeout", retry=True, anthropic_type="rate_limit_error"
     ),
+    Outcome.RATE_LIMIT_EXCEEDED: Refusal(
+        429, "rate_limit_error", "rate_limit_exceeded", retry=True, anthropic_type="rate_limit_error"
+    ),
     Outcome.NO_ENDPOINT: Refusal(503, "server_error", "no_endpoint", retry=True, anthropic_type="overloaded_error"),
     Outcome.DRAINING: Refusal(503, "server_error", "draining", retry=True, anthropic_type="overloaded_error"),
     Outcome.GATEWAY_FULL: Refusal(503, "server_error", "gateway_full", retry=True, anthropic_type="overloaded_error"),

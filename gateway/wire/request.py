@@ -7,7 +7,7 @@ over its bytes and hardly any memory.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
@@ -224,27 +224,34 @@ def told_by(body: bytes) -> Api:
     return next((api for name, api in _SHAPES if _raw(prompts, name) is not _ABSENT), Api.CHAT)
 
 
-def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
-    """The body for an endpoint: the client's own bytes, apart from these two edits.
+class Edits(NamedTuple):
+    """All that kvgate changes in a client's body."""
 
-    Args:
-        request: what the client sent.
-        usage: set `stream_options.include_usage` for the client. Without it `continuous_usage_stats` has no effect, so
-            a client that set only the latter expects no usage.
-        priority: the request's band. An engine that schedules by it must not trust the client's value. `/v1/messages`
-            has no such field: there only the header carries the band, and only kvgate sets that header.
-    """
+    usage: bool
+    """Set `stream_options.include_usage` for the client. Without it `continuous_usage_stats` has no effect, so a client
+    that set only the latter expects no usage."""
+    priority: int
+    """The request's band. An engine that schedules by it must not trust the client's value. `/v1/messages` has no such
+    field: there only the header carries the band, and only kvgate sets that header."""
+    max_tokens: int | None = None
+    """Set this output limit: the client set none, and its tenant has one."""
+
+
+def edited(request: GenerationRequest, edits: Edits) -> bytes:
+    """The body for an endpoint: the client's own bytes, apart from these edits."""
     added: dict[str, bytes] = {}
-    if usage:
+    if edits.usage:
         options = {} if request.stream_options in (b"", _NULL) else dict(_ALL_FIELDS.decode(request.stream_options))
         options.pop("continuous_usage_stats", None)
         options["include_usage"] = msgspec.Raw(b"true")
         added["stream_options"] = msgspec.json.encode(options)
-    if request.priority != priority and request.api is not Api.MESSAGES:
-        added["priority"] = b"%d" % priority
+    if request.priority != edits.priority and request.api is not Api.MESSAGES:
+        added["priority"] = b"%d" % edits.priority
+    if edits.max_tokens is not None:
+        added[request.max_tokens_field] = b"%d" % edits.max_tokens
     if not added:
         return request.body
-    if rewrites(request, usage=usage, priority=priority):
+    if rewrites(request, edits):
         fields = _ALL_FIELDS.decode(request.body)
         return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
     head = request.body.rstrip()[:-1].rstrip()
@@ -252,9 +259,11 @@ def edited(request: GenerationRequest, *, usage: bool, priority: int) -> bytes:
     return head + (b"" if head.endswith(b"{") else b",") + b",".join(pieces) + b"}"
 
 
-def rewrites(request: GenerationRequest, *, usage: bool, priority: int) -> bool:
-    """Whether these edits replace a field and do not only add one: then all top-level fields must be found."""
-    return (usage and request.stream_options != b"") or (request.priority != priority and request.names_priority)
+def rewrites(request: GenerationRequest, edits: Edits) -> bool:
+    """Whether these edits may replace a field and do not only add one: then all top-level fields must be found."""
+    options = edits.usage and request.stream_options != b""
+    priority = request.priority != edits.priority and request.names_priority
+    return options or priority or edits.max_tokens is not None  # a limit of null may be there
 
 
 def _raw(fields: msgspec.Struct, name: str) -> msgspec.Raw:

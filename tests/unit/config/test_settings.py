@@ -5,6 +5,7 @@ from functools import reduce
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from gateway.admission.limits.standing import Limits
 from gateway.admission.policy import Band, Bounds, Mode, Policy
 from gateway.config.live import every
 from gateway.config.settings import AdmissionSettings, Settings
@@ -112,3 +113,19 @@ def test_a_flow_has_one_weight():
     keys[1]["weight"] = 3
     with pytest.raises(ValidationError, match=r"'a' has weights 2\.0 and 3\.0"):
         Settings.model_validate({"auth": {"keys": keys}})
+
+
+def test_a_tenant_has_one_set_of_limits_and_one_without_limits_has_none():
+    limits = {"requests_per_minute": 5, "max_tokens": 7}
+    keys = [{"name": "a", "key": "1", "limits": limits}, {"name": "a", "key": "2", "limits": limits}]
+    keys.append({"name": "b", "key": "3", "limits": {"max_tokens": 7}})
+    assert Settings.model_validate({"auth": {"keys": keys}}).auth.limits == {"a": Limits(5)}
+    keys[1] = {"name": "a", "key": "2"}
+    with pytest.raises(ValidationError, match="'a' has different limits"):
+        Settings.model_validate({"auth": {"keys": keys}})
+
+
+@pytest.mark.parametrize("given", [{}, {"key": "1", "key_sha256": "0" * 64}, {"key_sha256": "secret"}])
+def test_a_client_key_is_given_once_and_a_digest_is_one(given):
+    with pytest.raises(ValidationError, match=r"exactly one|pattern"):
+        Settings.model_validate({"auth": {"keys": [{"name": "a", **given}]}})

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -9,6 +10,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Capacity,
+    Declared,
     Demand,
     EndpointId,
     EndpointUp,
@@ -19,6 +21,8 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
+from gateway.admission.limits.standing import Exceeded, Limit, Limits, Quota, Standing
+from gateway.admission.limits.tenants import Tenants
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.pools.driver import Driver
@@ -233,3 +237,53 @@ async def test_a_timer_that_fires_too_early_is_set_again():
     await asyncio.sleep(0.01)
     assert any(isinstance(told, Reject) for told in world.asker.told)
     world.driver.close()
+
+
+def limited(**limits):
+    """A driver whose only flow, that without a name, has limits; and its asker."""
+    asker = Asker()
+    tenants = Tenants({"": Limits(**limits)})
+    driver = Driver(AdmissionController(Policy()), lambda: 100.0, asker, tenants=tenants)
+    driver.handle(UP)
+    asker.told.clear()
+    return driver, asker
+
+
+async def test_what_a_limit_refuses_never_reaches_the_core():
+    driver, asker = limited(concurrent=2)
+    for request in (1, 2, 3):
+        driver.handle(arrived(request))
+    (sent, refused) = asker.told
+    assert sent == Dispatch(1, HERE)
+    assert refused == Reject(3, Outcome.RATE_LIMIT_EXCEEDED, None, Exceeded(Limit.CONCURRENT, 2, 3, None))
+    driver.handle(Cancelled(RequestId(2)))
+    driver.handle(arrived(4))
+    driver.handle(Finished(RequestId(1), Verdict.DONE, 3))
+    assert asker.told[2:] == [Dispatch(4, HERE)]
+    driver.close()
+
+
+async def test_decisions_tell_where_the_tenant_stands_and_what_the_core_refuses_is_given_back():
+    driver, asker = limited(requests_per_minute=10, tokens_per_minute=100)
+    driver.handle(arrived(1))
+    driver.handle(arrived(2))
+    assert asker.told == [Dispatch(1, HERE, standing=Standing(Quota(10, 9, 6.0), Quota(100, 90, 6.0)))]
+    driver.handle(Progress(((RequestId(1), 4),)))
+    driver.handle(Finished(RequestId(1), Verdict.DONE))
+    (second,) = [told for told in asker.told if isinstance(told, Dispatch) and told.request == 2]
+    assert second.standing.tokens.remaining == 76, "two prompts, and the tokens seen"
+    driver.handle(ShutdownStarted())
+    for request in range(3, 30):
+        driver.handle(arrived(request))
+    refusals = [told.outcome for told in asker.told if isinstance(told, Reject)]
+    assert refusals == [Outcome.DRAINING] * 27
+    driver.close()
+
+
+async def test_a_request_that_an_earlier_owner_charged_is_not_charged_again():
+    driver, asker = limited(requests_per_minute=1, concurrent=2)
+    driver.handle(Declared(arrived(1), HERE, 3))
+    driver.handle(replace(arrived(2), waited=1.0))
+    driver.handle(Finished(RequestId(1), Verdict.DONE, 3))
+    assert asker.told[-1] == Dispatch(2, HERE, standing=Standing(Quota(1, 1, 0.0), None))
+    driver.close()

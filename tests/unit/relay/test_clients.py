@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 
 from gateway.relay.clients import Client, Clients, UnknownKeyError
@@ -34,3 +36,19 @@ def test_a_client_is_found_by_its_name_with_the_most_urgent_of_its_keys():
     clients = Clients({"1": Client("alice", 2), "2": Client("alice", 1), "3": Client("alice", 3)}, None)
     assert clients.named("alice") == Client("alice", 1)
     assert clients.named("nobody") == Client("nobody", 0)
+
+
+def test_a_key_may_be_known_by_its_digest_alone():
+    hashed = {hashlib.sha256(b"secret").digest(): Client("alice", 2)}
+    clients = Clients({}, None, hashed)
+    assert clients.authenticates
+    assert clients.identify(scope((b"authorization", b"Bearer secret"))) == Client("alice", 2)
+    with pytest.raises(UnknownKeyError):
+        clients.identify(scope((b"authorization", b"Bearer " + hashlib.sha256(b"secret").hexdigest().encode())))
+    assert clients.named("alice") == Client("alice", 2)
+
+
+def test_a_client_may_use_all_models_or_those_named():
+    assert Client("alice").may_use("any")
+    alice = Client("alice", models=frozenset({"a"}))
+    assert (alice.may_use("a"), alice.may_use("b")) == (True, False)

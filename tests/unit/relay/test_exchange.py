@@ -7,6 +7,7 @@ import pytest
 from gateway.admission.events import Demand, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.ops.metrics import Metrics
+from gateway.relay.clients import Client
 from gateway.relay.exchange import Exchange, Reporter
 from gateway.relay.response import State
 from gateway.relay.upstream import ConnectionLostError
@@ -164,7 +165,7 @@ def counted(metrics):
 
 async def test_the_end_of_a_request_is_counted_and_logged(exchange, clock):
     metrics, lines = Metrics("0"), []
-    exchange.flow, exchange.model, exchange.stream = "alice", "m", True
+    exchange.client, exchange.model, exchange.stream = Client("alice"), "m", True
     exchange.count, exchange.demand = COUNT, Demand((3, 4), 10)
     with exchange.waiting():
         clock.now += 2

@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.relay.headers import bearer, request_id, towards_client, towards_endpoint
+from gateway.admission.limits.standing import Quota, Standing
+from gateway.relay.headers import bearer, rate_limits, request_id, towards_client, towards_endpoint
 
 
 def scope(*headers):
@@ -84,3 +85,13 @@ def test_an_id_that_could_break_a_log_is_replaced(given):
 def test_every_made_id_is_another():
     assert request_id(scope()) != request_id(scope())
     assert request_id(scope((b"x-request-id", b"mine:1"))) == b"mine:1"
+
+
+def test_what_is_left_of_rates_is_told_as_openai_tells_it():
+    standing = Standing(None, Quota(1000, 250, 45.0004))
+    assert rate_limits(standing) == [
+        (b"x-ratelimit-limit-tokens", b"1000"),
+        (b"x-ratelimit-remaining-tokens", b"250"),
+        (b"x-ratelimit-reset-tokens", b"45001ms"),
+    ]
+    assert len(rate_limits(Standing(Quota(1, 1, 0.0), Quota(1, 1, 0.0)))) == 6

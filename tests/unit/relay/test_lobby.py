@@ -4,6 +4,7 @@ import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import QueueSettings
+from gateway.relay.clients import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.lobby import Lobby
 
@@ -13,7 +14,7 @@ class Guest:
 
     def __init__(self, lobby, size=1, timeout=60.0, flow="a"):
         self.exchange = Exchange.begin({"path": "/", "headers": []}, None, asyncio.get_running_loop().time, None)
-        self.exchange.flow = flow
+        self.exchange.client = Client(flow)
         self.go = asyncio.Event()
         self.task = asyncio.create_task(lobby.wait(self.exchange, size, self.go.wait, timeout))
 

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
+from gateway.relay.clients import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.models import list_models
 
@@ -19,6 +20,9 @@ def identity(*names, loras=()):
     return Identity(names=names, loras=loras, root=None, max_model_len=100, version="0.32.0")
 
 
+ANYBODY = Client("")
+
+
 def plane_of(*pools, awaited=()):
     directory = SimpleNamespace(
         pools={pool.name: pool for pool in pools}, awaited=awaited, undiscovered=lambda: bool(awaited)
@@ -26,7 +30,7 @@ def plane_of(*pools, awaited=()):
     return SimpleNamespace(directory=directory)
 
 
-async def listed(plane, path="/v1/models"):
+async def listed(plane, path="/v1/models", client=ANYBODY):
     sent = []
 
     async def send(message):
@@ -34,6 +38,7 @@ async def listed(plane, path="/v1/models"):
 
     scope = {"path": path, "headers": [(b"x-request-id", b"mine")]}
     exchange = Exchange.begin(scope, send, asyncio.get_running_loop().time, None)
+    exchange.client = client
     assert await list_models(plane, scope, exchange) is Outcome.COMPLETED
     start, body = sent
     headers = dict(start["headers"])
@@ -76,3 +81,10 @@ async def test_what_cannot_be_listed_is_refused(plane, path, outcome):
         await listed(plane, path)
     assert refused.value.outcome is outcome
     assert (refused.value.retry_after is None) is (outcome is Outcome.MODEL_NOT_FOUND)
+
+
+async def test_a_client_sees_the_models_that_it_may_use():
+    plane = plane_of(pool("a", identity("a", loras=("adapter",))), pool("b", identity("b")))
+    answer = await listed(plane, client=Client("alice", models=frozenset({"adapter", "b"})))
+    assert [card["id"] for card in answer["data"]] == ["adapter", "b"]
+    assert (await listed(plane, client=Client("bob", models=frozenset())))["data"] == []

@@ -6,7 +6,17 @@ from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.relay.clients import Client
 from gateway.relay.exchange import RefusedError
-from gateway.relay.understand import UncountedError, Work, counted, demanded, foreground, parsed, present, ttft_target
+from gateway.relay.understand import (
+    UncountedError,
+    Work,
+    counted,
+    demanded,
+    foreground,
+    limit,
+    parsed,
+    present,
+    ttft_target,
+)
 from gateway.tokens.count import (
     CountingOverloadedError,
     CountUnavailableError,
@@ -163,3 +173,18 @@ async def test_what_is_sampled_from_all_prompts_is_bounded_as_what_is_sampled_fr
     with pytest.raises(RefusedError, match="16400") as refused:
         await counted(pool, parse(Api.COMPLETIONS, b'{"n":164}'), "flow")
     assert (refused.value.outcome, refused.value.param) == (Outcome.INVALID_REQUEST, "n")
+
+
+def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_refuses_a_higher_one():
+    free, bound, demand = Client("a"), Client("a", max_tokens=50), Demand((80, 10), 90)
+    asks = {tokens: parse(Api.CHAT, b'{"max_tokens":%d}' % tokens) for tokens in (50, 51)}
+    none = parse(Api.CHAT, b"{}")
+    assert limit(free, asks[51], demand, 100) is None
+    assert limit(bound, asks[50], demand, 100) is None
+    assert limit(bound, none, demand, 1000) == 50
+    assert limit(bound, none, demand, 100) == 20, "older engines refuse more than there is room for"
+    with pytest.raises(RefusedError) as refused:
+        limit(bound, asks[51], demand, 100)
+    assert (refused.value.outcome, refused.value.param) == (Outcome.INVALID_REQUEST, "max_tokens")
+    assert "50" in refused.value.message
+    assert "51" in refused.value.message

@@ -1,0 +1,167 @@
+"""The account of what each tenant has used of its limits, over all models.
+
+A request is charged on its arrival by the exact count of its prompts, and on its end by the output tokens that the
+engine reports, or that were seen. Output is not foreseen: a tenant that ran over its tokens pays before its next
+request. What is held (requests at once) is held by a request's id, so that nothing can leak.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from gateway.admission.events import RequestId
+from gateway.admission.limits.gcra import Rate
+from gateway.admission.limits.standing import Debt, Exceeded, Limit, Limits, Standing
+
+
+class _Account:
+    """What one tenant has used."""
+
+    __slots__ = ("concurrent", "held", "requests", "tokens")
+
+    def __init__(self, limits: Limits) -> None:
+        self.requests: Rate | None = None
+        self.tokens: Rate | None = None
+        self.held: dict[RequestId, int] = {}
+        """Output tokens seen, by request."""
+        self.govern(limits)
+
+    def govern(self, limits: Limits) -> None:
+        """Go by other limits; what was used stays used."""
+        self.requests = _rate(self.requests, limits.requests_per_minute)
+        self.tokens = _rate(self.tokens, limits.tokens_per_minute)
+        self.concurrent = limits.concurrent
+
+
+class _Charged(NamedTuple):
+    """A request of a tenant."""
+
+    account: _Account
+    prompt_tokens: int
+
+
+class Tenants:
+    """The limits of all tenants. Times are monotonic seconds.
+
+    Args:
+        limits: by flow; a flow without an entry has none.
+    """
+
+    def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._charged: dict[RequestId, _Charged] = {}
+        self.govern(limits)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there are limits, or requests that were charged to one."""
+        return bool(self._accounts or self._charged)
+
+    def govern(self, limits: Mapping[str, Limits]) -> None:
+        """Go by other limits. What was used and what is held stays."""
+        for flow in self._accounts.keys() - limits.keys():
+            del self._accounts[flow]
+        for flow, its in limits.items():
+            account = self._accounts.get(flow)
+            if account is None:
+                self._accounts[flow] = _Account(its)
+            else:
+                account.govern(its)
+
+    def take(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
+        """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
+        account = self._accounts.get(flow)
+        if account is None:
+            return None
+        if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
+            return exceeded
+        _charge(account, 1, prompt_tokens, now)
+        self._hold(account, request, prompt_tokens)
+        return None
+
+    def declare(self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0) -> None:
+        """Hold a request that an earlier owner of the decisions has charged."""
+        account = self._accounts.get(flow)
+        if account is not None and request not in self._charged:
+            self._hold(account, request, prompt_tokens)
+            account.held[request] = generated
+
+    def generated(self, counts: Iterable[tuple[RequestId, int]]) -> None:
+        """Note output tokens seen so far, which are charged if the engine does not report them in the end."""
+        for request, tokens in counts:
+            charged = self._charged.get(request)
+            if charged is not None:
+                charged.account.held[request] = tokens
+
+    def refund(self, request: RequestId, now: float) -> None:
+        """Give back what a request was charged that no engine got: it was refused, or its client left."""
+        if (charged := self._charged.pop(request, None)) is not None:
+            del charged.account.held[request]
+            _charge(charged.account, -1, -charged.prompt_tokens, now)
+
+    def settle(self, request: RequestId, completion_tokens: int | None, now: float) -> None:
+        """Charge the output of a request that has ended; None: as many tokens as were seen."""
+        if (charged := self._charged.pop(request, None)) is not None:
+            seen = charged.account.held.pop(request)
+            _charge(charged.account, 0, seen if completion_tokens is None else completion_tokens, now)
+
+    def standing(self, flow: str, now: float) -> Standing | None:
+        """Where a tenant stands; None if it has no rates."""
+        account = self._accounts.get(flow)
+        return None if account is None else _standing(account, now)
+
+    def standing_of(self, request: RequestId, now: float) -> Standing | None:
+        """Where the tenant of a request in its charge stands; None if it has no rates."""
+        charged = self._charged.get(request)
+        return None if charged is None else _standing(charged.account, now)
+
+    def debts(self, now: float) -> tuple[Debt, ...]:
+        """What tenants have used, for the next owner of the decisions."""
+        debts = [
+            Debt(flow, *[0.0 if rate is None else rate.debt(now) for rate in (account.requests, account.tokens)])
+            for flow, account in self._accounts.items()
+        ]
+        return tuple(debt for debt in debts if debt.requests or debt.tokens)
+
+    def restore(self, debts: Iterable[Debt], now: float) -> None:
+        """Take over what an earlier owner of the decisions had charged. The larger debt counts."""
+        for debt in debts:
+            account = self._accounts.get(debt.flow)
+            if account is None:
+                continue
+            for rate, seconds in ((account.requests, debt.requests), (account.tokens, debt.tokens)):
+                if rate is not None:
+                    rate.full_at = max(rate.full_at, now + seconds)
+
+    def _hold(self, account: _Account, request: RequestId, prompt_tokens: int) -> None:
+        self._charged[request] = _Charged(account, prompt_tokens)
+        account.held[request] = 0
+
+
+def _exceeded(account: _Account, prompt_tokens: int, now: float) -> Exceeded | None:
+    if account.concurrent is not None and len(account.held) >= account.concurrent:
+        return Exceeded(Limit.CONCURRENT, account.concurrent, len(account.held) + 1, None)
+    asked = ((Limit.REQUESTS, account.requests, 1), (Limit.TOKENS, account.tokens, prompt_tokens))
+    for which, rate, amount in asked:
+        if rate is not None and (missing := rate.missing(amount, now)) > 0:
+            return Exceeded(which, rate.limit, amount, missing if missing < float("inf") else None)
+    return None
+
+
+def _standing(account: _Account, now: float) -> Standing | None:
+    if account.requests is None and account.tokens is None:
+        return None
+    quotas = [None if rate is None else rate.quota(now) for rate in (account.requests, account.tokens)]
+    return Standing(*quotas)
+
+
+def _charge(account: _Account, requests: int, tokens: int, now: float) -> None:
+    if account.requests is not None:
+        account.requests.charge(requests, now)
+    if account.tokens is not None:
+        account.tokens.charge(tokens, now)
+
+
+def _rate(before: Rate | None, limit: int | None) -> Rate | None:
+    if limit is None:
+        return None
+    return Rate(limit, before.full_at if before is not None else 0.0)
