@@ -42,7 +42,7 @@ class Sealed(asyncio.Transport):
         self._transport = transport
         self._session = session
 
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+    def write(self, data: "bytes | bytearray | memoryview[Any]") -> None:
         """Send bytes."""
         self._transport.write(self._session.seal(bytes(data)))
 

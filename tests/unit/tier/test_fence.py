@@ -4,11 +4,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.tier.fence import GIVEN_UP_AFTER, OBEYED_WITHIN, Allegiance, Epoch, Patience
+from gateway.tier.fence import GIVEN_UP_AFTER, OBEYED_WITHIN, Allegiance, Epoch, Patience, Term
 
 FIRST = Epoch(1, "a")
 SECOND = Epoch(2, "b")
@@ -117,123 +116,158 @@ def test_an_owner_that_was_stopped_hears_what_waited_before_it_gives_a_front_up(
     assert not patience.lapsed(60.0)
 
 
-# What holds whatever is late.
+# What holds whatever is late. Each step is a quarter of a second: a front beats, owners hear, look and dispatch, and the
+# front hears, unless they are stopped.
+
+STEP = 0.25
+RATES = st.sampled_from([0.9, 1.0, 1.1])
+STEPS = st.one_of(
+    st.just(("nothing",)),
+    st.just(("nothing",)),
+    st.tuples(st.just("up takes"), st.integers(0, 16)),
+    st.tuples(st.just("down takes"), st.integers(0, 16)),
+    st.tuples(st.just("front stops"), st.integers(1, 16)),
+    st.tuples(st.just("owners stop"), st.integers(1, 16)),
+    st.tuples(st.just("connect"), st.integers(0, 3)),
+    st.tuples(st.just("claim"), st.integers(0, 3)),
+)
 
 
-@dataclass
-class Connection:
-    """In order within each direction, as late as it likes."""
-
-    owner: "Owner"
-    patience: Patience
-    term: object = None
-    to_owner: deque = field(default_factory=deque)
-    to_front: deque = field(default_factory=deque)
-
-
-@dataclass
-class Owner:
-    epoch: Epoch
-    offset: float
-    rate: float
-    snapshot: int
-
-    def clock(self, now):
-        return self.offset + self.rate * now
-
-
-class Fenced(RuleBasedStateMachine):
-    """One front; owners come and go. A dispatch names the connection over which its owner sent it."""
+class Way:
+    """One direction of a connection: in order, and as late as it likes."""
 
     def __init__(self):
-        super().__init__()
+        self.coming = deque()
+        self.takes = 0.0
+
+    def send(self, now, message):
+        last = self.coming[-1][0] if self.coming else 0.0
+        self.coming.append((max(last, now + self.takes), message))
+
+    def arrived(self, now):
+        while self.coming and self.coming[0][0] <= now:
+            yield self.coming.popleft()[1]
+
+
+@dataclass(eq=False)
+class Owner:
+    rate: float
+    epoch: Epoch | None = None
+
+    def clock(self, now):
+        return 1000.0 + self.rate * now
+
+
+@dataclass(eq=False)
+class Connection:
+    owner: Owner
+    term: Term
+    patience: Patience
+    up: Way = field(default_factory=Way)
+    down: Way = field(default_factory=Way)
+
+
+class World:
+    """A front that hears every connection it ever had, and owners of which each thinks it is the one."""
+
+    def __init__(self, rates, *, looks_first):
         self.now = 0.0
-        self.rate, self.offset = 1.0, 500.0
+        self.rate, *owners = rates
+        self.looks_first = looks_first
+        self.front_stops = self.owners_stop = 0.0
         self.allegiance = Allegiance()
-        self.owners = [Owner(Epoch(1, "a"), 0.0, 1.0, 1)]
-        self.connections = []
-        self.snapshot = 0
+        self.snapshot = None
         self.adopted = []
+        self.claimed = 0
+        self.owners = [Owner(rate) for rate in owners]
+        self.connections = []
+        self.obeyed = 0
+        self.claim(0)
+        self.connect(0)
+
+    def claim(self, which):
+        self.claimed += 1
+        owner = self.owners[which % len(self.owners)]
+        owner.epoch = Epoch((self.claimed + 1) // 2, "ab"[self.claimed % 2])  # now and then the lesser of two
+        self.tell(owner)
+
+    def tell(self, owner):
+        for connection in self.connections:
+            if connection.owner is owner:
+                connection.down.send(self.now, ("snapshot", owner.epoch))
+
+    def connect(self, which):
+        owner = self.owners[which % len(self.owners)]
+        if owner.epoch is not None:
+            now = owner.clock(self.now)
+            self.connections.append(Connection(owner, self.allegiance.connected(), Patience(now)))
+            self.connections[-1].down.send(self.now, ("snapshot", owner.epoch))
+
+    def step(self, what, count=0):
+        match what:
+            case "up takes":
+                self.connections[-1].up.takes = count * STEP
+            case "down takes":
+                self.connections[-1].down.takes = count * STEP
+            case "front stops":
+                self.front_stops = self.now + count * STEP
+            case "owners stop":
+                self.owners_stop = self.now + count * STEP
+            case "connect":
+                self.connect(count)
+            case "claim":
+                self.claim(count)
+        if self.now >= self.front_stops:
+            for connection in self.connections:
+                connection.up.send(self.now, connection.term.beat(self.clock()))
+        if self.now >= self.owners_stop:
+            for connection in self.connections:
+                self.owner_turns(connection)
+        if self.now >= self.front_stops:
+            for connection in self.connections:
+                self.front_hears(connection)
+        self.now += STEP
 
     def clock(self):
-        return self.offset + self.rate * self.now
+        return 500.0 + self.rate * self.now
 
-    @rule(seconds=st.sampled_from([0.001, 0.1, 0.25, 0.5, 0.9, 1.0, 1.1, 2.0, 2.2, 30.0]))
-    def time_passes(self, seconds):
-        self.now += seconds
-
-    @rule(rate=st.sampled_from([0.9, 1.0, 1.1]), own=st.sampled_from([0.9, 1.0, 1.1]), higher=st.booleans())
-    def another_owner_claims(self, rate, own, higher):
-        last = self.owners[-1].epoch
-        epoch = Epoch(last.number + higher, "a" if higher else last.owner + "a")
-        self.owners.append(Owner(epoch, 1000.0 * len(self.owners) - rate * self.now, rate, len(self.owners) + 1))
-        self.offset, self.rate = self.clock() - own * self.now, own
-
-    @rule(data=st.data())
-    def connect(self, data):
-        owner = data.draw(st.sampled_from(self.owners))
-        connection = Connection(owner, Patience(owner.clock(self.now)))
-        connection.to_front.append(("welcome", owner.epoch, owner.snapshot))
-        connection.term = self.allegiance.connected()
-        self.connections.append(connection)
-
-    def connection(self, data):
-        return data.draw(st.sampled_from(self.connections))
-
-    @precondition(lambda self: self.connections)
-    @rule(data=st.data())
-    def beat(self, data):
-        connection = self.connection(data)
-        connection.to_owner.append(connection.term.beat(self.clock()))
-
-    @precondition(lambda self: self.connections)
-    @rule(data=st.data(), most=st.integers(1, 5))
-    def an_owner_hears(self, data, most):
-        connection = self.connection(data)
-        for _ in range(min(most, len(connection.to_owner))):
-            number = connection.to_owner.popleft()
-            if connection.patience.heard(connection.owner.clock(self.now)):
-                connection.to_front.append(("returned", number))
-
-    @precondition(lambda self: self.connections)
-    @rule(data=st.data())
-    def an_owner_looks(self, data):
-        connection = self.connection(data)
-        connection.patience.lapsed(connection.owner.clock(self.now))
-
-    @precondition(lambda self: self.connections)
-    @rule(data=st.data())
-    def an_owner_dispatches(self, data):
-        connection = self.connection(data)
+    def owner_turns(self, connection):
+        now = connection.owner.clock(self.now)
+        if self.looks_first:
+            connection.patience.lapsed(now)
+        for number in connection.up.arrived(self.now):
+            if connection.patience.heard(now):
+                connection.down.send(self.now, ("returned", number))
+        connection.patience.lapsed(now)
         if not connection.patience.given_up:
-            connection.to_front.append(("dispatch", connection.owner.epoch))
+            connection.down.send(self.now, ("dispatch", connection.owner.epoch))
 
-    @precondition(lambda self: self.connections)
-    @rule(data=st.data(), most=st.integers(1, 5))
-    def a_front_hears(self, data, most):
-        connection = self.connection(data)
-        for _ in range(min(most, len(connection.to_front))):
-            match connection.to_front.popleft():
-                case ("welcome", epoch, snapshot):
-                    if self.allegiance.adopt(epoch):
-                        self.snapshot = snapshot
-                        self.adopted.append(epoch)
-                case ("returned", number):
-                    connection.term.returned(number)
-                case ("dispatch", epoch):
-                    if connection.term.obeys(epoch, self.clock()):
-                        self.obeyed(connection)
-
-    def obeyed(self, connection):
-        assert not connection.patience.given_up, "its owner had given this front up"
-        assert connection is self.connections[-1], "it came over an earlier connection"
-        assert connection.owner.epoch == max(self.adopted), "the front follows another owner"
-        assert connection.owner.snapshot == self.snapshot, "the front has the snapshot of another owner"
-
-    @invariant()
-    def never_back(self):
+    def front_hears(self, connection):
+        for kind, value in connection.down.arrived(self.now):
+            if kind == "snapshot" and self.allegiance.adopt(value):
+                self.snapshot = value
+                self.adopted.append(value)
+            elif kind == "returned":
+                connection.term.returned(value)
+            elif kind == "dispatch" and connection.term.obeys(value, self.clock()):
+                self.obeyed += 1
+                assert not connection.patience.given_up, "its owner had given this front up"
+                assert connection is self.connections[-1], "it came over an earlier connection"
+                assert value == max(self.adopted), "the front follows another owner"
+                assert value == self.snapshot, "the front has the snapshot of another owner"
         assert self.adopted == sorted(self.adopted)
 
 
-TestFenced = Fenced.TestCase
-TestFenced.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(RATES, RATES, RATES), st.booleans(), st.lists(STEPS, min_size=30, max_size=60))
+def test_no_front_obeys_an_owner_that_has_given_it_up_or_is_not_its_own(rates, looks_first, steps):
+    world = World(rates, looks_first=looks_first)
+    for step in steps:
+        world.step(*step)
+
+
+def test_where_nothing_is_late_every_dispatch_is_obeyed_after_the_first_heartbeat():
+    world = World((1.0, 1.0, 1.0), looks_first=False)
+    for _ in range(40):
+        world.step("nothing")
+    assert world.obeyed == 39
