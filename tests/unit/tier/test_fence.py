@@ -116,8 +116,8 @@ def test_an_owner_that_was_stopped_hears_what_waited_before_it_gives_a_front_up(
     assert not patience.lapsed(60.0)
 
 
-# What holds whatever is late. Each step is a quarter of a second: a front beats, owners hear, look and dispatch, and the
-# front hears, unless they are stopped.
+# What holds whatever is late. Each step is a quarter of a second: a front beats, owners hear, look and dispatch, and
+# the front hears, unless they are stopped.
 
 STEP = 0.25
 RATES = st.sampled_from([0.9, 1.0, 1.1])
@@ -204,6 +204,19 @@ class World:
             self.connections[-1].down.send(self.now, ("snapshot", owner.epoch))
 
     def step(self, what, count=0):
+        self.befall(what, count)
+        if self.now >= self.front_stops:
+            for connection in self.connections:
+                connection.up.send(self.now, connection.term.beat(self.clock()))
+        if self.now >= self.owners_stop:
+            for connection in self.connections:
+                self.owner_turns(connection)
+        if self.now >= self.front_stops:
+            for connection in self.connections:
+                self.front_hears(connection)
+        self.now += STEP
+
+    def befall(self, what, count):
         match what:
             case "up takes":
                 self.connections[-1].up.takes = count * STEP
@@ -217,16 +230,6 @@ class World:
                 self.connect(count)
             case "claim":
                 self.claim(count)
-        if self.now >= self.front_stops:
-            for connection in self.connections:
-                connection.up.send(self.now, connection.term.beat(self.clock()))
-        if self.now >= self.owners_stop:
-            for connection in self.connections:
-                self.owner_turns(connection)
-        if self.now >= self.front_stops:
-            for connection in self.connections:
-                self.front_hears(connection)
-        self.now += STEP
 
     def clock(self):
         return 500.0 + self.rate * self.now
