@@ -1,12 +1,12 @@
 """PURE. How two members of a tier prove to each other that they have its key, and how what they say then is sealed.
 
-    caller -> called    nonce, tag over it
-    called -> caller    nonce, tag over both nonces
+    caller -> called    nonce, tag of it
+    called -> caller    nonce, tag of both nonces
     caller -> called    record 0: its claim
     called -> caller    record 0: its claim
 
 So a stranger that calls never gets a byte. Then both send records: a length (2 bytes, big-endian), so many bytes, and a
-tag over the number of the record and both. Each connection has other keys, in each direction another. A record that
+tag of the record's number and these bytes. Each connection has other keys, in each direction another. A record that
 was recorded, reflected, left out, put elsewhere or altered has a wrong tag, and ends the connection. Nothing is
 encrypted: that is for TLS beneath.
 """
@@ -146,7 +146,7 @@ class Session:
     @property
     def opening(self) -> bytes:
         """What this side says unasked: nothing if it was called."""
-        return self._nonce + self._proof(self._nonce, caller=True) if self._calls else b""
+        return self._nonce + self._proof(self._nonce) if self._calls else b""
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Take what came; return what to answer, and what the other side said.
@@ -182,26 +182,23 @@ class Session:
         parts = []
         for at in range(0, len(data), LONGEST_RECORD):
             part = data[at : at + LONGEST_RECORD]
-            length = len(part).to_bytes(_LENGTH)
-            parts += [length, part, self._ours.next(length, part)]
+            parts += [len(part).to_bytes(_LENGTH), part, self._ours.next(part)]
         return b"".join(parts)
 
     def _prove(self, proof: bytes) -> bytes:
         """Check the other side's proof; return this side's, or, if it has given one, its claim."""
         nonce, tag = proof[:NONCE], proof[NONCE:]
         caller, called = (self._nonce, nonce) if self._calls else (nonce, self._nonce)
-        expected = self._proof(caller + called, caller=False) if self._calls else self._proof(caller, caller=True)
-        if not hmac.compare_digest(tag, expected):
-            raise SealError("it has not the key of this tier")
         both = caller + called
+        if not hmac.compare_digest(tag, self._proof(both if self._calls else caller)):
+            raise SealError("it has not the key of this tier")
         from_caller = _Tags(blake2b(both, digest_size=32, key=self._key.derived("from the caller")).digest())
         from_called = _Tags(blake2b(both, digest_size=32, key=self._key.derived("from the called")).digest())
         self._ours, self._others = (from_caller, from_called) if self._calls else (from_called, from_caller)
-        return self._sealed_claim() if self._calls else self._nonce + self._proof(both, caller=False)
+        return self._sealed_claim() if self._calls else self._nonce + self._proof(both)
 
-    def _proof(self, nonces: bytes, *, caller: bool) -> bytes:
-        key = self._key.derived("proof of the caller" if caller else "proof of the called")
-        return blake2b(nonces, digest_size=TAG, key=key).digest()
+    def _proof(self, nonces: bytes) -> bytes:
+        return blake2b(nonces, digest_size=TAG, key=self._key.derived("proofs")).digest()
 
     def _sealed_claim(self) -> bytes:
         return self.seal(msgspec.msgpack.encode(self._claim))
@@ -223,7 +220,7 @@ class Session:
             if len(data) < end + TAG:
                 break
             part = data[start:end]
-            if not hmac.compare_digest(data[end : end + TAG], self._others.next(data[at:start], part)):
+            if not hmac.compare_digest(data[end : end + TAG], self._others.next(part)):
                 raise SealError("what it said was changed on the way")
             parts.append(part)
             at = end + TAG
@@ -239,9 +236,9 @@ class _Tags:
         self._keyed = blake2b(digest_size=TAG, key=key)
         self._number = 0
 
-    def next(self, length: bytes, part: bytes) -> bytes:
+    def next(self, part: bytes) -> bytes:
         hashed = self._keyed.copy()
-        hashed.update(self._number.to_bytes(8) + length)
+        hashed.update(self._number.to_bytes(8))
         hashed.update(part)
         self._number += 1
         return hashed.digest()
