@@ -8,7 +8,7 @@ up, however late anything arrives, and whatever either clock shows: only duratio
 Clocks are monotonic and go on while a process is stopped.
 """
 
-from typing import NamedTuple
+from gateway.tier.epoch import Epoch
 
 BEAT = 0.25
 """Seconds between two heartbeats."""
@@ -16,18 +16,6 @@ OBEYED_WITHIN = 1.0
 """Seconds."""
 GIVEN_UP_AFTER = 2.0
 """Seconds. More than `OBEYED_WITHIN`, by more than two clocks can drift apart meanwhile."""
-
-
-class Epoch(NamedTuple):
-    """The reign of one owner. Of two, the later is the greater.
-
-    Attributes:
-        number: counts reigns.
-        owner: a random id: two that claimed the same number are still two.
-    """
-
-    number: int
-    owner: str
 
 
 class Allegiance:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.tier.fence import GIVEN_UP_AFTER, OBEYED_WITHIN, Allegiance, Epoch, Patience, Term
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import GIVEN_UP_AFTER, OBEYED_WITHIN, Allegiance, Patience, Term
 
 FIRST = Epoch(1, "a")
 SECOND = Epoch(2, "b")
