@@ -249,10 +249,10 @@ class _Call:
 async def connect(
     host: str,
     port: int,
+    protocol: Callable[[], asyncio.Protocol],
     *,
     key: SharedKey,
     claim: Claim,
-    protocol: Callable[[], asyncio.Protocol],
     tls: ssl.SSLContext | None = None,
 ) -> Peer:
     """Connect to a member; return who it is. What the factory made talks to it then.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import random
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -18,8 +20,9 @@ import uvloop
 
 from gateway.admission.events import EndpointId
 from gateway.tier.channel import LOGGED_EVERY, MOST_UNPROVEN, PROVEN_WITHIN, Entrance, UnprovenError, connect
-from gateway.tier.frames import Gone, Left, Moved, from_front, from_owner
+from gateway.tier.frames import Gone, Hello, Left, Moved, Welcome, from_front, from_owner
 from gateway.tier.line import Line
+from gateway.tier.link import Link
 from gateway.tier.seal import NONCE, TAG, Claim, Role, Session, SharedKey
 from tests.until import until
 
@@ -83,7 +86,7 @@ class Front:
 
     async def connect(self, port, host="127.0.0.1", tls=None):
         self.OPEN.append(self)
-        return await connect(host, port, key=self.key, claim=self.claim, protocol=self._line, tls=tls)
+        return await connect(host, port, self._line, key=self.key, claim=self.claim, tls=tls)
 
 
 @contextlib.asynccontextmanager
@@ -243,6 +246,28 @@ async def test_an_owner_with_an_unknown_certificate_is_an_error_of_the_network()
         await front.connect(owner.port, "localhost", ssl.create_default_context())
     assert (owner.peers, front.made) == ([], 0)
     await owner.close()
+
+
+async def test_a_front_is_linked_to_its_owner_over_a_channel(owner):
+    link = Link(
+        7,
+        functools.partial(connect, "127.0.0.1", owner.port, key=KEY, claim=FRONT),
+        Mock(),
+        clock=time.monotonic,
+        progressed=Mock(),
+        patience=lambda: 1.0,
+        figures=bytes,
+    )
+    running = asyncio.create_task(link.run())
+    await until(lambda: owner.taken)
+    assert [(type(hello), hello.front) for hello in owner.taken] == [(Hello, 7)]
+    owner.lines[0].send(Welcome())
+    await until(link.connected.is_set)
+    owner.lines[0].cut()
+    await until(lambda: len(owner.taken) == 2)
+    running.cancel()
+    await asyncio.wait([running])
+    link.close()
 
 
 async def test_small_frames_leave_at_once_and_a_machine_that_is_gone_is_noticed(owner):
