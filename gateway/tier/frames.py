@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict
 from gateway.endpoints.identity import Identity
 
 VERSION = 1
@@ -92,7 +92,7 @@ class GivenBack(_Message, tag=6):
     model: str
     arrival: Arrived
     """As an owner that does not know of its dispatch is to see it."""
-    busy: bool
+    why: Back
 
 
 class Ended(_Message, tag=7):

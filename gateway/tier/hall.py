@@ -18,6 +18,7 @@ from gateway.admission.events import (
     RequestId,
     Returned,
     Verdict,
+    front_of,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
@@ -59,7 +60,6 @@ from gateway.tier.frames import (
     from_front,
 )
 from gateway.tier.line import Line
-from gateway.tier.link import ID_BITS
 from gateway.tier.reports import Reports
 
 DECLARED_WITHIN = 1.0
@@ -161,7 +161,7 @@ class Hall:
 
     def seat_of(self, request: RequestId) -> Seat | None:
         """The seat of the front whose request it is."""
-        return self._seats.get(request >> ID_BITS)
+        return self._seats.get(front_of(request))
 
     # The `Follower` of the cores.
 
@@ -232,7 +232,7 @@ class Hall:
             self._arrived(seat, message.model, message.arrival)
         else:
             seat.drivers[request] = known[0], False
-            known[0].handle(Returned(request, message.busy))
+            known[0].handle(Returned(request, message.why))
 
     def _asked(self, seat: Seat, message: Question) -> None:
         match message:

@@ -12,6 +12,7 @@ import structlog
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Declared,
     EndpointId,
@@ -72,8 +73,6 @@ ANSWERED_WITHIN = 5.0
 """Seconds for the answer to a question about the state, or about figures."""
 PARTED_WITHIN = 1.0
 """Seconds for the owner to take a front's last figures."""
-ID_BITS = 32
-"""Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
 _log = structlog.get_logger("kvgate.tier")
 
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
@@ -264,13 +263,13 @@ class Link:
             case Cancelled(request):
                 asked.pop(request, None)
                 self.send(Left(request))
-            case Returned(request, busy):
+            case Returned(request, why):
                 known = asked[request]
-                if not busy:
+                if why is Back.FAILED:
                     known.failures += 1
                     known.avoid = known.endpoint
                 known.endpoint, known.generated = None, 0
-                self.send(GivenBack(model, known.waiting(self._clock()), busy))
+                self.send(GivenBack(model, known.waiting(self._clock()), why))
 
     def leave(self) -> None:
         """Refuse all that waits here: this front shuts down."""
@@ -424,7 +423,7 @@ class Link:
         if known is None:  # its client has left meanwhile: no engine sees it
             self.send(Ended(request, Verdict.DONE, 0))
         elif dispatch.endpoint not in self._watches:  # not configured here yet
-            self.tell(known.model, Returned(request, busy=True))
+            self.tell(known.model, Returned(request, Back.UNREACHED))
         else:
             known.endpoint = dispatch.endpoint
             if not self._admissions[known.model].decided(dispatch):

@@ -16,6 +16,7 @@ from gateway.app.apart import Place
 from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
+from gateway.relay.upstream import ConnectFailedError
 from gateway.tier.link import ANSWERED_WITHIN, Link
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, body, events
@@ -150,6 +151,30 @@ async def test_two_fronts_share_one_account_and_one_queue(fake: FakeVllm, tmp_pa
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers] == [200] * 6
         await until(made.idle)
+
+
+async def test_a_front_that_cannot_connect_keeps_no_other_from_the_endpoint(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.fronts[0]._upstream, "_connect", _no_route)
+            made.fronts[0]._upstream.forget(fake.url)
+            cut_off = ask(made, 0)
+
+            async def waits() -> bool:
+                return await load(made) == (0, 1)
+
+            await until(waits)
+            for _ in range(5):
+                assert (await ask(made, 1, tokens=1)).status_code == httpx.codes.OK
+                (endpoint,) = (await made.state())["endpoints"]
+                assert (endpoint["state"], endpoint["gate"]["open"]) == ("up", True)
+            assert not cut_off.done()
+        assert (await cut_off).status_code == httpx.codes.OK
+        await until(made.idle)
+
+
+async def _no_route(*_: object) -> None:
+    raise ConnectFailedError("no route to host")
 
 
 async def test_a_stream_outlives_its_owner_and_the_next_one_knows_of_it(fake: FakeVllm, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import functools
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import FRONT_BITS, Arrived, Back, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import RejectedError
@@ -26,7 +25,7 @@ from gateway.pools.driver import Driver
 from gateway.pools.interface import Watch
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
-from gateway.tier.link import ID_BITS, Link
+from gateway.tier.link import Link
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None)
 ENDS_WITHIN = 2 * (POLICY.ttl + POLICY.no_endpoint_ttl)
@@ -35,13 +34,6 @@ MODELS = {EndpointId("a"): "m", EndpointId("b"): "m", EndpointId("c"): "n"}
 CAPACITY = Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)
 EXPECTED = 2
 """Fronts that an owner waits for."""
-
-
-class Back(Enum):
-    """Why a request comes back unanswered."""
-
-    BUSY = auto()
-    FAILED = auto()
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -191,7 +183,7 @@ class Front:
 
     def ask(self, model: str) -> None:
         self.made += 1
-        arrival = Arrived(RequestId((self.number << ID_BITS) + self.made), Demand((20,), 50))
+        arrival = Arrived(RequestId((self.number << FRONT_BITS) + self.made), Demand((20,), 50))
         request = self.requests[arrival.request] = Request(self, arrival, model)
         request.task = asyncio.create_task(self.serve(request))
 
@@ -214,7 +206,7 @@ class Front:
                 if isinstance(how, Verdict):
                     admission.finish(number, how, request.seen or None)
                     return
-                dispatch = await admission.readmit(number, busy=how is Back.BUSY)
+                dispatch = await admission.readmit(number, how)
         except RejectedError:
             pass
         finally:

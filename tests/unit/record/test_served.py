@@ -1,5 +1,6 @@
 from gateway.admission.events import (
     Arrived,
+    Back,
     Capacity,
     Demand,
     EndpointDown,
@@ -54,7 +55,7 @@ def test_what_an_endpoint_did_is_counted_over_its_restarts(tmp_path):
 
 
 def test_one_that_was_returned_is_with_its_endpoint_once(tmp_path):
-    tape = Tape(ttft_target=None).tell(0, UP, arrived(1, n=2)).tell(1, Returned(1, busy=False))
+    tape = Tape(ttft_target=None).tell(0, UP, arrived(1, n=2)).tell(1, Returned(1, Back.FAILED))
     tape.tell(2, Finished(1, Verdict.DONE, 5))
     found = account(tape.write(tmp_path / "f"))
     assert found.requests[0].done

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.tier.frames import (
@@ -82,7 +82,7 @@ OF_FRONT = [
     Left(ONE),
     Moved(((ONE, 3), (TWO, 4))),
     Moved(()),
-    GivenBack("m", ARRIVAL, busy=True),
+    GivenBack("m", ARRIVAL, Back.BUSY),
     Ended(ONE, Verdict.ABORTED, None),
     Ended(ONE, Verdict.DONE, 0),
     WATCHED,

@@ -5,7 +5,17 @@ import pytest
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import (
+    FRONT_BITS,
+    Arrived,
+    Back,
+    Capacity,
+    Declared,
+    Demand,
+    EndpointId,
+    RequestId,
+    Verdict,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
@@ -39,7 +49,6 @@ from gateway.tier.frames import (
     from_owner,
 )
 from gateway.tier.hall import DECLARED_WITHIN, Hall
-from gateway.tier.link import ID_BITS
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -139,7 +148,7 @@ class World:
 
 
 def arrival(number, front=1, **fields):
-    return Arrived(RequestId((front << ID_BITS) + number), Demand((10,), 10), **fields)
+    return Arrived(RequestId((front << FRONT_BITS) + number), Demand((10,), 10), **fields)
 
 
 def known(endpoint=HERE, *, drained=False):
@@ -229,14 +238,24 @@ async def test_what_comes_back_is_sent_again(world, front):
     world.up(THERE)
     front.say(Came("m", ONE))
     (first,) = [m for m in await front.heard() if isinstance(m, Sent)]
-    front.say(GivenBack("m", ONE, busy=False))
+    front.say(GivenBack("m", ONE, Back.FAILED))
     (second,) = await front.heard()
     assert {first.dispatch.endpoint, second.dispatch.endpoint} == {HERE, THERE}
     assert world.load() == (1, 0)
-    front.say(GivenBack("m", ONE, busy=False))
+    front.say(GivenBack("m", ONE, Back.FAILED))
     (refused,) = await front.heard()
     assert refused.reject.outcome is Outcome.UPSTREAM_ERROR
     assert world.load() == (0, 0)
+
+
+async def test_where_one_front_cannot_connect_others_go_on(world, front):
+    other = await world.join(2)
+    front.say(Came("m", ONE))
+    assert await front.heard() == [sent(ONE)]
+    front.say(GivenBack("m", ONE, Back.UNREACHED))
+    other.say(Came("m", arrival(1, 2)))
+    assert await other.heard() == [sent(arrival(1, 2))]
+    assert await front.heard() == []
 
 
 async def test_nothing_is_sent_before_all_fronts_have_declared():
@@ -314,7 +333,7 @@ async def test_what_was_on_an_endpoint_that_is_not_known_is_new_when_it_comes_ba
     front = await world.join(declared=[(model, Declared(ONE, gone)), (model, Declared(TWO, gone))])
     assert world.load() == (0, 0)
     front.say(Moved(((ONE.request, 4),)), Ended(TWO.request, Verdict.DONE, 3))
-    front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), busy=False))
+    front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), Back.FAILED))
     (answer,) = await front.heard()
     assert isinstance(answer, Sent if model == "m" else Refused)
     assert world.load() == (int(model == "m"), 0)

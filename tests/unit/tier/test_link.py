@@ -3,7 +3,17 @@ import asyncio
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import (
+    FRONT_BITS,
+    Arrived,
+    Back,
+    Capacity,
+    Declared,
+    Demand,
+    EndpointId,
+    RequestId,
+    Verdict,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.ops.state import Decided, UnknownEndpointError
@@ -40,7 +50,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, PING, RETRY, SILENT, Link
+from gateway.tier.link import ANSWERED_WITHIN, PARTED_WITHIN, PING, RETRY, SILENT, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -93,7 +103,7 @@ class World:
     def ask(self, model="m"):
         """The request's arrival, and its task."""
         self.made += 1
-        arrival = Arrived(RequestId((7 << ID_BITS) + self.made), Demand((10,), 10))
+        arrival = Arrived(RequestId((7 << FRONT_BITS) + self.made), Demand((10,), 10))
         return arrival, asyncio.create_task(self.link.admission(model).admit(arrival))
 
     async def in_flight(self):
@@ -196,7 +206,7 @@ async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
     await world.owner.heard()
     world.owner.say(Sent(Dispatch(arrival.request, THERE)))
     (back,) = await world.owner.heard()
-    assert (type(back), back.arrival.request, back.busy) == (GivenBack, arrival.request, True)
+    assert (type(back), back.arrival.request, back.why) == (GivenBack, arrival.request, Back.UNREACHED)
     assert not task.done()
     world.owner.say(Sent(Dispatch(arrival.request, HERE)))
     assert (await task).endpoint == HERE
@@ -205,10 +215,20 @@ async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
 async def test_what_comes_back_says_all_that_an_owner_must_know(world):
     await world.welcome()
     arrival = await world.in_flight()
-    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, busy=False))
+    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, Back.FAILED))
     (back,) = await world.owner.heard()
-    assert (back.model, back.busy) == ("m", False)
+    assert (back.model, back.why) == ("m", Back.FAILED)
     assert (back.arrival.request, back.arrival.failures, back.arrival.avoid) == (arrival.request, 1, HERE)
+    again.cancel()
+    await turns()
+
+
+async def test_an_endpoint_out_of_reach_has_not_failed(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, Back.UNREACHED))
+    (back,) = await world.owner.heard()
+    assert (back.why, back.arrival.failures, back.arrival.avoid) == (Back.UNREACHED, 0, None)
     again.cancel()
     await turns()
 
@@ -222,7 +242,7 @@ async def test_the_next_owner_hears_of_everything(world):
     failed = await world.in_flight()
     waiting, _ = world.ask()
     await world.lose(reachable=False)
-    asyncio.create_task(world.link.admission("m").readmit(failed.request, busy=False))  # noqa: RUF006
+    asyncio.create_task(world.link.admission("m").readmit(failed.request, Back.FAILED))  # noqa: RUF006
     since = world.clock()
     await asyncio.sleep(1.0)
     world.reachable = True
