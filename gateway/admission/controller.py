@@ -224,6 +224,7 @@ class AdmissionController:
         request.take(Trigger.ARRIVED)
         request.take(Trigger.DISPATCHED)
         self._pool.weigh(request)
+        endpoint.ledger.resumed(arrival.request)
         reservation = self._fly(request, endpoint, now)
         if event.generated:
             endpoint.ledger.progress(reservation, event.generated, now)

@@ -83,7 +83,8 @@ class Arrived:
 class Declared:
     """A request is in flight that an earlier core of this model dispatched. Ignored if its endpoint is not known.
 
-    `arrival` is the one that the earlier core handled. `generated` counts the tokens seen so far, over all sequences.
+    `arrival` says how long ago it came, and what has failed on it. `generated` counts the tokens seen so far, over all
+    its sequences.
     """
 
     arrival: Arrived

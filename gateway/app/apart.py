@@ -117,7 +117,7 @@ class Apart:
 
     async def stop(self) -> None:
         """Leave the owner."""
-        await self._link.part()
+        await self._link.leave_figures()
         self._link.close()
         await self._background.stop()
 

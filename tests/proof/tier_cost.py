@@ -141,7 +141,7 @@ class Tier:
                 self.owner_spent += end - half
                 self.front_spent += half - start + process_time() - end
         for front in self.fronts:
-            for request, asked in front.link._asked.items():
+            for request, asked in front.link._carried.items():
                 if asked.endpoint is not None:
                     front.flying.setdefault(request, 0)
 

@@ -32,6 +32,20 @@ class TestInFlight:
         p >> done(1) << Dispatch(2, "a")
         assert p.endpoint("a").held_blocks == 60
 
+    def test_one_whose_front_came_back_counts_once(self, play):
+        p = play() >> up("a") >> arrived(1, blocks=40) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=20) << Dispatch(2, "a") >> aborted(1) >> aborted(2) << nothing
+        p >> declared(arrived(1, blocks=40), "a", 1) << nothing
+        assert (p.endpoint("a").held_blocks, p.endpoint("a").in_flight, p.endpoint("a").aborting) == (60, 2, 1)
+        p >> at(1) >> Tick() << nothing
+        assert (p.endpoint("a").held_blocks, p.endpoint("a").in_flight, p.endpoint("a").aborting) == (40, 1, 0)
+        p >> done(1) << nothing
+        assert p.endpoint("a").held_blocks == 0
+
+    def test_it_keeps_the_deadline_it_had(self, play):
+        p = play(ttl=10) >> up("a") >> at(20) >> declared(arrived(1, waited=8), "a")
+        p >> at(21.5) >> Returned(1, Back.BUSY) << nothing >> at(22) >> Tick() << refused(1, Outcome.QUEUE_TIMEOUT)
+
     def test_it_counts_from_the_tokens_it_had(self, play):
         p = play() >> up("a") >> declared(arrived(1, 10), "a", 30)
         assert (p.endpoint("a").held_blocks, news(p, 1)) == (3, 39)  # 40 of 48 tokens
