@@ -105,6 +105,18 @@ class CountingState(_Shown):
     not_here: tuple[NotCountedHere, ...] = Field((), description="The exceptions; all else kvgate counts itself.")
 
 
+class TierState(_Shown):
+    """This process among those that serve together."""
+
+    role: Literal["alone", "owner", "front"] = Field(
+        "alone", description="Whether it decides for itself, for others, or leaves that to the owner."
+    )
+    id: str | None = Field(None, description="Its own name among them; null where it is alone.")
+    owner: str | None = Field(None, description="The name of the process that decides.")
+    epoch: int | None = Field(None, description="Counts the owners; null where one machine has all of them.")
+    members: tuple[str, ...] = Field((), description="The fronts that are connected to the owner.")
+
+
 class GatewayState(_Shown):
     """The whole state of a gateway."""
 
@@ -115,6 +127,7 @@ class GatewayState(_Shown):
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
     counting: tuple[CountingState, ...] = ()
+    tier: TierState = Field(default_factory=TierState, description="Which process answers, and which decides.")
 
 
 class Decided(_Shown):
@@ -122,6 +135,7 @@ class Decided(_Shown):
 
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
+    tier: TierState = Field(default_factory=TierState)
 
 
 class UnknownEndpointError(LookupError):

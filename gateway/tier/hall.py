@@ -1,6 +1,7 @@
 """The owner's side: every connected front has a seat here."""
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.merged import Figures
-from gateway.ops.state import Deciding, UnknownEndpointError
+from gateway.ops.state import Deciding, TierState, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
 from gateway.tier import carried
@@ -107,10 +108,12 @@ class Hall:
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
+        self._name = secrets.token_hex(4)
         self._seats: dict[int, Seat] = {}
         self._silent: set[Seat] = set()
         """Connections over which no front has declared all it has."""
-        self._opened = False
+        self._begun = asyncio.Event()
+        """Set once requests go to the cores as they arrive."""
         self._early: dict[RequestId, tuple[Seat, Driver, Arrived]] = {}
         """What waits until the fronts have declared."""
         self._turns: deque[RequestId] = deque()
@@ -238,7 +241,7 @@ class Hall:
     def _given_back(self, seat: Seat, message: GivenBack) -> None:
         request = message.arrival.request
         known = seat.drivers.get(request)
-        if known is not None and self._opened:
+        if known is not None and self._begun.is_set():
             seat.drivers[request] = known[0], False
             known[0].handle(Returned(request, message.why))
             return
@@ -333,7 +336,7 @@ class Hall:
 
     def _open(self) -> None:
         """Let what waits go to the cores, the longest wait first."""
-        if not self._opened and not self._turns:
+        if not self._begun.is_set() and not self._turns:
             self._turns.extend(sorted(self._early, key=lambda request: -self._early[request][2].waited))
             self._open_further()
 
@@ -351,7 +354,7 @@ class Hall:
         if self._turns:
             asyncio.get_running_loop().call_soon(self._open_further)
         else:
-            self._opened = True
+            self._begun.set()
 
     async def _confirm(self, endpoint: EndpointId, monitor: EndpointMonitor) -> None:
         """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
@@ -365,7 +368,7 @@ class Hall:
             seat.line.send(Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
             return
         seat.drivers[arrival.request] = driver, False
-        if self._opened:
+        if self._begun.is_set():
             driver.handle(arrival)
         else:
             self._early[arrival.request] = seat, driver, arrival
@@ -415,10 +418,13 @@ class Hall:
         except UnknownEndpointError:
             seat.line.send(Answer(question.number, None))
             return
-        decided = await self._state.decided()
+        members = tuple(str(front) for front in sorted(self._seats))
+        tier = TierState(role="owner", id=self._name, owner=self._name, members=members)
+        decided = (await self._state.decided()).model_copy(update={"tier": tier})
         seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
 
     async def _expose(self, seat: Seat, question: Scrape) -> None:
+        await self._begun.wait()  # before that, fronts that are yet to come would be missing from the sums
         await self._reports.ask({front: seated.line for front, seated in self._seats.items()})
         body = await self._reports.exposition(await self._state.figures(self.fronts))
         seat.line.send(Answer(question.number, body))

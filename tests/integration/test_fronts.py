@@ -265,7 +265,7 @@ async def counted(made: Tier, front: int, requests: int) -> dict[str, float]:
     """The samples of a front's `/metrics` once these requests are counted: that is a moment after their answers."""
 
     async def all_counted() -> bool:
-        return (await made.metrics(front))[COMPLETED] == requests
+        return (await made.metrics(front)).get(COMPLETED) == requests
 
     await until(all_counted)
     return await made.metrics(front)
@@ -308,16 +308,28 @@ async def test_what_a_front_counted_stays_when_it_is_killed(fake: FakeVllm, tmp_
         assert (await made.metrics(0))[COMPLETED] == 3
 
 
-async def test_without_an_owner_a_front_tells_its_own_figures_at_once(fake: FakeVllm, tmp_path: Path) -> None:
+async def test_without_an_owner_a_front_tells_at_once_what_is_no_part_of_a_sum(fake: FakeVllm, tmp_path: Path) -> None:
     async with tier(fake, tmp_path) as made:
         await asyncio.gather(*(ask(made, front) for front in (0, 1, 1)))
         await counted(made, 0, 3)
         await made.lose()
         async with asyncio.timeout(ANSWERED_WITHIN / 2):
-            assert [(await made.metrics(front))[COMPLETED] for front in (0, 1)] == [1, 2]
-        assert "kvgate_fronts" not in await made.metrics(0)
+            seen = await made.metrics(0)
+        assert [series.partition("{")[0] for series in seen if series.startswith("kvgate")] == ["kvgate_build_info"]
+        assert not [series for series in seen if series.endswith(("_total", "_count", "_sum"))]
+        assert "process_open_fds" not in seen
         await made.own(2)
         assert (await counted(made, 0, 3))["kvgate_fronts"] == 2
+
+
+async def test_the_state_says_who_answers_and_who_decides(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        first, second = (await made.state(0))["tier"], (await made.state(1))["tier"]
+        assert first == {"role": "front", "id": "1", "owner": second["owner"], "epoch": None, "members": ["1", "2"]}
+        assert (second["role"], second["id"]) == ("front", "2")
+        await made.lose()
+        await made.own(2)
+        assert (await made.state(0))["tier"]["owner"] not in {None, second["owner"]}
 
 
 async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> None:

@@ -579,7 +579,7 @@ class Tier(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_decided_before_the_fronts_have_declared(self) -> None:
-        if self.owner is not None and not self.owner.hall._opened and not self.owner.hall._turns:
+        if self.owner is not None and not self.owner.hall._begun.is_set() and not self.owner.hall._turns:
             assert self.owner.known() == self.owner.in_flight()
 
     @invariant()

@@ -19,12 +19,14 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
+from gateway.ops.merged import packed
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier import carried
 from gateway.tier.frames import (
     VERSION,
+    Answer,
     Came,
     Declares,
     Down,
@@ -41,6 +43,8 @@ from gateway.tier.frames import (
     Moved,
     Recalled,
     Refused,
+    Reported,
+    Scrape,
     Sent,
     ShowState,
     Stepped,
@@ -102,7 +106,7 @@ class World:
         for endpoint in (HERE, THERE):
             self.monitors[endpoint] = Monitor()
             self.cores.add(endpoint, None)
-        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided)
+        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided, figures=self.figures)
         self.hall.begin(self.cores, self.monitors, state)
 
     def make(self, model, root):
@@ -114,6 +118,9 @@ class World:
         if endpoint not in self.monitors:
             raise UnknownEndpointError(endpoint)
         self.drained.append(endpoint)
+
+    async def figures(self, fronts):
+        return []
 
     async def decided(self):
         return Decided(endpoints=(), queues=())
@@ -559,10 +566,27 @@ async def test_questions_are_answered(world, front):
     front.say(ShowState(1), ShowState(2, drain="here"), ShowState(3, undrain="nobody"))
     front.say(Explain(4, "m", ONE), Explain(5, "other", ONE))
     answers = {answer.number: answer.body for answer in await front.heard()}
-    assert answers[1] == answers[2] == b'{"endpoints":[],"queues":[]}'
+    assert answers[1] == answers[2]
+    tier = Decided.model_validate_json(answers[1]).tier
+    assert (tier.role, tier.id, tier.epoch, tier.members) == ("owner", tier.owner, None, ("1",))
     assert answers[3] is answers[5] is None
     assert b'"verdict":"dispatch"' in answers[4]
     assert world.drained == ["here"]
+
+
+async def test_no_sum_is_told_before_all_fronts_are_there():
+    world = World(expected=2)
+    front = await world.join(1)
+    front.say(Scrape(1))
+    assert await front.heard() == []
+    other = await world.join(2)
+    await turns()
+    for one in (front, other):
+        one.say(Reported(1, packed(())))
+    await asyncio.sleep(0.5)
+    assert Answer in {type(message) for message in await front.heard()}
+    world.hall.close()
+    world.cores.close()
 
 
 async def test_an_owner_that_ends_cuts_everybody_off(world, front):
