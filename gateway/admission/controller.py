@@ -16,6 +16,7 @@ from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.decide import barred, decide, let_through, place, turned_away
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Declared,
     EndpointDown,
@@ -111,6 +112,9 @@ class AdmissionController:
         """
         commands = self._commands = []
         self._handlers[type(event)](event, now)
+        if self._endpoints.reach.changes_at <= now:
+            self._endpoints.reach.pass_time(now)
+            self._relane(now)
         if self._queue.depth:
             self._expire(now)
             for endpoint in self._endpoints.live:
@@ -220,6 +224,7 @@ class AdmissionController:
         request.take(Trigger.ARRIVED)
         request.take(Trigger.DISPATCHED)
         self._pool.weigh(request)
+        endpoint.ledger.resumed(arrival.request)
         reservation = self._fly(request, endpoint, now)
         if event.generated:
             endpoint.ledger.progress(reservation, event.generated, now)
@@ -284,11 +289,15 @@ class AdmissionController:
         self._headroom.left(request.arrival.flow, flight.tokens, now)
         endpoint.release(flight.reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
-        if event.busy:
-            endpoint.hold(now)
-        else:
-            request.failures += 1
-            request.avoid = endpoint.id
+        match event.why:
+            case Back.BUSY:
+                endpoint.hold(now)
+            case Back.UNREACHED:
+                self._endpoints.reach.lost(event.request, endpoint.id, now)
+                self._relane(now)
+            case Back.FAILED:
+                request.failures += 1
+                request.avoid = endpoint.id
         self._endpoints.settle(endpoint, now)
         self._wait(request, now)
 
@@ -453,7 +462,7 @@ class AdmissionController:
         """Ask for a `Tick` at the next time at which time alone changes something, unless one is due earlier."""
         if now >= self._wake_at:
             self._wake_at = inf
-        due = inf
+        due = self._endpoints.reach.changes_at
         for endpoint in self._endpoints:
             due = min(due, endpoint.next_change)
         first = self._queue.first_deadline()

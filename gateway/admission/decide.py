@@ -23,7 +23,7 @@ REASONS = {
     "queue_full": "the queue is full",
     "ttft_target": "its predicted wait is over twice its queue budget",
     "context_length": "it fits no endpoint",
-    "no_endpoint": "no endpoint is live",
+    "no_endpoint": "no endpoint that it fits is live and in reach of its front",
     "draining": "this gateway shuts down",
 }
 """Reasons beside the rules of the endpoints (`RULES`), with their meanings."""
@@ -90,8 +90,9 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
 
 
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
-    """The endpoint to which observe mode dispatches a request: any but those that have just said they are busy."""
-    free = [endpoint for endpoint in pool.endpoints.live if not endpoint.held(now)]
+    """The endpoint to which observe mode dispatches a request: any in reach that has not just said it is busy."""
+    key, reach = request.arrival.request, pool.endpoints.reach
+    free = [e for e in pool.endpoints.live if not e.held(now) and reach.reaches(key, e.id)]
     fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
     return picker.pick(fitting or free, request, now)
 

@@ -10,10 +10,17 @@ from typing import NewType
 from gateway.admission.policy import Policy
 
 RequestId = NewType("RequestId", int)
+FRONT_BITS = 32
+"""Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
 EndpointId = NewType("EndpointId", str)
 Prefix = tuple[tuple[int, int], ...]
 """Leading parts of a prompt, shortest first: `(tokens, hash)`. The hash covers these tokens and all else that decides
 their KV content (model, LoRA, cache salt). An engine can hold equal parts of two prompts once."""
+
+
+def front_of(request: RequestId) -> int:
+    """The number of the front that carries a request; 0 where there is only one."""
+    return request >> FRONT_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class Arrived:
 class Declared:
     """A request is in flight that an earlier core of this model dispatched. Ignored if its endpoint is not known.
 
-    `arrival` is the one that the earlier core handled. `generated` counts the tokens seen so far, over all sequences.
+    `arrival` says how long ago it came, and what has failed on it. `generated` counts the tokens seen so far, over all
+    its sequences.
     """
 
     arrival: Arrived
@@ -122,17 +130,23 @@ class Finished:
     """From `usage` if the endpoint gave it; 0 if it refused the request."""
 
 
+class Back(Enum):
+    """Why a dispatched request comes back unanswered."""
+
+    BUSY = auto()
+    """The endpoint refused it for lack of room: a sign of saturation, not of ill health."""
+    FAILED = auto()
+    """The endpoint failed on it: the core allows one more dispatch, to another endpoint if there is one."""
+    UNREACHED = auto()
+    """Its front could not connect. That says nothing of what other fronts can reach."""
+
+
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A dispatched request comes back unanswered, to be dispatched again.
-
-    If `busy`, the endpoint refused it for lack of room: a sign of saturation, not of ill health. Otherwise the endpoint
-    failed on it, and the core allows one more dispatch, to another endpoint if there is one. Exactly one `Dispatch` or
-    `Reject` answers it.
-    """
+    """A dispatched request comes back unanswered, to be dispatched again. One `Dispatch` or `Reject` answers it."""
 
     request: RequestId
-    busy: bool
+    why: Back
 
 
 @dataclass(frozen=True, slots=True)

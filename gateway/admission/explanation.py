@@ -19,7 +19,7 @@ class Candidate:
     endpoint: EndpointId
     takes: bool
     rule: str
-    """The reason: "fits", or the name of one of `RULES`, "down" or "context_length"."""
+    """The reason: "fits", or the name of one of `RULES`, "down", "unreached" or "context_length"."""
     lacks: float | None
     """Shortage by which that rule refuses, in `unit`; None if it is no amount."""
     unit: str | None
@@ -65,7 +65,7 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
     """Explain the decision about a request that is weighed, has its lane, and is not in the queue. Changes nothing."""
     decision = decide(pool, request, now)
     waits, outcome = pool.waits, decision.outcome
-    candidates = tuple(_candidate(e, request, now) for e in sorted(pool.endpoints, key=lambda e: e.id))
+    candidates = tuple(_candidate(pool, e, request, now) for e in sorted(pool.endpoints, key=lambda e: e.id))
     near = decision.endpoint or nearest(pool, request, now)
     verdict = decision.action.value if outcome is None else outcome.value
     endpoint = decision.endpoint
@@ -91,11 +91,13 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
     )
 
 
-def _candidate(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Candidate:
+def _candidate(pool: Pool, endpoint: EndpointRecord, request: RequestRecord, now: float) -> Candidate:
     blocks = endpoint.capacity.kv_blocks
     refused = None
     if not endpoint.live:
         rule = "down"
+    elif not pool.endpoints.reach.reaches(request.arrival.request, endpoint.id):
+        rule = "unreached"
     elif endpoint.longest_prompt < request.longest_prompt:
         rule = "context_length"
     else:

@@ -1,6 +1,5 @@
 """The state of one model's pool, from which decisions are made."""
 
-from gateway.admission.placing.endpoint import UNBOUNDED
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Mode, Policy
@@ -39,7 +38,7 @@ class Pool:
     def lane(self, request: RequestRecord) -> LaneKey | None:
         """Lane of a request in the queue; None if it fits no known endpoint and may not be tried."""
         lane = self.endpoints.lane(request)
-        return (UNBOUNDED, request.avoid) if lane is None and self.policy.mode is Mode.OBSERVE else lane
+        return self.endpoints.any_lane(request) if lane is None and self.policy.mode is Mode.OBSERVE else lane
 
     def weigh(self, request: RequestRecord) -> None:
         """Set the cost, the queue budget and the deadline of a request."""

@@ -118,6 +118,8 @@ class Tuning:
     Judgement."""
     busy_hold: float = 1.0
     """Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner. Judgement."""
+    unreached: float = 1.0
+    """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""
     probe_after: float = 30.0
     """Seconds at a learned sequence limit, with no request waiting in the engine, until a higher limit is tried.
     Judgement."""

@@ -11,8 +11,8 @@ from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
-from gateway.ops.merged import packed
-from gateway.ops.metrics import Metrics
+from gateway.ops.merged import own_alone, packed
+from gateway.ops.metrics import Metrics, exposed
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
@@ -57,6 +57,7 @@ class Apart:
         metrics: Metrics,
         settings: Callable[[], Settings],
     ) -> None:
+        self._front = str(place.front)
         self._background = Background()
         self._metrics = metrics
         self._link = Link(
@@ -90,15 +91,20 @@ class Apart:
         return []
 
     async def exposition(self) -> bytes:
-        """The text of `/metrics`; of this front alone while there is no owner."""
+        """The text of `/metrics`; while there is no owner, without what is summed over all processes.
+
+        A part of a sum would look like a restart, after which Prometheus adds the whole sum again.
+        """
         if self._link.connected.is_set():
             with contextlib.suppress(TimeoutError):
                 return await self._link.exposition()
-        return self._metrics.exposition()
+        return exposed(own_alone(self._metrics.figures()))
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
-        return await self._link.decided()
+        decided = await self._link.decided()
+        tier = decided.tier.model_copy(update={"role": "front", "id": self._front})
+        return decided.model_copy(update={"tier": tier})
 
     async def drain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
@@ -117,7 +123,7 @@ class Apart:
 
     async def stop(self) -> None:
         """Leave the owner."""
-        await self._link.part()
+        await self._link.leave_figures()
         self._link.close()
         await self._background.stop()
 

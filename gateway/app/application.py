@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 import gateway
 from gateway.admission import controller
+from gateway.admission.events import FRONT_BITS
 from gateway.app.apart import Apart, Place
 from gateway.app.core import Core
 from gateway.app.opened import Opened, opened
@@ -43,7 +44,6 @@ from gateway.relay.plane import Plane
 from gateway.relay.server import Listener, bind_all
 from gateway.runtime.background import Background
 from gateway.runtime.places import Places
-from gateway.tier.link import ID_BITS
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
@@ -125,7 +125,7 @@ class Application:
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
             key=new_key() if place is None else place.key,
-            ids=count(1) if place is None else count(place.front << ID_BITS),
+            ids=count(1) if place is None else count(place.front << FRONT_BITS),
         )
         self._view = StateView(lambda: self._settings, self._directory, self._core)
         self._listeners = self._listen(listening, None if place is None else place.owner.with_name("loads"))

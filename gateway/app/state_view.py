@@ -37,6 +37,7 @@ class StateView:
             endpoints=decided.endpoints,
             queues=decided.queues,
             counting=tuple(_counting(pool) for pool in self._directory.pools.values()),
+            tier=decided.tier,
         )
 
     async def drain(self, endpoint_id: str) -> None:

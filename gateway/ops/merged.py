@@ -54,6 +54,11 @@ def merged(own: Figures, fronts: Iterable[Figures] = (), gone: Iterable[Figures]
     return [found.family() for found in sums.values()]
 
 
+def own_alone(figures: Figures) -> list[Family]:
+    """Of a process's figures, those that are no part of a sum."""
+    return [family for family in figures if family.kind not in SUMMED and family.name not in OF_EACH]
+
+
 class _Sum:
     """The sum of one metric."""
 

@@ -274,7 +274,7 @@ class _State:
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
         yield depth
-        if state.tier is not None:
+        if state.tier.standing is not None:
             yield from _tier_gauges(state.tier)
         yield from _endpoint_gauges(state)
         yield from _engine_counters(state)
@@ -286,7 +286,7 @@ def _tier_gauges(tier: TierState) -> Iterator[GaugeMetricFamily]:
         role.add_metric([name], name == tier.role)
     figures = (
         ("kvgate_tier_epoch", "Number of the reign that this gateway decides under or follows.", tier.epoch),
-        ("kvgate_tier_members", "Gateways of the tier that Redis has just heard of.", tier.members),
+        ("kvgate_tier_members", "Gateways of the tier that Redis has just heard of.", tier.gateways),
         ("kvgate_tier_share", "Share of each engine that this gateway may fill, 0 to 1.", tier.share),
         (
             "kvgate_tier_lease_seconds",

@@ -106,20 +106,22 @@ class CountingState(_Shown):
 
 
 class TierState(_Shown):
-    """This gateway in a tier of several."""
+    """This process among those that serve together."""
 
     role: Literal["alone", "owner", "front"] = Field(
-        description="`owner`: it decides for all; `front`: another does; `alone`: neither Redis nor another can be "
-        "reached, and it decides for itself."
+        "alone", description="Whether it decides for itself, for others, or leaves that to the owner."
     )
-    id: str = Field(description="Of the process here that may decide, drawn at its start.")
-    owner: str | None = Field(None, description="Id of the one that decides; null: none is known.")
-    epoch: int | None = Field(None, description="Number of the reign under which it decides, or which it follows.")
-    members: int = Field(0, ge=0, description="Gateways that Redis has just heard of.")
-    standing: str = Field(description="standing by, owning, lapsed, cut off or alone.")
-    share: float = Field(ge=0, le=1, description="Share of each engine that it may fill; 0 where another decides.")
+    id: str | None = Field(None, description="Its own name among them; null where it is alone.")
+    owner: str | None = Field(None, description="The name of the process that decides.")
+    epoch: int | None = Field(None, description="Counts the owners; null where one machine has all of them.")
+    members: tuple[str, ...] = Field((), description="The fronts that are connected to the owner.")
+    standing: str | None = Field(None, description="In a tier: standing by, owning, lapsed, cut off or alone.")
+    share: float | None = Field(
+        None, ge=0, le=1, description="In a tier: share of each engine that it may fill; 0 where another decides."
+    )
     lease_seconds: float | None = Field(None, description="How long it may decide without an answer of Redis.")
-    redis: bool = Field(description="Whether Redis answered the last question.")
+    redis: bool | None = Field(None, description="In a tier: whether Redis answered the last question.")
+    gateways: int | None = Field(None, ge=0, description="In a tier: those that Redis has just heard of.")
 
 
 class GatewayState(_Shown):
@@ -132,7 +134,7 @@ class GatewayState(_Shown):
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
     counting: tuple[CountingState, ...] = ()
-    tier: TierState | None = Field(None, description="Null without a tier.")
+    tier: TierState = Field(default_factory=TierState, description="Which process answers, and which decides.")
 
 
 class Decided(_Shown):
@@ -140,7 +142,7 @@ class Decided(_Shown):
 
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
-    tier: TierState | None = None
+    tier: TierState = Field(default_factory=TierState)
 
 
 class UnknownEndpointError(LookupError):

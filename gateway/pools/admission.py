@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Cancelled, Finished, Progress, RequestId, Returned, Verdict
+from gateway.admission.events import Arrived, Back, Cancelled, Finished, Progress, RequestId, Returned, Verdict
 from gateway.admission.explanation import Explanation
 from gateway.pools.counts import Counts
 from gateway.pools.interface import Decider
@@ -51,14 +51,14 @@ class Admission:
         """
         return await self._ask(arrival.request, arrival)
 
-    async def readmit(self, request: RequestId, *, busy: bool) -> Dispatch:
+    async def readmit(self, request: RequestId, why: Back) -> Dispatch:
         """Give a dispatched request back, unanswered, and wait for another dispatch.
 
         Raises:
             RejectedError: it gets none. The request has ended.
         """
         self.counts.forget(request)
-        return await self._ask(request, Returned(request, busy))
+        return await self._ask(request, Returned(request, why))
 
     def progress(self, request: RequestId, generated: int) -> None:
         """Note a request's generated tokens. The next batch tells the core if that changes its account."""

@@ -8,6 +8,7 @@ import msgspec
 from gateway.admission.events import (
     Arrived,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointGone,
@@ -175,12 +176,12 @@ class _Run:
                 lost.up_since = None
             case Observed() if (observed := self._found.endpoints.get(event.endpoint)) is not None:
                 observed.take(event, at)
-            case Arrived() | Progress() | Finished() | Returned():
+            case Arrived() | Declared() | Progress() | Finished() | Returned():
                 self._follow(event, line.pool, at)
         for decided in line.decisions:
             self._decided((line.pool, RequestId(decided["request"])), decided, at)
 
-    def _follow(self, event: Arrived | Progress | Finished | Returned, pool: int, at: float) -> None:
+    def _follow(self, event: Arrived | Declared | Progress | Finished | Returned, pool: int, at: float) -> None:
         match event:
             case Arrived():
                 served = Served(self.models.get(pool, ""), event.demand, event.prefix, at, key=event.key)
@@ -188,6 +189,11 @@ class _Run:
                     before.came_back = True
                 self._open[pool, event.request] = served
                 self._found.requests.append(served)
+            case Declared(arrival, endpoint, generated):  # an earlier run counts it as a request
+                key, model = (pool, arrival.request), self.models.get(pool, "")
+                declared = Served(model, arrival.demand, arrival.prefix, at, at, generated=generated)
+                self._open[key] = declared
+                self._sent(key, declared, endpoint)
             case Progress():
                 for request, generated in event.generated:
                     if (progressing := self._open.get((pool, request))) is not None:
@@ -212,16 +218,19 @@ class _Run:
             return
         if "endpoint" in decided:
             served.dispatched_at = at if served.dispatched_at is None else served.dispatched_at
-            served.endpoint = EndpointId(str(decided["endpoint"]))
-            watched = self._found.endpoints.get(served.endpoint)
-            if watched is not None:
-                self._on[key] = watched
-                watched.now_at(served.demand.sequences)
+            self._sent(key, served, EndpointId(str(decided["endpoint"])))
         else:
             served.ended_at, served.refused = at, Outcome(str(decided["outcome"]))
             if served.refused in FOR_WANT_OF_ROOM:
                 self._returns.refused(served.key, served, at)
             del self._open[key]
+
+    def _sent(self, key: tuple[int, RequestId], served: Served, endpoint: EndpointId) -> None:
+        served.endpoint = endpoint
+        watched = self._found.endpoints.get(endpoint)
+        if watched is not None:
+            self._on[key] = watched
+            watched.now_at(served.demand.sequences)
 
     def _leave(self, key: tuple[int, RequestId], served: Served) -> None:
         watched = self._on.pop(key, None)

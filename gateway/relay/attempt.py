@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.admission.events import EndpointId, RequestId, Verdict
+from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.pools.admission import Admission
 from gateway.pools.directory import Endpoint
@@ -56,12 +56,11 @@ class Again:
     """Nothing has reached the client: `generate.py` may send the request again.
 
     Attributes:
-        busy: the endpoint had no room, or could not be connected to. The request is not at fault.
         reason: told to the client if this was the last attempt.
         evacuated: it was taken off the endpoint.
     """
 
-    busy: bool
+    why: Back
     reason: str
     evacuated: bool = False
 
@@ -142,7 +141,8 @@ class Attempt:
             )
         except UpstreamError as error:
             self._endpoint.watch.failed(str(error))
-            return Again(isinstance(error, ConnectFailedError), f"The endpoint did not answer: {error}.")
+            why = Back.UNREACHED if isinstance(error, ConnectFailedError) else Back.FAILED
+            return Again(why, f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
                 return await self._not_ok(flight, answer)
@@ -159,10 +159,10 @@ class Attempt:
         body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
         message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
         if is_busy(answer.status, message):
-            return Again(busy=True, reason=message)
+            return Again(Back.BUSY, message)
         if answer.status >= _SERVER_ERRORS:
             self._endpoint.watch.failed(f"it answered {answer.status}", dead=is_dead(message))
-            return Again(busy=False, reason=f"The endpoint answered {answer.status}: {message}")
+            return Again(Back.FAILED, f"The endpoint answered {answer.status}: {message}")
         flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
@@ -181,7 +181,7 @@ class Attempt:
         if facts.failure is not None:
             return await self._failed_unseen(flight, facts.failure)
         if self._response.opened:  # the head of a stream has already left
-            return Again(busy=False, reason="The endpoint did not stream its answer.")
+            return Again(Back.FAILED, "The endpoint did not stream its answer.")
         self._flights.answers(flight, computed=True)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
@@ -275,13 +275,13 @@ class Attempt:
     async def _failed_unseen(self, flight: Flight, failure: Failure) -> Settled | Again:
         """The answer had status 200, but its first event is a failure. The client has seen nothing."""
         if failure.kind is FailureKind.BUSY:
-            return Again(busy=True, reason=failure.message)
+            return Again(Back.BUSY, failure.message)
         if failure.kind is FailureKind.REFUSED:
             flight.delivering = True
             outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
             return Settled(outcome, Verdict.DONE)
         self._report(failure)
-        return Again(busy=False, reason=f"The endpoint failed: {failure.message}.")
+        return Again(Back.FAILED, f"The endpoint failed: {failure.message}.")
 
     async def _failed_midway(self, failure: Failure) -> Settled:
         self._report(failure)
@@ -295,7 +295,7 @@ class Attempt:
     async def _broken(self, message: str) -> Settled | Again:
         """The connection was lost: start again, unless the client has seen part of the answer."""
         if not self._response.begun:
-            return Again(busy=False, reason=message)
+            return Again(Back.FAILED, message)
         return await self._end_with(self._error_event(message))
 
     async def _interrupted(self, flight: Flight) -> Settled | Again:
@@ -305,7 +305,7 @@ class Attempt:
         if self._response.begun:
             await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
         elif flight.interruption is Interruption.EVACUATED:
-            return Again(busy=False, reason="The endpoint went down, or hangs.", evacuated=True)
+            return Again(Back.FAILED, "The endpoint went down, or hangs.", evacuated=True)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_TIMEOUT):

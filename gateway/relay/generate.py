@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Demand, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Demand, RequestId, Verdict
 from gateway.admission.limits.standing import Exceeded, Limit
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import Admission, RejectedError
@@ -56,10 +56,10 @@ class _Place:
         self._held = True
         return dispatch
 
-    async def again(self, *, busy: bool) -> Dispatch:
+    async def again(self, why: Back) -> Dispatch:
         """Give the place back, the request unanswered, and wait for another one."""
         self._held = False
-        dispatch = await self._admission.readmit(self.request, busy=busy)
+        dispatch = await self._admission.readmit(self.request, why)
         self._held = True
         return dispatch
 
@@ -234,7 +234,7 @@ async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) ->
 async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, result: Again) -> Dispatch:
     try:
         with exchange.waiting():
-            return await place.again(busy=result.busy)
+            return await place.again(result.why)
     except RejectedError as error:
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict
 from gateway.endpoints.identity import Identity
 
 VERSION = 1
@@ -27,7 +27,7 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 # From a front.
 
 
-class Known(_Message, tag=0):
+class Recalled(_Message, tag=0):
     """An endpoint that an earlier owner told of, so that requests on it can be declared before it was probed.
 
     `drained`: the operator wants no new requests there.
@@ -52,19 +52,25 @@ class Watched(_Message, tag=1):
 
 
 class Hello(_Message, tag=2):
-    """The first message of a front: who it is, and all that it has in flight and that waits.
+    """The first message of a front: who it is, and what it knows of the endpoints.
 
     `front` is the upper half of its requests' ids.
     """
 
     version: int
     front: int
-    known: Sequence[Known] = ()
-    declared: Sequence[tuple[str, Declared]] = ()
+    endpoints: Sequence[Recalled] = ()
+
+
+class Declares(_Message, tag=18):
+    """A part of what a front carries, in answer to a `More`. After the `last` part, the owner knows all."""
+
+    flights: list[tuple[str, Declared]]
     """Requests in flight, with their models."""
-    watched: Sequence[Watched] = ()
-    waiting: Sequence[tuple[str, Arrived]] = ()
+    watched: list[Watched]
+    waiting: list[tuple[str, Arrived]]
     """Requests that wait, with their models."""
+    last: bool
 
 
 class Came(_Message, tag=3):
@@ -92,7 +98,7 @@ class GivenBack(_Message, tag=6):
     model: str
     arrival: Arrived
     """As an owner that does not know of its dispatch is to see it."""
-    busy: bool
+    why: Back
 
 
 class Ended(_Message, tag=7):
@@ -135,7 +141,7 @@ class Explain(_Message, tag=11):
     arrival: Arrived
 
 
-class Ask(_Message, tag=12):
+class ShowState(_Message, tag=12):
     """Asks for the state of the endpoints and queues, or first changes one; answered with a `Decided`."""
 
     number: int
@@ -161,6 +167,10 @@ class Ping(_Message, tag=17):
 
 
 # From the owner.
+
+
+class More(_Message, tag=34):
+    """Asks for the next part of what a front carries."""
 
 
 class Welcome(_Message, tag=19):
@@ -243,9 +253,10 @@ class Report(_Message, tag=29):
     number: int
 
 
-Question = Explain | Ask | Scrape
+Question = Explain | ShowState | Scrape
 FromFront = (
     Hello
+    | Declares
     | Came
     | Left
     | Moved
@@ -259,7 +270,13 @@ FromFront = (
     | Reported
     | Ping
 )
-FromOwner = Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong
+FromOwner = More | Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong
+
+
+def weight(arrival: Arrived) -> int:
+    """What it costs an owner to take a request, in units of about half a microsecond."""
+    return 400 + len(arrival.demand.prompts) + len(arrival.prefix)
+
 
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode

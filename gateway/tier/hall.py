@@ -1,6 +1,8 @@
 """The owner's side: every connected front has a seat here."""
 
 import asyncio
+import secrets
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -18,19 +20,21 @@ from gateway.admission.events import (
     RequestId,
     Returned,
     Verdict,
+    front_of,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.merged import Figures
-from gateway.ops.state import Deciding, UnknownEndpointError
+from gateway.ops.state import Deciding, TierState, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
+from gateway.tier import carried
 from gateway.tier.frames import (
     VERSION,
     Answer,
-    Ask,
     Came,
+    Declares,
     Down,
     Ended,
     Evacuate,
@@ -42,6 +46,7 @@ from gateway.tier.frames import (
     Gone,
     Hello,
     Left,
+    More,
     Moved,
     Ping,
     Pong,
@@ -50,6 +55,7 @@ from gateway.tier.frames import (
     Reported,
     Scrape,
     Sent,
+    ShowState,
     Stepped,
     Unwatched,
     Up,
@@ -57,9 +63,9 @@ from gateway.tier.frames import (
     Watched,
     Welcome,
     from_front,
+    weight,
 )
 from gateway.tier.line import Line
-from gateway.tier.link import ID_BITS
 from gateway.tier.reports import Reports
 
 DECLARED_WITHIN = 1.0
@@ -78,12 +84,14 @@ class Telling(Deciding, Protocol):
 class Seat:
     """One front."""
 
-    __slots__ = ("drivers", "front", "line", "watched")
+    __slots__ = ("declared", "drivers", "front", "line", "watched")
 
     def __init__(self, line: Line[FromFront]) -> None:
         self.line = line
         self.front: int | None = None
         """Its number; None before its first message."""
+        self.declared = False
+        """Whether it has declared all it had."""
         self.drivers: dict[RequestId, tuple[Driver, bool]] = {}
         """The driver of each of its requests, and whether it was dispatched."""
         self.watched: dict[RequestId, EndpointId] = {}
@@ -100,23 +108,28 @@ class Hall:
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
+        self._name = secrets.token_hex(4)
         self._seats: dict[int, Seat] = {}
         self._silent: set[Seat] = set()
-        """Connections over which no front has declared anything yet."""
-        self._opened = False
-        self._early: list[tuple[Seat, Driver, Arrived]] = []
+        """Connections over which no front has declared all it has."""
+        self._begun = asyncio.Event()
+        """Set once requests go to the cores as they arrive."""
+        self._early: dict[RequestId, tuple[Seat, Driver, Arrived]] = {}
         """What waits until the fronts have declared."""
+        self._turns: deque[RequestId] = deque()
+        """Of those, in the order in which they go to the cores."""
         self._reports = Reports()
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Seat, Any], None]] = {
+            Declares: self._declares,
             Came: self._came,
             Moved: self._moved,
             Ended: self._ended,
             Left: self._left,
             GivenBack: self._given_back,
-            Explain: self._asked,
-            Ask: self._asked,
-            Scrape: self._asked,
+            Explain: self._questioned,
+            ShowState: self._questioned,
+            Scrape: self._questioned,
             Reported: self._reported,
             Ping: self._pinged,
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
@@ -145,14 +158,14 @@ class Hall:
 
     def close(self) -> None:
         """Cut every connection: the fronts turn to the next owner."""
-        for seat in [*self._seats.values(), *self._silent]:
+        for seat in {*self._seats.values(), *self._silent}:
             seat.line.cut()
         for task in self._tasks:
             task.cancel()
 
-    def asker(self, model: str) -> "_Asker":
+    def asker(self, model: str) -> "_Fronts":
         """Who asks the core of a model."""
-        return _Asker(self, model)
+        return _Fronts(self, model)
 
     @property
     def seats(self) -> Collection[Seat]:
@@ -161,7 +174,7 @@ class Hall:
 
     def seat_of(self, request: RequestId) -> Seat | None:
         """The seat of the front whose request it is."""
-        return self._seats.get(request >> ID_BITS)
+        return self._seats.get(front_of(request))
 
     # The `Follower` of the cores.
 
@@ -222,23 +235,25 @@ class Hall:
         known = seat.drivers.get(message.request)
         if known is None or known[1]:
             return
-        self._early = [early for early in self._early if early[2].request != message.request]
+        self._early.pop(message.request, None)
         self._end(seat, message.request, Cancelled(message.request))
 
     def _given_back(self, seat: Seat, message: GivenBack) -> None:
         request = message.arrival.request
         known = seat.drivers.get(request)
-        if known is None:  # this owner did not know the endpoint that it was on
-            self._arrived(seat, message.model, message.arrival)
-        else:
+        if known is not None and self._begun.is_set():
             seat.drivers[request] = known[0], False
-            known[0].handle(Returned(request, message.busy))
+            known[0].handle(Returned(request, message.why))
+            return
+        if known is not None:  # it goes nowhere before all have declared
+            self._end(seat, request, Finished(request, Verdict.FAILED, 0))
+        self._arrived(seat, message.model, message.arrival)
 
-    def _asked(self, seat: Seat, message: Question) -> None:
+    def _questioned(self, seat: Seat, message: Question) -> None:
         match message:
             case Explain():
                 self._spawn(self._explain(seat, message))
-            case Ask():
+            case ShowState():
                 self._spawn(self._answer(seat, message))
             case Scrape():
                 self._spawn(self._expose(seat, message))
@@ -257,12 +272,13 @@ class Hall:
 
     def _seated(self, seat: Seat, message: FromFront) -> bool:
         """Take a front's first message; False if it is none, and the connection is given up."""
-        self._silent.discard(seat)
         if not isinstance(message, Hello) or message.version != VERSION:
+            self._silent.discard(seat)
             _log.error("a front speaks another version of the protocol, and is not served")
             seat.line.cut()
             return False
         if (before := self._seats.pop(message.front, None)) is not None:  # its old connection is about to end
+            self._silent.discard(before)
             before.line.cut()
             self._vacate(before)
         seat.front = message.front
@@ -270,16 +286,12 @@ class Hall:
         self._reports.came(message.front)
         self._recall(seat, message)
         self._show(seat)
-        self._take_over(seat, message)
-        seat.line.send(Welcome())
-        _log.info("front connected", front=message.front, in_flight=len(message.declared), waiting=len(message.waiting))
-        if len(self._seats) >= self._expected and not self._silent:
-            self._open()
+        seat.line.send(More())
         return True
 
     def _recall(self, seat: Seat, hello: Hello) -> None:
         """Take over what a front knows of the endpoints, and tell it of those that are not configured any more."""
-        for there in hello.known:
+        for there in hello.endpoints:
             monitor = self._monitors.get(there.endpoint)
             if monitor is None:
                 seat.line.send(Gone(there.endpoint))
@@ -297,26 +309,52 @@ class Hall:
                 if not monitor.serving:
                     seat.line.send(_down(endpoint, monitor))
 
-    def _take_over(self, seat: Seat, hello: Hello) -> None:
-        """Take what a front had with an earlier owner."""
-        for model, declared in hello.declared:
-            if self._cores.serves(declared.endpoint) == model:
+    def _declares(self, seat: Seat, part: Declares) -> None:
+        """Take a part of what a front had with an earlier owner."""
+        for model, flight in part.flights:
+            request = flight.arrival.request
+            if request not in seat.drivers and self._cores.serves(flight.endpoint) == model:
                 driver = self._cores.drivers[model]
-                seat.drivers[declared.arrival.request] = driver, True
-                driver.handle(declared)
-        for watched in hello.watched:
+                seat.drivers[request] = driver, True
+                driver.handle(flight)
+        for watched in part.watched:
             self._watch(seat, watched)
-        for model, arrival in hello.waiting:
+        for model, arrival in part.waiting:
             self._arrived(seat, model, arrival)
+        if seat.declared:
+            return
+        if not part.last:
+            seat.line.send(More())
+            return
+        seat.declared = True
+        self._silent.discard(seat)
+        seat.line.send(Welcome())
+        in_flight = sum(sent for _, sent in seat.drivers.values())
+        _log.info("front connected", front=seat.front, in_flight=in_flight, waiting=len(seat.drivers) - in_flight)
+        if len(self._seats) >= self._expected and not self._silent:
+            self._open()
 
     def _open(self) -> None:
         """Let what waits go to the cores, the longest wait first."""
-        if self._opened:
-            return
-        self._opened = True
-        early, self._early = self._early, []
-        for _seat, driver, arrival in sorted(early, key=lambda waiting: -waiting[2].waited):
-            driver.handle(arrival)
+        if not self._begun.is_set() and not self._turns:
+            self._turns.extend(sorted(self._early, key=lambda request: -self._early[request][2].waited))
+            self._open_further()
+
+    def _open_further(self) -> None:
+        """Let go what one turn of the loop has time for. What arrives meanwhile comes after it."""
+        weighs = 0
+        while self._turns and weighs < carried.PART:
+            early = self._early.pop(self._turns.popleft(), None)
+            if early is not None:
+                _seat, driver, arrival = early
+                driver.handle(arrival)
+                weighs += weight(arrival)
+        if not self._turns:
+            self._turns.extend(self._early)
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._open_further)
+        else:
+            self._begun.set()
 
     async def _confirm(self, endpoint: EndpointId, monitor: EndpointMonitor) -> None:
         """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
@@ -330,10 +368,10 @@ class Hall:
             seat.line.send(Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
             return
         seat.drivers[arrival.request] = driver, False
-        if self._opened:
+        if self._begun.is_set():
             driver.handle(arrival)
         else:
-            self._early.append((seat, driver, arrival))
+            self._early[arrival.request] = seat, driver, arrival
 
     def _moved(self, seat: Seat, message: Moved) -> None:
         """Pass on a batch of progress. One without counts is passed on, too: waiting requests are tried again."""
@@ -371,7 +409,7 @@ class Hall:
         body = None if driver is None else msgspec.json.encode(await driver.explained(question.arrival))
         seat.line.send(Answer(question.number, body))
 
-    async def _answer(self, seat: Seat, question: Ask) -> None:
+    async def _answer(self, seat: Seat, question: ShowState) -> None:
         try:
             if question.drain is not None:
                 await self._state.drain(question.drain)
@@ -380,10 +418,13 @@ class Hall:
         except UnknownEndpointError:
             seat.line.send(Answer(question.number, None))
             return
-        decided = await self._state.decided()
+        members = tuple(str(front) for front in sorted(self._seats))
+        tier = TierState(role="owner", id=self._name, owner=self._name, members=members)
+        decided = (await self._state.decided()).model_copy(update={"tier": tier})
         seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
 
     async def _expose(self, seat: Seat, question: Scrape) -> None:
+        await self._begun.wait()  # before that, fronts that are yet to come would be missing from the sums
         await self._reports.ask({front: seated.line for front, seated in self._seats.items()})
         body = await self._reports.exposition(await self._state.figures(self.fronts))
         seat.line.send(Answer(question.number, body))
@@ -400,8 +441,8 @@ class Hall:
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""
         requests, seat.drivers = seat.drivers, {}
-        self._early = [early for early in self._early if early[0] is not seat]
         for request, (driver, sent) in requests.items():
+            self._early.pop(request, None)
             driver.handle(Finished(request, Verdict.ABORTED) if sent else Cancelled(request))
         watched, seat.watched = seat.watched, {}
         for request, endpoint in watched.items():
@@ -415,7 +456,7 @@ def _down(endpoint: EndpointId, monitor: EndpointMonitor) -> Down:
     return Down(endpoint, monitor.keeps, monitor.drained)
 
 
-class _Asker:
+class _Fronts:
     """The fronts, as the core of one model answers them; see `Asker`."""
 
     def __init__(self, hall: Hall, model: str) -> None:

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -12,8 +11,8 @@ import structlog
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
-    Declared,
     EndpointId,
     Event,
     Finished,
@@ -27,10 +26,10 @@ from gateway.admission.outcomes import Outcome
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.admission import Admission, Progressed, RejectedError
 from gateway.pools.interface import Follower
+from gateway.tier.carried import Carried, Declaration
 from gateway.tier.frames import (
     VERSION,
     Answer,
-    Ask,
     Came,
     Down,
     Ended,
@@ -41,17 +40,19 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
-    Known,
     Left,
+    More,
     Moved,
     Ping,
     Pong,
     Question,
+    Recalled,
     Refused,
     Report,
     Reported,
     Scrape,
     Sent,
+    ShowState,
     Up,
     Wanted,
     Welcome,
@@ -72,32 +73,18 @@ ANSWERED_WITHIN = 5.0
 """Seconds for the answer to a question about the state, or about figures."""
 PARTED_WITHIN = 1.0
 """Seconds for the owner to take a front's last figures."""
-ID_BITS = 32
-"""Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
 _log = structlog.get_logger("kvgate.tier")
 
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 """Connects to the owner with the protocol that the factory makes; raises OSError."""
 
 
-class _Asked:
-    """A request that the owner was asked about."""
+class Told(NamedTuple):
+    """What the owner said last of an endpoint."""
 
-    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model")
-
-    def __init__(self, model: str, arrival: Arrived, now: float) -> None:
-        self.model = model
-        self.arrival = arrival
-        self.came_at = now
-        self.endpoint: EndpointId | None = None
-        """The one it is on; None while it waits."""
-        self.generated = 0
-        self.failures = 0
-        self.avoid: EndpointId | None = None
-
-    def waiting(self, now: float) -> Arrived:
-        """Its arrival, as the next owner is to see it."""
-        return replace(self.arrival, waited=now - self.came_at, failures=self.failures, avoid=self.avoid)
+    up: Up
+    down: Down | None
+    """None while it takes traffic."""
 
 
 class Link:
@@ -136,14 +123,18 @@ class Link:
         self._figures = figures
         self._line: Line[FromOwner] | None = None
         self._lost_at = self._heard_at = clock()
-        self._asked: dict[RequestId, _Asked] = {}
+        self._carried: dict[RequestId, Carried] = {}
         self._admissions: dict[str, Admission] = {}
-        self._known: dict[EndpointId, tuple[Up, Down | None]] = {}
+        self._told: dict[EndpointId, Told] = {}
         """What the owner said last of each endpoint that takes traffic, or did before it went down."""
         self._watches: dict[EndpointId, RemoteWatch] = {}
+        self._outlived: dict[EndpointId, RemoteWatch] = {}
+        """Those of endpoints that are gone and may come back, while requests are on them."""
+        self._declaration = Declaration({}, [], self._latest, clock)
         self._questions: dict[int, tuple[Question, asyncio.Future[bytes | None]]] = {}
         self._number = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
+            More: self._declare_more,
             Welcome: self._welcomed,
             Sent: self._sent,
             Refused: self._refused,
@@ -222,17 +213,18 @@ class Link:
         """The watch over a configured endpoint."""
         watch = self._watches.get(endpoint)
         if watch is None:
-            watch = self._watches[endpoint] = RemoteWatch(endpoint, self.send)
-            if endpoint in self._known:  # it is configured here only now
+            watch = self._outlived.pop(endpoint, None) or RemoteWatch(endpoint, self.send)
+            self._watches[endpoint] = watch
+            if endpoint in self._told:  # it is configured here only now
                 asyncio.get_running_loop().call_soon(self._introduce, endpoint)
         return watch
 
     def _introduce(self, endpoint: EndpointId) -> None:
         """Tell the follower what the owner said of an endpoint, once it is configured here too."""
         watch = self._watches.get(endpoint)
-        if watch is None or endpoint not in self._known:
+        if watch is None or endpoint not in self._told:
             return
-        up, down = self._known[endpoint]
+        up, down = self._told[endpoint]
         if down is None:
             watch.on_trial, watch.keeps = up.on_trial, True
             self._follower.up(endpoint, up.model, up.identity)
@@ -248,33 +240,34 @@ class Link:
 
     def tell(self, model: str, event: Event) -> None:
         """Tell the owner what happened to a request, and remember it for the next owner."""
-        asked = self._asked
+        carried = self._carried
         match event:
             case Arrived():
-                asked[event.request] = _Asked(model, event, self._clock())
+                carried[event.request] = Carried(model, event, self._clock())
                 self.send(Came(model, event))
             case Progress(generated):
                 for request, tokens in generated:
-                    if (known := asked.get(request)) is not None:
+                    if (known := carried.get(request)) is not None:
                         known.generated = tokens
                 self.send(Moved(generated))
             case Finished(request, verdict, completion_tokens):
-                asked.pop(request, None)
+                carried.pop(request, None)
                 self.send(Ended(request, verdict, completion_tokens))
             case Cancelled(request):
-                asked.pop(request, None)
+                carried.pop(request, None)
                 self.send(Left(request))
-            case Returned(request, busy):
-                known = asked[request]
-                if not busy:
+            case Returned(request, why):
+                known = carried[request]
+                if why is Back.FAILED:
                     known.failures += 1
                     known.avoid = known.endpoint
                 known.endpoint, known.generated = None, 0
-                self.send(GivenBack(model, known.waiting(self._clock()), busy))
+                if request not in self._declaration:
+                    self.send(GivenBack(model, known.as_of(self._clock()), why))
 
     def leave(self) -> None:
         """Refuse all that waits here: this front shuts down."""
-        for request, known in list(self._asked.items()):
+        for request, known in list(self._carried.items()):
             if known.endpoint is None:
                 self.send(Left(request))
                 self._reject(Reject(request, Outcome.DRAINING, 1.0))
@@ -293,22 +286,22 @@ class Link:
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
-        return await self._ask()
+        return await self._state()
 
     async def drain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
-        await self._ask(drain=endpoint_id)
+        await self._state(drain=endpoint_id)
 
     async def undrain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
-        await self._ask(undrain=endpoint_id)
+        await self._state(undrain=endpoint_id)
 
     async def exposition(self) -> bytes:
         """The metrics of all processes, as text."""
         self._number += 1
         return await self._answer(Scrape(self._number)) or b""
 
-    async def part(self) -> None:
+    async def leave_figures(self) -> None:
         """Leave the owner this front's last figures."""
         if self._line is not None:
             self.send(Reported(None, self._figures()))
@@ -321,9 +314,9 @@ class Link:
         for admission in self._admissions.values():
             admission.close()
 
-    async def _ask(self, drain: str | None = None, undrain: str | None = None) -> Decided:
+    async def _state(self, drain: str | None = None, undrain: str | None = None) -> Decided:
         self._number += 1
-        body = await self._answer(Ask(self._number, drain, undrain))
+        body = await self._answer(ShowState(self._number, drain, undrain))
         if body is None:
             raise UnknownEndpointError(drain or undrain)
         return Decided.model_validate_json(body)
@@ -340,35 +333,44 @@ class Link:
             del self._questions[question.number]
 
     def _greet(self, line: Line[FromOwner]) -> None:
-        """Say who this is, and declare all that is in flight and all that waits."""
-        now = self._clock()
-        declared, waiting = [], []
-        for request, known in self._asked.items():
-            if known.endpoint is None:
-                waiting.append((known.model, known.waiting(now)))
-            else:
-                generated = max(known.generated, self._admissions[known.model].counts.latest(request))
-                arrival = replace(known.arrival, failures=known.failures, avoid=known.avoid)
-                declared.append((known.model, Declared(arrival, known.endpoint, generated)))
-        roster = [
-            Known(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
-            for up, down in self._known.values()
+        """Say who this is. All else is declared as the owner asks for it."""
+        watches = (*self._watches.values(), *self._outlived.values())
+        self._declaration = Declaration(self._carried, [watch.watched for watch in watches], self._latest, self._clock)
+        recalled = [
+            Recalled(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
+            for up, down in self._told.values()
         ]
-        watched = [watched for watch in self._watches.values() for watched in watch.watched]
-        line.send(Hello(VERSION, self._front, roster, declared, watched, waiting))
+        line.send(Hello(VERSION, self._front, recalled))
         for question, _ in self._questions.values():
             line.send(question)
+
+    def _latest(self, request: RequestId) -> int:
+        """A request's last count of tokens."""
+        known = self._carried[request]
+        return max(known.generated, self._admissions[known.model].counts.latest(request))
+
+    def _declare_on(self, endpoint: EndpointId) -> None:
+        """Declare what was there before this owner knew the endpoint."""
+        watch = self._watches.get(endpoint)
+        declared = ((request, known) for request, known in self._carried.items() if request not in self._declaration)
+        on_it = {request: known for request, known in declared if known.endpoint == endpoint}
+        if on_it or (watch is not None and watch.watched):
+            watched = [] if watch is None else [watch.watched]
+            there = Declaration(on_it, watched, self._latest, self._clock)
+            while not (part := there.part()).last:
+                self.send(part)
+            self.send(part)
 
     def _refuse_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""
         now, patience = self._clock(), self._patience()
-        for request, known in list(self._asked.items()):
+        for request, known in list(self._carried.items()):
             if known.endpoint is None and now - max(known.came_at, self._lost_at) > patience:
                 self.send(Left(request))  # an owner that has yet to read our `Hello` would keep it
                 self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
 
     def _reject(self, reject: Reject) -> None:
-        known = self._asked.pop(reject.request, None)
+        known = self._carried.pop(reject.request, None)
         if known is not None:
             self._admissions[known.model].decided(reject)
 
@@ -376,6 +378,9 @@ class Link:
         self._heard_at = self._clock()
         for message in messages:
             self._handlers[type(message)](message)
+
+    def _declare_more(self, _message: More) -> None:
+        self.send(self._declaration.part())
 
     def _welcomed(self, _message: Welcome) -> None:
         self.connected.set()
@@ -390,18 +395,24 @@ class Link:
         self.admission(message.model).want(message.news, everything=message.everything)
 
     def _up(self, message: Up) -> None:
-        self._known[message.endpoint] = message, None
+        new = message.endpoint not in self._told
+        self._told[message.endpoint] = Told(message, None)
+        if new:
+            self._declare_on(message.endpoint)
         self._introduce(message.endpoint)
 
     def _down(self, message: Down) -> None:
-        known = self._known.get(message.endpoint)
-        if known is not None:
-            self._known[message.endpoint] = known[0], message
+        told = self._told.get(message.endpoint)
+        if told is not None:
+            self._told[message.endpoint] = Told(told.up, message)
             self._introduce(message.endpoint)
 
     def _gone(self, message: Gone) -> None:
-        self._known.pop(message.endpoint, None)
-        if self._watches.pop(message.endpoint, None) is not None:
+        self._told.pop(message.endpoint, None)
+        self._outlived = {endpoint: watch for endpoint, watch in self._outlived.items() if watch.watched}
+        if (watch := self._watches.pop(message.endpoint, None)) is not None:
+            if watch.watched:
+                self._outlived[message.endpoint] = watch
             self._follower.gone(message.endpoint)
 
     def _evacuate(self, message: Evacuate) -> None:
@@ -420,11 +431,11 @@ class Link:
 
     def _dispatched(self, dispatch: Dispatch) -> None:
         request = dispatch.request
-        known = self._asked.get(request)
+        known = self._carried.get(request)
         if known is None:  # its client has left meanwhile: no engine sees it
             self.send(Ended(request, Verdict.DONE, 0))
         elif dispatch.endpoint not in self._watches:  # not configured here yet
-            self.tell(known.model, Returned(request, busy=True))
+            self.tell(known.model, Returned(request, Back.UNREACHED))
         else:
             known.endpoint = dispatch.endpoint
             if not self._admissions[known.model].decided(dispatch):

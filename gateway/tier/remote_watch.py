@@ -1,6 +1,6 @@
 """The watch over an endpoint, as a front has it: the owner keeps the real one."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -24,9 +24,9 @@ class RemoteWatch:
         self.keeps = True
 
     @property
-    def watched(self) -> Collection[Watched]:
+    def watched(self) -> Mapping[RequestId, Watched]:
         """The requests on it, to declare to the next owner."""
-        return self._watched.values()
+        return self._watched
 
     def dispatched(
         self,

@@ -16,6 +16,7 @@ from gateway.app.apart import Place
 from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
+from gateway.relay.upstream import ConnectFailedError
 from gateway.tier.link import ANSWERED_WITHIN, Link
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, body, events
@@ -152,6 +153,30 @@ async def test_two_fronts_share_one_account_and_one_queue(fake: FakeVllm, tmp_pa
         await until(made.idle)
 
 
+async def test_a_front_that_cannot_connect_keeps_no_other_from_the_endpoint(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.fronts[0]._upstream, "_connect", _no_route)
+            made.fronts[0]._upstream.forget(fake.url)
+            cut_off = ask(made, 0)
+
+            async def waits() -> bool:
+                return await load(made) == (0, 1)
+
+            await until(waits)
+            for _ in range(5):
+                assert (await ask(made, 1, tokens=1)).status_code == httpx.codes.OK
+                (endpoint,) = (await made.state())["endpoints"]
+                assert (endpoint["state"], endpoint["gate"]["open"]) == ("up", True)
+            assert not cut_off.done()
+        assert (await cut_off).status_code == httpx.codes.OK
+        await until(made.idle)
+
+
+async def _no_route(*_: object) -> None:
+    raise ConnectFailedError("no route to host")
+
+
 async def test_a_stream_outlives_its_owner_and_the_next_one_knows_of_it(fake: FakeVllm, tmp_path: Path) -> None:
     async with tier(fake, tmp_path, **two_at_once(fake)) as made:
         running = [ask(made, front, tokens=300, stream=True) for front in (0, 1)]
@@ -240,7 +265,7 @@ async def counted(made: Tier, front: int, requests: int) -> dict[str, float]:
     """The samples of a front's `/metrics` once these requests are counted: that is a moment after their answers."""
 
     async def all_counted() -> bool:
-        return (await made.metrics(front))[COMPLETED] == requests
+        return (await made.metrics(front)).get(COMPLETED) == requests
 
     await until(all_counted)
     return await made.metrics(front)
@@ -283,16 +308,28 @@ async def test_what_a_front_counted_stays_when_it_is_killed(fake: FakeVllm, tmp_
         assert (await made.metrics(0))[COMPLETED] == 3
 
 
-async def test_without_an_owner_a_front_tells_its_own_figures_at_once(fake: FakeVllm, tmp_path: Path) -> None:
+async def test_without_an_owner_a_front_tells_at_once_what_is_no_part_of_a_sum(fake: FakeVllm, tmp_path: Path) -> None:
     async with tier(fake, tmp_path) as made:
         await asyncio.gather(*(ask(made, front) for front in (0, 1, 1)))
         await counted(made, 0, 3)
         await made.lose()
         async with asyncio.timeout(ANSWERED_WITHIN / 2):
-            assert [(await made.metrics(front))[COMPLETED] for front in (0, 1)] == [1, 2]
-        assert "kvgate_fronts" not in await made.metrics(0)
+            seen = await made.metrics(0)
+        assert [series.partition("{")[0] for series in seen if series.startswith("kvgate")] == ["kvgate_build_info"]
+        assert not [series for series in seen if series.endswith(("_total", "_count", "_sum"))]
+        assert "process_open_fds" not in seen
         await made.own(2)
         assert (await counted(made, 0, 3))["kvgate_fronts"] == 2
+
+
+async def test_the_state_says_who_answers_and_who_decides(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        first, second = (await made.state(0))["tier"], (await made.state(1))["tier"]
+        assert first == {"role": "front", "id": "1", "owner": second["owner"], "epoch": None, "members": ["1", "2"]}
+        assert (second["role"], second["id"]) == ("front", "2")
+        await made.lose()
+        await made.own(2)
+        assert (await made.state(0))["tier"]["owner"] not in {None, second["owner"]}
 
 
 async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, Observed, RequestId, Verdict
+from gateway.admission.events import FRONT_BITS, Arrived, Capacity, Demand, EndpointId, Observed, RequestId, Verdict
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import PROGRESS_INTERVAL
@@ -28,7 +28,7 @@ from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
-from gateway.tier.link import ID_BITS, Link
+from gateway.tier.link import Link
 
 BLOCK = 16
 PROMPT = 200
@@ -64,7 +64,7 @@ class Front:
 
     def __init__(self, number: int, tier: "Tier") -> None:
         follower: Any = SimpleNamespace(up=lambda *_: None, down=lambda *_: None)
-        self.ids = number << ID_BITS
+        self.ids = number << FRONT_BITS
         self.link = Link(
             number,
             tier.connect,
@@ -141,7 +141,7 @@ class Tier:
                 self.owner_spent += end - half
                 self.front_spent += half - start + process_time() - end
         for front in self.fronts:
-            for request, asked in front.link._asked.items():
+            for request, asked in front.link._carried.items():
                 if asked.endpoint is not None:
                     front.flying.setdefault(request, 0)
 

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.admission.commands import Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
+    FRONT_BITS,
     Arrived,
+    Back,
     Cancelled,
     Capacity,
     Declared,
@@ -28,6 +30,7 @@ from gateway.admission.events import (
     ShutdownStarted,
     Tick,
     Verdict,
+    front_of,
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.policy import Band, Bounds, Policy
@@ -134,6 +137,8 @@ class Admission(RuleBasedStateMachine):
         self.now = 100.0
         self.known: dict[int, Known] = {}
         self.pool: dict[str, Pool] = {}
+        self.unreached: dict[tuple[int, str], float] = {}
+        """When a front may try an endpoint again that it could not connect to."""
         self.since = -math.inf
         self.wake_at = math.inf
         self.draining = False
@@ -165,6 +170,7 @@ class Admission(RuleBasedStateMachine):
             self.pool[name] = Pool(capacity)
         if not was:
             self.since = self.now
+        self.unreached = {pair: until for pair, until in self.unreached.items() if pair[1] != name}
         self.feed(EndpointUp(name, capacity))
 
     @rule(name=st.sampled_from(ENDPOINTS), gone=st.booleans())
@@ -195,7 +201,7 @@ class Admission(RuleBasedStateMachine):
     )
     def arrive(self, *, body, asked, waited, failures, avoid, **settings):
         """If it waited, it was in the queue of an earlier core."""
-        request = len(self.known) + 1
+        request = self.next_request()
         key = body and 10 * FLOWS.index(settings["flow"]) + body
         failures, avoid = (failures, avoid) if waited and failures else (0, None)
         event = self.arrival(request, key=key, waited=waited, failures=failures, avoid=avoid, **settings)
@@ -234,7 +240,7 @@ class Admission(RuleBasedStateMachine):
     )
     def declare(self, *, endpoint, share, again, **settings):
         """An earlier core had dispatched it, and so much of its answer was seen."""
-        request = len(self.known) + 1
+        request = self.next_request()
         event = self.arrival(request, **settings)
         generated = int(share * event.demand.max_tokens * event.demand.sequences)
         known = self.known[request] = Known(event, self.now, waiting=False, failures=event.failures, seen=generated)
@@ -245,6 +251,11 @@ class Admission(RuleBasedStateMachine):
         self.feed(Declared(event, endpoint, generated))
         if again:
             self.feed(Declared(replace(event, demand=Demand((1,), 1)), endpoint))
+
+    def next_request(self):
+        """Requests of two fronts, in turn."""
+        number = len(self.known) + 1
+        return (number % 2 << FRONT_BITS) + number
 
     def arrival(self, request, *, prompts, n, max_tokens, prefix, **settings) -> Arrived:
         if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
@@ -288,18 +299,20 @@ class Admission(RuleBasedStateMachine):
         self.feed(Finished(request, verdict, max(known.seen, 1) if usage else None))
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data(), busy=st.booleans())
-    def come_back(self, data, busy):
+    @rule(data=st.data(), why=st.sampled_from(Back))
+    def come_back(self, data, why):
         request = self.any_request(data)
         known = self.known[request]
         failed_twice = False
         if known.endpoint is not None:
-            if not busy:
+            if why is Back.UNREACHED:
+                self.unreached[front_of(request), known.endpoint] = self.now + TUNING.unreached
+            if why is Back.FAILED:
                 known.failures += 1
                 known.avoid = known.endpoint
                 failed_twice = known.failures == 2
             known.endpoint, known.seen, known.waiting = None, 0, True
-        commands = self.feed(Returned(request, busy))
+        commands = self.feed(Returned(request, why))
         if failed_twice and not self.draining:
             assert [c.outcome for c in commands if isinstance(c, Reject) and c.request == request] == [
                 Outcome.UPSTREAM_ERROR
@@ -356,7 +369,10 @@ class Admission(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.known)))
 
     def eligible(self, known: Known) -> list[str]:
+        front = front_of(known.arrival.request)
+        unreached = {name for (whose, name), until in self.unreached.items() if whose == front and self.now < until}
         names = [n for n, p in self.pool.items() if p.up and fits(known.arrival.demand, p.capacity)]
+        names = [name for name in names if name not in unreached]
         if known.avoid in names and len(names) > 1:
             names.remove(known.avoid)
         return names

@@ -9,6 +9,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
+    Back,
     Demand,
     EndpointDown,
     EndpointUp,
@@ -58,7 +59,7 @@ STEPS = st.tuples(
         st.tuples(st.just("arrive"), st.sampled_from(((1,), (100,), (3000,), (1, 17, 300))), LENGTHS),
         st.tuples(st.just("tokens"), st.sampled_from((1, 50, 2**31)), LENGTHS),
         st.tuples(st.just("end"), USAGES, st.booleans()),
-        st.tuples(st.just("back"), st.booleans(), LENGTHS),
+        st.tuples(st.just("back"), st.sampled_from(Back), LENGTHS),
         st.tuples(st.just("down"), LENGTHS, LENGTHS),
         st.tuples(st.just("tick"), LENGTHS, LENGTHS),
     ),
@@ -120,7 +121,7 @@ class Core:
                 self.handle(Finished(request, verdict, None if usage is None else usage.completion_tokens))
             case "back" if request is not None:
                 del self.on_it[request]
-                self.handle(Returned(request, busy=one))
+                self.handle(Returned(request, one))
 
 
 @settings(deadline=None)

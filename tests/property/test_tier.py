@@ -9,7 +9,6 @@ import functools
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -17,16 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import FRONT_BITS, Arrived, Back, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import RejectedError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Watch
+from gateway.tier import carried
+from gateway.tier.carried import PART
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
-from gateway.tier.link import ID_BITS, Link
+from gateway.tier.link import Link
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None)
 ENDS_WITHIN = 2 * (POLICY.ttl + POLICY.no_endpoint_ttl)
@@ -35,13 +36,6 @@ MODELS = {EndpointId("a"): "m", EndpointId("b"): "m", EndpointId("c"): "n"}
 CAPACITY = Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)
 EXPECTED = 2
 """Fronts that an owner waits for."""
-
-
-class Back(Enum):
-    """Why a request comes back unanswered."""
-
-    BUSY = auto()
-    FAILED = auto()
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -191,7 +185,7 @@ class Front:
 
     def ask(self, model: str) -> None:
         self.made += 1
-        arrival = Arrived(RequestId((self.number << ID_BITS) + self.made), Demand((20,), 50))
+        arrival = Arrived(RequestId((self.number << FRONT_BITS) + self.made), Demand((20,), 50))
         request = self.requests[arrival.request] = Request(self, arrival, model)
         request.task = asyncio.create_task(self.serve(request))
 
@@ -214,7 +208,7 @@ class Front:
                 if isinstance(how, Verdict):
                     admission.finish(number, how, request.seen or None)
                     return
-                dispatch = await admission.readmit(number, busy=how is Back.BUSY)
+                dispatch = await admission.readmit(number, how)
         except RejectedError:
             pass
         finally:
@@ -328,6 +322,7 @@ class Owner:
         monitor = self.monitors[endpoint]
         if answers and not monitor.serving:
             monitor.serving = True
+            self.strange.discard(endpoint)
             self.cores.up(endpoint, Identity((MODELS[endpoint],), (), None, 1000, "0.32.0"), CAPACITY)
         elif monitor.serving and not answers:
             monitor.serving = False
@@ -381,9 +376,13 @@ class Tier(RuleBasedStateMachine):
 
     # Who is there
 
-    @initialize(fronts=st.integers(1, 3), queues=st.booleans())
-    def begin(self, *, fronts: int, queues: bool) -> None:
-        """`queues`: connections wait while there is no owner, as in a socket that its parent keeps."""
+    @initialize(fronts=st.integers(1, 3), queues=st.booleans(), part=st.sampled_from([1, PART]))
+    def begin(self, *, fronts: int, queues: bool, part: int) -> None:
+        """`queues`: connections wait while there is no owner, as in a socket that its parent keeps.
+
+        `part`: at 1, each request is declared, and begins to wait, in a turn of its own.
+        """
+        carried.PART = part
         self.queues = queues
         for _ in range(fronts):
             self.join()
@@ -579,11 +578,16 @@ class Tier(RuleBasedStateMachine):
     # What must hold
 
     @invariant()
+    def nothing_is_decided_before_the_fronts_have_declared(self) -> None:
+        if self.owner is not None and not self.owner.hall._begun.is_set() and not self.owner.hall._turns:
+            assert self.owner.known() == self.owner.in_flight()
+
+    @invariant()
     def each_front_remembers_what_it_has(self) -> None:
         for front in self.fronts:
-            asked = {number: known.endpoint for number, known in front.link._asked.items()}
-            assert asked == {number: request.endpoint for number, request in front.requests.items()}
-            watched = {w.request for watch in front.watches.values() for w in watch.watched}  # type: ignore[attr-defined]
+            there = {number: known.endpoint for number, known in front.link._carried.items()}
+            assert there == {number: request.endpoint for number, request in front.requests.items()}
+            watched = {request for watch in front.watches.values() for request in watch.watched}  # type: ignore[attr-defined]
             assert watched <= front.in_flight().keys()
 
     def check(self) -> None:
@@ -598,7 +602,7 @@ class Tier(RuleBasedStateMachine):
         flying = {number: endpoint for front in here for number, endpoint in front.in_flight().items()}
         waiting = {number for front in here for number in front.waiting()}
         held, known = owner.in_flight(), owner.known()
-        early = {arrival.request for _, _, arrival in owner.hall._early}
+        early = owner.hall._early.keys()
         assert held <= flying.keys(), "a reservation of no request"
         assert all(flying[number] in owner.strange for number in flying.keys() - held), "a request without reservation"
         assert not early & known
@@ -647,7 +651,7 @@ class Tier(RuleBasedStateMachine):
             assert not seat.drivers
             assert not seat.watched
         for front in self.fronts:
-            assert not front.link._asked
+            assert not front.link._carried
             assert not front.link._questions
             for admission in front.link._admissions.values():
                 assert not admission._waiting
@@ -655,6 +659,7 @@ class Tier(RuleBasedStateMachine):
                 assert not counts.moved | counts._untold | counts._news
 
     def stop(self) -> None:
+        carried.PART = PART
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(self.loop.calm())

@@ -13,6 +13,7 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Capacity,
     Declared,
@@ -163,7 +164,7 @@ def tumult(seed, steps=2000):  # noqa: C901, PLR0915 - a branch for each kind of
             arrival = flying.pop(key)
             if random.random() < 0.1:
                 waiting[key] = arrival
-                tell(Returned(key, busy=random.random() < 0.5))
+                tell(Returned(key, random.choice(list(Back))))
             else:
                 verdict = random.choice((Verdict.DONE, Verdict.DONE, Verdict.DONE, Verdict.ABORTED, Verdict.FAILED))
                 tell(Finished(key, verdict, random.choice((None, seen[key], seen[key] + random.randrange(200)))))

@@ -10,7 +10,7 @@ from gateway.admission.account.decode_clock import DecodeClock
 from gateway.admission.account.footprint import Footprint
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.account.prefixes import SharedPrefixes
-from gateway.admission.events import Arrived, Capacity, Prefix
+from gateway.admission.events import Arrived, Capacity, Prefix, RequestId
 from gateway.admission.tuning import TUNING
 
 
@@ -46,6 +46,7 @@ class Reservation:
         "pace",
         "phase",
         "prefix",
+        "request",
         "seen",
         "sent_at",
         "sequences",
@@ -66,6 +67,7 @@ class Reservation:
         now: float,
     ) -> None:
         demand = arrival.demand
+        self.request = arrival.request
         self.demand = demand
         self.footprint = footprint
         self.streamed = arrival.streamed
@@ -286,6 +288,14 @@ class Ledger:
         reservation.ticket = 0
         reservation.aborted_at = now
         self._aborting.append(reservation)
+
+    def resumed(self, request: RequestId) -> None:
+        """Forget what an aborted request holds: it goes on, and is entered anew."""
+        for reservation in self._aborting:  # that of a front that came back is among the first
+            if reservation.request == request:
+                self._aborting.remove(reservation)
+                self._drop(reservation)
+                return
 
     @property
     def next_abort_expiry(self) -> float:

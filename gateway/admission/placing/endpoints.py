@@ -7,6 +7,7 @@ from math import inf
 from gateway.admission.events import EndpointId, EndpointUp
 from gateway.admission.placing.endpoint import UNBOUNDED, EndpointRecord
 from gateway.admission.placing.presence import EndpointEvent, Presence
+from gateway.admission.placing.reach import Reach
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
@@ -19,6 +20,7 @@ class Endpoints:
         self._policy = policy
         self._predictor = predictor
         self._endpoints: dict[EndpointId, EndpointRecord] = {}
+        self.reach = Reach()
         self.reaches: tuple[int, ...] = ()
         """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
         self.live: list[EndpointRecord] = []
@@ -44,6 +46,8 @@ class Endpoints:
             self.settle(endpoint, now)
         elif isinstance(event, EndpointUp):
             self._endpoints[key] = EndpointRecord(key, event.capacity, self._policy, self._predictor)
+        if isinstance(event, EndpointUp):
+            self.reach.found(key)
         self._changed(now)
 
     def govern(self, policy: Policy, now: float) -> None:
@@ -59,27 +63,34 @@ class Endpoints:
         if endpoint.presence is Presence.GONE and endpoint.idle:
             self._endpoints.pop(endpoint.id, None)
 
-    @property
-    def reach(self) -> int:
-        """Longest prompt that any endpoint can serve, tokens. Needs a known endpoint."""
-        return self.reaches[-1]
-
     def lane(self, request: RequestRecord) -> LaneKey | None:
         """Lane of a request in the queue; None if it fits no known endpoint, up or down."""
         reaches = self.reaches
         index = bisect_left(reaches, request.longest_prompt)
         if index < len(reaches):
-            return reaches[index], request.avoid
-        return None if reaches else (UNBOUNDED, request.avoid)
+            return self._lane(reaches[index], request)
+        return None if reaches else self.any_lane(request)
+
+    def any_lane(self, request: RequestRecord) -> LaneKey:
+        """Lane of a request that is tried although it fits no known endpoint."""
+        return self._lane(UNBOUNDED, request)
 
     def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
-        """Live endpoints that can serve the request. One that failed on it counts only if there is no other."""
+        """Live endpoints that its front reaches and that can serve the request.
+
+        One that failed on it counts only if there is no other.
+        """
         longest, fitting = request.longest_prompt, self.live
         if longest > self._common_reach:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
+        if self.reach:
+            fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
         if request.avoid is not None and len(fitting) > 1:
             return [e for e in fitting if e.id != request.avoid]
         return fitting
+
+    def _lane(self, longest_prompt: int, request: RequestRecord) -> LaneKey:
+        return longest_prompt, request.avoid, self.reach.limited(request.arrival.request) if self.reach else None
 
     def _changed(self, now: float) -> None:
         was_live = bool(self.live)

@@ -9,8 +9,9 @@ from gateway.admission.placing.promise import Promise
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.tuning import TUNING
 
-LaneKey = tuple[int, EndpointId | None]
-"""What decides where a request can go: the least `longest_prompt` that serves it, and the endpoint to avoid."""
+LaneKey = tuple[int, EndpointId | None, int | None]
+"""What decides where a request can go: the least `longest_prompt` that serves it, the endpoint to avoid, and its front
+if that cannot reach all endpoints."""
 MEDIAN = 0.5
 
 
@@ -72,7 +73,7 @@ class RequestRecord:
         """Number of endpoints that failed on it."""
         self.avoid: EndpointId | None = arrival.avoid
         """The endpoint that failed on it last. Another is tried if there is another."""
-        self.lane: LaneKey = (0, None)
+        self.lane: LaneKey = (0, None, None)
         """Its lane in the queue."""
         self.order = 0
         """Its turn in the queue, assigned when it first waits; 0 before."""

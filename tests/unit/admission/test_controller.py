@@ -4,6 +4,8 @@ import pytest
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import (
+    FRONT_BITS,
+    Back,
     Cancelled,
     EndpointDown,
     EndpointGone,
@@ -58,7 +60,7 @@ class TestRoom:
         p = play() >> up("a", blocks=90) >> arrived(1, blocks=30, streamed=False) << Dispatch(1, "a")
         p >> arrived(2, blocks=30, streamed=False) << Dispatch(2, "a")
 
-    @pytest.mark.parametrize("ending", [done(1), aborted(1), Returned(1, busy=False)])
+    @pytest.mark.parametrize("ending", [done(1), aborted(1), Returned(1, Back.FAILED)])
     def test_a_stream_that_ends_without_a_token_holds_nobody_back(self, play, ending):
         p = play() >> up("a", blocks=90) >> up("b", blocks=90) >> arrived(1, blocks=29) << Dispatch(1, "a")
         p >> arrived(2, blocks=30) << Dispatch(2, "b") >> arrived(3, blocks=2) << nothing
@@ -233,7 +235,7 @@ class TestWaiting:
         p = play() >> up("a") >> arrived(1, blocks=90) << Dispatch(1, "a") >> arrived(2) << nothing
         p >> ShutdownStarted() << refused(2, Outcome.DRAINING)
         p >> arrived(3) << refused(3, Outcome.DRAINING)
-        p >> Returned(1, busy=False) << refused(1, Outcome.DRAINING)
+        p >> Returned(1, Back.FAILED) << refused(1, Outcome.DRAINING)
         assert p.controller.snapshot(p.now).draining
 
 
@@ -270,32 +272,32 @@ class TestEndings:
 
     def test_a_failure_is_tried_once_more_elsewhere(self, play):
         p = play() >> up("a") >> up("b", blocks=10) >> arrived(1, blocks=4) << Dispatch(1, "a")
-        p >> Returned(1, busy=False) << Dispatch(1, "b")
-        p >> Returned(1, busy=False) << refused(1, Outcome.UPSTREAM_ERROR)
+        p >> Returned(1, Back.FAILED) << Dispatch(1, "b")
+        p >> Returned(1, Back.FAILED) << refused(1, Outcome.UPSTREAM_ERROR)
 
     def test_it_waits_for_the_other_endpoint_rather_than_go_back(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> up("b") >> arrived(2, blocks=95)
-        p << Dispatch(2, "b") >> Returned(1, busy=False) << nothing
+        p << Dispatch(2, "b") >> Returned(1, Back.FAILED) << nothing
         p >> arrived(3) << Dispatch(3, "a")  # who has no quarrel with it may use it
         p >> done(2) << Dispatch(1, "b")
 
     def test_where_there_is_no_other_it_goes_back(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
-        p >> Returned(1, busy=False) << Dispatch(1, "a")
+        p >> Returned(1, Back.FAILED) << Dispatch(1, "a")
         assert p.endpoint("a").in_flight == 1
 
     def test_returned_requests_keep_their_turn(self, play):
         p = play() >> up("a", seqs=2) >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")
         p >> arrived(3) << nothing >> EndpointDown("a", "killed")
-        p >> Returned(1, busy=False) >> Returned(2, busy=False) << nothing
+        p >> Returned(1, Back.FAILED) >> Returned(2, Back.FAILED) << nothing
         p >> up("b", seqs=1) << Dispatch(1, "b") >> done(1) << Dispatch(2, "b") >> done(2) << Dispatch(3, "b")
 
     def test_a_returned_request_keeps_its_deadline(self, play):
         p = play(ttl=10) >> up("a") >> arrived(1) << Dispatch(1, "a")
-        p >> at(10) >> Returned(1, busy=True) << refused(1, Outcome.QUEUE_TIMEOUT)
+        p >> at(10) >> Returned(1, Back.BUSY) << refused(1, Outcome.QUEUE_TIMEOUT)
 
     def test_a_busy_endpoint_is_left_alone_until_the_next_scrape(self, play):
-        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, busy=True) << nothing
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.BUSY) << nothing
         assert p.endpoint("a").closed_by == ("busy",)
         p >> at(0.3) >> arrived(2) << nothing
         p >> at(0.4) >> scrape("a", 0.4) << Dispatch(1, "a") << Dispatch(2, "a")
@@ -303,16 +305,47 @@ class TestEndings:
     def test_a_busy_endpoint_gets_no_requests_for_a_second_and_has_not_failed(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
         for second in range(5):
-            p >> Returned(1, busy=True) << nothing << wakes(second + 1)
+            p >> Returned(1, Back.BUSY) << nothing << wakes(second + 1)
             p >> at(second + 1) >> Tick() << Dispatch(1, "a")
 
     def test_the_second_of_a_busy_endpoint_ends_before_a_late_poll(self, play):
         p = play(poll_interval=30.0) >> up("a") >> arrived(1) << Dispatch(1, "a")
-        p >> Returned(1, busy=True) << nothing << wakes(1) >> at(1) >> Tick() << Dispatch(1, "a")
+        p >> Returned(1, Back.BUSY) << nothing << wakes(1) >> at(1) >> Tick() << Dispatch(1, "a")
 
     def test_another_endpoint_takes_what_a_busy_one_refused(self, play):
         p = play() >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
-        p >> Returned(1, busy=True) << Dispatch(1, "b")
+        p >> Returned(1, Back.BUSY) << Dispatch(1, "b")
+
+    def test_an_endpoint_out_of_a_fronts_reach_gets_none_of_its_requests_and_has_not_failed(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
+        for second in range(5):
+            p >> Returned(1, Back.UNREACHED) << nothing << wakes(second + 1) >> arrived(2 + second) << nothing
+            assert p.endpoint("a").closed_by == ()
+            p >> at(second + 1) >> Tick() << Dispatch(1, "a") << Dispatch(2 + second, "a")
+
+    def test_another_front_goes_on_where_one_cannot_connect(self, play):
+        other = 1 << FRONT_BITS
+        p = play() >> up("a", blocks=100) >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.UNREACHED) << nothing
+        p >> arrived(other, blocks=95) << Dispatch(other, "a") >> arrived(other + 1, blocks=95) << nothing
+        p >> done(other) << Dispatch(other + 1, "a")
+
+    def test_it_goes_to_an_endpoint_that_its_front_reaches(self, play):
+        p = play() >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, Back.UNREACHED) << Dispatch(1, "b") >> arrived(2) << Dispatch(2, "b")
+
+    def test_what_waits_for_another_endpoint_keeps_it_from_no_front_that_reaches_more(self, play):
+        other = 1 << FRONT_BITS
+        p = play() >> up("a", seqs=1) >> up("b", seqs=1) >> arrived(1) << Dispatch(1, "a")
+        p >> arrived(2) << Dispatch(2, "b") >> Returned(1, Back.UNREACHED) << nothing
+        p >> arrived(other) << Dispatch(other, "a")
+
+    def test_an_endpoint_that_came_up_is_tried_at_once(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.UNREACHED) << nothing
+        p >> EndpointDown("a", "killed") << nothing >> up("a") << Dispatch(1, "a")
+
+    def test_observe_mode_sends_nothing_to_where_its_front_cannot_connect(self, play):
+        p = play(mode=Mode.OBSERVE) >> up("a") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, Back.UNREACHED) << nothing >> at(1) >> Tick() << Dispatch(1, "a")
 
     def test_what_runs_on_an_endpoint_that_went_away_is_released_at_its_own_end(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> EndpointGone("a") << nothing
@@ -332,8 +365,8 @@ class TestNoise:
             done(9),
             aborted(9),
             done(2),
-            Returned(9, busy=False),
-            Returned(2, busy=False),
+            Returned(9, Back.FAILED),
+            Returned(2, Back.FAILED),
             progress(r9=5, r2=5),
             Progress(()),
             arrived(1),
@@ -351,7 +384,7 @@ class TestNoise:
 
     def test_a_second_end_releases_nothing_twice(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> arrived(2) << Dispatch(2, "a")
-        p >> done(1) >> done(1) >> aborted(1) >> Returned(1, busy=False) << nothing
+        p >> done(1) >> done(1) >> aborted(1) >> Returned(1, Back.FAILED) << nothing
         assert p.endpoint("a").in_flight == 1
 
 
@@ -376,7 +409,7 @@ class TestObserveMode:
 
     def test_an_endpoint_that_says_busy_is_left_alone(self, play):
         p = play(mode=Mode.OBSERVE) >> up("a") >> arrived(1) << Dispatch(1, "a")
-        p >> Returned(1, busy=True) << nothing >> at(1) >> Tick() << Dispatch(1, "a")
+        p >> Returned(1, Back.BUSY) << nothing >> at(1) >> Tick() << Dispatch(1, "a")
 
 
 class TestRetryAfter:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import PolicyChanged, Returned, Tick
+from gateway.admission.events import Back, PolicyChanged, Returned, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band, Bounds, Mode, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
@@ -56,7 +56,7 @@ def test_observe_lets_all_go_and_enforce_holds_them_again(play):
 
 def test_who_fits_nowhere_and_waited_only_as_nothing_was_refused_is_told_so(play):
     p = play(**UNHURRIED, mode=Mode.OBSERVE) >> up("a", blocks=10) >> arrived(1, 40) << Dispatch(1, "a", None)
-    p >> Returned(1, busy=True) << nothing >> arrived(2, 400) << nothing
+    p >> Returned(1, Back.BUSY) << nothing >> arrived(2, 400) << nothing
     p >> changed() << refused(2, Outcome.CONTEXT_LENGTH_EXCEEDED) >> at(1) >> Tick() << Dispatch(1, "a")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Cancelled, EndpointDown, Finished, Returned, ShutdownStarted, Tick, Verdict
+from gateway.admission.events import Back, Cancelled, EndpointDown, Finished, Returned, ShutdownStarted, Tick, Verdict
 from gateway.admission.outcomes import Outcome
 from tests.unit.admission.playbook import (
     aborted,
@@ -31,6 +31,20 @@ class TestInFlight:
         p >> arrived(2, blocks=60) << nothing
         p >> done(1) << Dispatch(2, "a")
         assert p.endpoint("a").held_blocks == 60
+
+    def test_one_whose_front_came_back_counts_once(self, play):
+        p = play() >> up("a") >> arrived(1, blocks=40) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=20) << Dispatch(2, "a") >> aborted(1) >> aborted(2) << nothing
+        p >> declared(arrived(1, blocks=40), "a", 1) << nothing
+        assert (p.endpoint("a").held_blocks, p.endpoint("a").in_flight, p.endpoint("a").aborting) == (60, 2, 1)
+        p >> at(1) >> Tick() << nothing
+        assert (p.endpoint("a").held_blocks, p.endpoint("a").in_flight, p.endpoint("a").aborting) == (40, 1, 0)
+        p >> done(1) << nothing
+        assert p.endpoint("a").held_blocks == 0
+
+    def test_it_keeps_the_deadline_it_had(self, play):
+        p = play(ttl=10) >> up("a") >> at(20) >> declared(arrived(1, waited=8), "a")
+        p >> at(21.5) >> Returned(1, Back.BUSY) << nothing >> at(22) >> Tick() << refused(1, Outcome.QUEUE_TIMEOUT)
 
     def test_it_counts_from_the_tokens_it_had(self, play):
         p = play() >> up("a") >> declared(arrived(1, 10), "a", 30)
@@ -113,17 +127,17 @@ class TestItsEnd:
             assert (p.endpoint("a").in_flight, p.endpoint("a").held_blocks, p.endpoint("a").sequences) == (0, 0, 0)
 
     def test_it_comes_back_busy_and_goes_elsewhere(self, play):
-        p = play() >> up("a") >> up("b") >> declared(arrived(1), "a") >> Returned(1, busy=True) << Dispatch(1, "b")
+        p = play() >> up("a") >> up("b") >> declared(arrived(1), "a") >> Returned(1, Back.BUSY) << Dispatch(1, "b")
         assert (p.endpoint("a").in_flight, p.endpoint("b").in_flight) == (0, 1)
 
     def test_it_comes_back_failed_and_is_tried_once_more_elsewhere(self, play):
         p = play() >> up("a") >> up("b") >> declared(arrived(2, blocks=20), "b", 1) >> declared(arrived(1), "a")
-        p >> Returned(1, busy=False) << Dispatch(1, "b")
-        p >> Returned(1, busy=False) << refused(1, Outcome.UPSTREAM_ERROR)
+        p >> Returned(1, Back.FAILED) << Dispatch(1, "b")
+        p >> Returned(1, Back.FAILED) << refused(1, Outcome.UPSTREAM_ERROR)
 
     def test_after_an_earlier_failure_it_is_not_tried_again(self, play):
         p = play() >> up("a") >> up("b") >> declared(arrived(1, failures=1, avoid="b"), "a")
-        p >> Returned(1, busy=False) << refused(1, Outcome.UPSTREAM_ERROR)
+        p >> Returned(1, Back.FAILED) << refused(1, Outcome.UPSTREAM_ERROR)
         assert p.endpoint("a").held_blocks == 0
 
     def test_a_departure_is_none_of_the_queues(self, play):
@@ -132,7 +146,7 @@ class TestItsEnd:
 
     def test_how_long_it_waited_counts_where_it_waits_again(self, play):
         p = play(ttl=10) >> up("a") >> at(20) >> declared(arrived(1, waited=4), "a")
-        p >> declared(arrived(2, blocks=90), "a", 1) >> at(21) >> Returned(1, busy=True) << nothing
+        p >> declared(arrived(2, blocks=90), "a", 1) >> at(21) >> Returned(1, Back.BUSY) << nothing
         p >> at(25.9) >> Tick() << nothing >> at(26) >> Tick() << refused(1, Outcome.QUEUE_TIMEOUT)
 
 
@@ -194,11 +208,11 @@ class TestInTheQueue:
 
     def test_one_failure_before_leaves_it_one_try(self, play):
         p = play() >> up("a") >> up("b") >> arrived(1, waited=1, failures=1) << Dispatch(1, "a")
-        p >> Returned(1, busy=False) << refused(1, Outcome.UPSTREAM_ERROR)
+        p >> Returned(1, Back.FAILED) << refused(1, Outcome.UPSTREAM_ERROR)
 
     def test_a_refusal_for_lack_of_room_is_no_failure(self, play):
         p = play() >> up("a") >> up("b") >> arrived(1, waited=1, failures=1) << Dispatch(1, "a")
-        p >> Returned(1, busy=True) << Dispatch(1, "b")
+        p >> Returned(1, Back.BUSY) << Dispatch(1, "b")
 
     def test_it_avoids_the_endpoint_that_failed_on_it(self, play):
         p = play() >> up("a") >> up("b") >> declared(arrived(1, blocks=20), "b", 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import EndpointDown, Returned, Tick
+from gateway.admission.events import Back, EndpointDown, Returned, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, refused, scrape, up
@@ -216,7 +216,7 @@ class TestFairness:
         p = self.one_runs(play)
         for request in (1, 2):
             p >> costs_100(request, flow="unlucky") >> costs_100(request + 10, flow="other")
-        p >> at(1) >> done(0, 45) << Dispatch(1, "a") >> Returned(1, busy=True) << nothing
+        p >> at(1) >> done(0, 45) << Dispatch(1, "a") >> Returned(1, Back.BUSY) << nothing
         p >> at(2) >> Tick() << Dispatch(1, "a")
 
     def test_an_idle_flow_comes_in_ahead_of_a_backlog(self, play):

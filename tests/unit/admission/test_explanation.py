@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import EndpointDown, Returned, ShutdownStarted, Tick
+from gateway.admission.events import Back, EndpointDown, Returned, ShutdownStarted, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Bounds, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, scrape, up
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_queued_by_the_rule_that_keeps_it(play, rule):
     if rule == "sequences":
         settings["n"] = 2
     if rule == "busy":
-        p >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a") >> Returned(2, busy=True) << nothing
+        p >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a") >> Returned(2, Back.BUSY) << nothing
     told = asked(p, **settings)
     assert (told.verdict, told.rule, told.endpoint) == ("queue", rule, "a")
     assert [(c.takes, c.rule) for c in told.candidates] == [(False, rule)]
@@ -95,6 +95,14 @@ def test_without_an_endpoint_it_waits_for_one(play):
     told = asked(p >> up("a") >> EndpointDown("a", "killed"))
     assert (told.verdict, told.rule, told.endpoint) == ("queue", "no_endpoint", None)
     assert [(c.takes, c.rule) for c in told.candidates] == [(False, "down")]
+
+
+def test_an_endpoint_out_of_its_fronts_reach(play):
+    p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.UNREACHED) << nothing
+    told = asked(p)
+    (candidate,) = told.candidates
+    assert (told.verdict, told.rule, told.endpoint) == ("queue", "no_endpoint", None)
+    assert (candidate.takes, candidate.rule) == (False, "unreached")
 
 
 def test_what_fits_nowhere_is_refused(play):

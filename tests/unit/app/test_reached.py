@@ -97,6 +97,18 @@ async def test_one_that_is_configured_no_more_is_reached_until_it_is_gone(world:
     await until(lambda: client.is_closed)
 
 
+async def test_one_that_is_configured_again_before_it_is_gone_begins_anew(world: World) -> None:
+    configured = access(f"http://{ONE}", api_key="one")
+    world.reached.follow(configured)
+    before = world.endpoint(ONE)
+    world.reached.follow({})
+    world.reached.follow(configured)
+    world.directory.gone(ONE)
+    assert world.endpoint(ONE) is not before
+    assert set(world.trusted) == {f"http://{ONE}"}
+    assert world.reached.client(world.endpoint(ONE)).headers["authorization"] == "Bearer one"
+
+
 async def test_every_client_is_closed_at_the_end(world: World) -> None:
     world.reached.follow(access(f"http://{ONE}", f"http://{TWO}"))
     clients = [world.reached.client(endpoint) for endpoint in world.directory.endpoints.values()]

@@ -1,6 +1,6 @@
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
-from gateway.ops.merged import Family, Figures, merged, packed, unpacked
+from gateway.ops.merged import Family, Figures, merged, own_alone, packed, unpacked
 from gateway.ops.metrics import Metrics, exposed
 from gateway.ops.state import Decided, QueueState
 
@@ -38,6 +38,11 @@ def test_gauges_are_the_owners() -> None:
 def test_each_process_that_runs_has_resources_of_its_own() -> None:
     name = "process_open_fds"
     assert value(merged(gauge(1, name), [gauge(5, name), gauge(6, name)], [gauge(7, name)]), name) == 12
+
+
+def test_of_one_process_alone_no_part_of_a_sum_is_told() -> None:
+    figures = (*gauge(1), *counter(((), 5)), *gauge(3, "process_open_fds"), *Metrics("1", ["m"]).figures())
+    assert [family.name for family in own_alone(figures)] == ["g", "process_start_time_seconds", "kvgate_build_info"]
 
 
 def test_the_sum_was_created_with_its_first_part() -> None:

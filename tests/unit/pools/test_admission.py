@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
+    Back,
     Capacity,
     Demand,
     EndpointDown,
@@ -118,7 +119,7 @@ async def test_time_alone_ends_a_wait():
 async def test_a_request_that_came_back_busy_is_dispatched_again():
     admission, _ = pair_of()
     request, _ = await admitted(admission)
-    again = await admission.readmit(request, busy=True)
+    again = await admission.readmit(request, Back.BUSY)
     assert again.request == request
     admission.finish(request, Verdict.DONE, 3)
     assert in_flight(admission) == 0
@@ -217,7 +218,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
                 await turns(choose.randrange(4))
                 while choose.random() < 0.4:
                     owed.discard(request)
-                    await admission.readmit(request, busy=choose.random() < 0.5)
+                    await admission.readmit(request, choose.choice(list(Back)))
                     owed.add(request)
                     admission.progress(request, choose.randrange(10))
                     await turns(choose.randrange(3))
@@ -371,7 +372,7 @@ async def test_what_was_generated_before_a_return_is_not_counted_after_it():
     admission, _ = pair_of()
     request, _ = await admitted(admission)
     admission.progress(request, 10)
-    await admission.readmit(request, busy=False)
+    await admission.readmit(request, Back.FAILED)
     await asyncio.sleep(PROGRESS_INTERVAL * 2)
     assert snapshot(admission).endpoints[0].held_blocks == 1
     admission.finish(request, Verdict.DONE, 0)

@@ -5,6 +5,7 @@ import pytest
 from gateway.admission.commands import Dispatch, Reject, WakeAt
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Capacity,
     Declared,
@@ -34,7 +35,7 @@ EVERY = (
     Cancelled(1),
     Progress(((1, 2), (3, 4))),
     Finished(1, Verdict.ABORTED, None),
-    Returned(1, busy=True),
+    Returned(1, Back.BUSY),
     EndpointUp("e", Capacity(100, None, 32, 5, shares_prefix=False)),
     EndpointDown("e", "why"),
     EndpointGone("e"),

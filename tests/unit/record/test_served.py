@@ -1,6 +1,8 @@
 from gateway.admission.events import (
     Arrived,
+    Back,
     Capacity,
+    Declared,
     Demand,
     EndpointDown,
     EndpointUp,
@@ -54,11 +56,19 @@ def test_what_an_endpoint_did_is_counted_over_its_restarts(tmp_path):
 
 
 def test_one_that_was_returned_is_with_its_endpoint_once(tmp_path):
-    tape = Tape(ttft_target=None).tell(0, UP, arrived(1, n=2)).tell(1, Returned(1, busy=False))
+    tape = Tape(ttft_target=None).tell(0, UP, arrived(1, n=2)).tell(1, Returned(1, Back.FAILED))
     tape.tell(2, Finished(1, Verdict.DONE, 5))
     found = account(tape.write(tmp_path / "f"))
     assert found.requests[0].done
     assert found.endpoints["e"].peak_sequences == 2
+
+
+def test_what_an_earlier_run_sent_is_with_its_endpoint_and_no_request_of_this_one(tmp_path):
+    tape = Tape(ttft_target=None).tell(0, UP, Declared(arrived(1, n=2), "e", 3), Declared(arrived(2), "e"), arrived(3))
+    tape.tell(1, Finished(1, Verdict.DONE, 5)).tell(2, Returned(2, Back.FAILED))
+    found = account(tape.write(tmp_path / "f"))
+    assert [one.dispatched_at for one in found.requests] == [1]
+    assert found.endpoints["e"].peak_sequences == 3
 
 
 def test_runs_follow_each_other_and_what_is_open_does_not_go_on(tmp_path):

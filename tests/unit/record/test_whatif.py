@@ -2,6 +2,7 @@ import pytest
 
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Capacity,
     Declared,
@@ -149,9 +150,9 @@ def test_what_an_earlier_core_had_in_flight_and_never_ended_takes_the_mean_of_th
     assert ended(changed.changed) == {2: WAITING}, "nobody was served to the end, so nobody ever ends"
 
 
-@pytest.mark.parametrize("busy", [True, False])
-def test_what_an_earlier_core_had_in_flight_may_come_back(tmp_path, busy):
-    tape = Tape(**LOOSE).tell(0, UP, Declared(arrived(1), "e")).tell(1, arrived(2)).tell(2, Returned(1, busy))
+@pytest.mark.parametrize("why", Back)
+def test_what_an_earlier_core_had_in_flight_may_come_back(tmp_path, why):
+    tape = Tape(**LOOSE).tell(0, UP, Declared(arrived(1), "e")).tell(1, arrived(2)).tell(2, Returned(1, why))
     tape.tell(4, done(2)).tell(6, done(1)).tell(50, Tick())
     compared = compare(tape.write(tmp_path / "f"), {})
     assert compared.differences == []

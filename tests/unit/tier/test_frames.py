@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.tier.frames import (
     LONGEST,
     VERSION,
     Answer,
-    Ask,
     Came,
+    Declares,
     Down,
     Ended,
     Evacuate,
@@ -27,16 +27,18 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
-    Known,
     Left,
+    More,
     Moved,
     Ping,
     Pong,
+    Recalled,
     Refused,
     Report,
     Reported,
     Scrape,
     Sent,
+    ShowState,
     Stepped,
     Unwatched,
     Up,
@@ -70,19 +72,14 @@ CAPACITY = Capacity(max_model_len=4096, kv_blocks=None, max_num_seqs=3, shares_p
 WATCHED = Watched(HERE, ONE, 10, streams=True, brought=False, started=True)
 OF_FRONT = [
     Hello(VERSION, 7),
-    Hello(
-        VERSION,
-        7,
-        (Known(HERE, "m", IDENTITY, CAPACITY, drained=True),),
-        (("m", Declared(ARRIVAL, HERE, 12)),),
-        (WATCHED,),
-        (("m", ARRIVAL), ("n", ARRIVAL)),
-    ),
+    Hello(VERSION, 7, (Recalled(HERE, "m", IDENTITY, CAPACITY, drained=True),)),
+    Declares([], [], [], last=True),
+    Declares([("m", Declared(ARRIVAL, HERE, 12))], [WATCHED], [("m", ARRIVAL), ("n", ARRIVAL)], last=False),
     Came("m", ARRIVAL),
     Left(ONE),
     Moved(((ONE, 3), (TWO, 4))),
     Moved(()),
-    GivenBack("m", ARRIVAL, busy=True),
+    GivenBack("m", ARRIVAL, Back.BUSY),
     Ended(ONE, Verdict.ABORTED, None),
     Ended(ONE, Verdict.DONE, 0),
     WATCHED,
@@ -90,14 +87,15 @@ OF_FRONT = [
     Unwatched(HERE, ONE, delivering=True),
     Failed(HERE, "it said \N{SNOWMAN}", aborted=True, dead=False),
     Explain(1, "m", ARRIVAL),
-    Ask(2),
-    Ask(3, drain="here", undrain="there"),
+    ShowState(2),
+    ShowState(3, drain="here", undrain="there"),
     Scrape(4),
     Reported(5, b"\x00"),
     Reported(None, b""),
     Ping(),
 ]
 OF_OWNER = [
+    More(),
     Welcome(),
     Sent(Dispatch(ONE, HERE, "queued")),
     Refused(Reject(ONE, Outcome.QUEUE_TIMEOUT, 2.5)),

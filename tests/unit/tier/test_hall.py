@@ -5,17 +5,30 @@ import pytest
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import (
+    FRONT_BITS,
+    Arrived,
+    Back,
+    Capacity,
+    Declared,
+    Demand,
+    EndpointId,
+    RequestId,
+    Verdict,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
+from gateway.ops.merged import packed
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
+from gateway.tier import carried
 from gateway.tier.frames import (
     VERSION,
-    Ask,
+    Answer,
     Came,
+    Declares,
     Down,
     Ended,
     Evacuate,
@@ -25,11 +38,15 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
-    Known,
     Left,
+    More,
     Moved,
+    Recalled,
     Refused,
+    Reported,
+    Scrape,
     Sent,
+    ShowState,
     Stepped,
     Unwatched,
     Up,
@@ -39,7 +56,6 @@ from gateway.tier.frames import (
     from_owner,
 )
 from gateway.tier.hall import DECLARED_WITHIN, Hall
-from gateway.tier.link import ID_BITS
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -90,7 +106,7 @@ class World:
         for endpoint in (HERE, THERE):
             self.monitors[endpoint] = Monitor()
             self.cores.add(endpoint, None)
-        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided)
+        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided, figures=self.figures)
         self.hall.begin(self.cores, self.monitors, state)
 
     def make(self, model, root):
@@ -102,6 +118,9 @@ class World:
         if endpoint not in self.monitors:
             raise UnknownEndpointError(endpoint)
         self.drained.append(endpoint)
+
+    async def figures(self, fronts):
+        return []
 
     async def decided(self):
         return Decided(endpoints=(), queues=())
@@ -123,10 +142,11 @@ class World:
     def connect(self):
         return Other(self.hall.line(), from_owner)
 
-    async def join(self, number=1, *, skip=True, **declared):
+    async def join(self, number=1, *, skip=True, known=(), declared=(), watched=(), waiting=()):
         """A front that has said who it is; `skip` what it is told first."""
         front = self.connect()
-        front.say(Hello(VERSION, number, **declared))
+        front.say(Hello(VERSION, number, known))
+        front.say(Declares(list(declared), list(watched), list(waiting), last=True))
         if skip:
             await front.heard()
         return front
@@ -139,11 +159,11 @@ class World:
 
 
 def arrival(number, front=1, **fields):
-    return Arrived(RequestId((front << ID_BITS) + number), Demand((10,), 10), **fields)
+    return Arrived(RequestId((front << FRONT_BITS) + number), Demand((10,), 10), **fields)
 
 
 def known(endpoint=HERE, *, drained=False):
-    return Known(endpoint, "m", identity(), CAPACITY, drained)
+    return Recalled(endpoint, "m", identity(), CAPACITY, drained)
 
 
 def sent(request, endpoint=HERE):
@@ -176,6 +196,7 @@ async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
         Up(HERE, "m", identity(), CAPACITY, False),
         Up(THERE, "m", identity(), CAPACITY, False),
         Down(THERE, keeps=False, drained=False),
+        More(),
         Welcome(),
     ]
 
@@ -229,14 +250,24 @@ async def test_what_comes_back_is_sent_again(world, front):
     world.up(THERE)
     front.say(Came("m", ONE))
     (first,) = [m for m in await front.heard() if isinstance(m, Sent)]
-    front.say(GivenBack("m", ONE, busy=False))
+    front.say(GivenBack("m", ONE, Back.FAILED))
     (second,) = await front.heard()
     assert {first.dispatch.endpoint, second.dispatch.endpoint} == {HERE, THERE}
     assert world.load() == (1, 0)
-    front.say(GivenBack("m", ONE, busy=False))
+    front.say(GivenBack("m", ONE, Back.FAILED))
     (refused,) = await front.heard()
     assert refused.reject.outcome is Outcome.UPSTREAM_ERROR
     assert world.load() == (0, 0)
+
+
+async def test_where_one_front_cannot_connect_others_go_on(world, front):
+    other = await world.join(2)
+    front.say(Came("m", ONE))
+    assert await front.heard() == [sent(ONE)]
+    front.say(GivenBack("m", ONE, Back.UNREACHED))
+    other.say(Came("m", arrival(1, 2)))
+    assert await other.heard() == [sent(arrival(1, 2))]
+    assert await front.heard() == []
 
 
 async def test_nothing_is_sent_before_all_fronts_have_declared():
@@ -250,6 +281,69 @@ async def test_nothing_is_sent_before_all_fronts_have_declared():
     assert await first.heard() == [sent(arrival(1, 1))]
     world.hall.close()
     world.cores.close()
+
+
+async def test_what_comes_back_before_all_fronts_have_declared_waits_with_the_others():
+    world = World(expected=2)
+    world.up()
+    first = await world.join(1, declared=[("m", Declared(ONE, HERE, 5))])
+    first.say(GivenBack("m", arrival(1, waited=3.0, failures=1, avoid=HERE), Back.FAILED))
+    assert world.load() == (0, 0)
+    await world.join(2, declared=[("m", Declared(arrival(1, 2), HERE))])
+    assert world.load() == (1, 1)
+    assert await first.heard() == []
+    world.hall.close()
+    world.cores.close()
+
+
+async def test_what_a_front_has_is_asked_for_in_parts():
+    world = World(expected=1)
+    world.up()
+    front = world.connect()
+    front.say(Hello(VERSION, 1))
+    assert (await front.heard())[-1] == More()
+    front.say(Declares([], [], [("m", ONE)], last=False))
+    assert await front.heard() == [More()]
+    assert world.load() == (0, 0)
+    front.say(Declares([("m", Declared(TWO, HERE))], [], [], last=True))
+    assert await front.heard() == [Welcome()]
+    assert world.load() == (1, 1)
+    world.hall.close()
+    world.cores.close()
+
+
+async def test_what_waits_for_an_owner_begins_over_several_turns(monkeypatch):
+    monkeypatch.setattr(carried, "PART", 1)
+    world = World(expected=2)
+    world.up()
+    await world.join(1, waiting=[("m", ONE), ("m", arrival(2, waited=1.0)), ("m", THREE)])
+    late = world.connect()
+    late.say(Hello(VERSION, 2))
+    late.say(Declares([], [], [], last=True))
+    assert world.load() == (1, 0)
+    late.say(Came("m", arrival(1, 2)))
+    await turns(1)
+    assert world.load() == (1, 1)
+    await turns(5)
+    assert world.load() == (1, 3)
+    assert [r.request for r in waiting(world)] == [ONE.request, THREE.request, arrival(1, 2).request]
+    world.hall.close()
+    world.cores.close()
+
+
+def waiting(world):
+    (driver,) = world.made
+    return [record.arrival for record in sorted(driver.controller._queue, key=lambda record: record.order)]
+
+
+async def test_a_flight_is_known_once_its_endpoint_is(world, front):
+    watched = Watched(HERE, ONE.request, 10, True, False, True)
+    flight = Declares([("m", Declared(ONE, HERE, 5))], [watched], [], last=True)
+    for _ in range(2):
+        front.say(flight)
+        assert world.load() == (1, 0)
+        assert world.monitors[HERE].requests.keys() == {ONE.request}
+    assert await front.heard() == []
 
 
 async def test_an_owner_waits_for_fronts_for_so_long():
@@ -270,7 +364,7 @@ async def test_more_fronts_than_expected_are_waited_for_once_they_are_connected(
     late = world.connect()
     front = await world.join(1, waiting=[("m", ONE)])
     assert world.load() == (0, 0)
-    late.say(Hello(VERSION, 2, declared=[("m", Declared(arrival(1, 2), HERE))]))
+    late.say(Hello(VERSION, 2), Declares([("m", Declared(arrival(1, 2), HERE))], [], [], last=True))
     assert world.load() == (1, 1)
     late.say(Ended(arrival(1, 2).request, Verdict.DONE, 3))
     assert await front.heard() == [sent(ONE)]
@@ -314,7 +408,7 @@ async def test_what_was_on_an_endpoint_that_is_not_known_is_new_when_it_comes_ba
     front = await world.join(declared=[(model, Declared(ONE, gone)), (model, Declared(TWO, gone))])
     assert world.load() == (0, 0)
     front.say(Moved(((ONE.request, 4),)), Ended(TWO.request, Verdict.DONE, 3))
-    front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), busy=False))
+    front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), Back.FAILED))
     (answer,) = await front.heard()
     assert isinstance(answer, Sent if model == "m" else Refused)
     assert world.load() == (int(model == "m"), 0)
@@ -383,7 +477,7 @@ async def test_an_endpoint_is_told_of_until_it_is_gone(world, front):
 
 async def test_an_endpoint_that_only_a_front_knows_is_gone(world):
     front = await world.join(known=[known(EndpointId("gone")), known()], skip=False)
-    assert await front.heard() == [Gone(EndpointId("gone")), Welcome()]
+    assert await front.heard() == [Gone(EndpointId("gone")), More(), Welcome()]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -469,12 +563,30 @@ async def test_nothing_is_kept_of_a_request_that_outlived_its_endpoint(world, fr
 
 
 async def test_questions_are_answered(world, front):
-    front.say(Ask(1), Ask(2, drain="here"), Ask(3, undrain="nobody"), Explain(4, "m", ONE), Explain(5, "other", ONE))
+    front.say(ShowState(1), ShowState(2, drain="here"), ShowState(3, undrain="nobody"))
+    front.say(Explain(4, "m", ONE), Explain(5, "other", ONE))
     answers = {answer.number: answer.body for answer in await front.heard()}
-    assert answers[1] == answers[2] == b'{"endpoints":[],"queues":[],"tier":null}'
+    assert answers[1] == answers[2]
+    tier = Decided.model_validate_json(answers[1]).tier
+    assert (tier.role, tier.id, tier.epoch, tier.members) == ("owner", tier.owner, None, ("1",))
     assert answers[3] is answers[5] is None
     assert b'"verdict":"dispatch"' in answers[4]
     assert world.drained == ["here"]
+
+
+async def test_no_sum_is_told_before_all_fronts_are_there():
+    world = World(expected=2)
+    front = await world.join(1)
+    front.say(Scrape(1))
+    assert await front.heard() == []
+    other = await world.join(2)
+    await turns()
+    for one in (front, other):
+        one.say(Reported(1, packed(())))
+    await asyncio.sleep(0.5)
+    assert Answer in {type(message) for message in await front.heard()}
+    world.hall.close()
+    world.cores.close()
 
 
 async def test_an_owner_that_ends_cuts_everybody_off(world, front):

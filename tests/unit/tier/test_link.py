@@ -3,16 +3,26 @@ import asyncio
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import (
+    FRONT_BITS,
+    Arrived,
+    Back,
+    Capacity,
+    Demand,
+    EndpointId,
+    RequestId,
+    Verdict,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.admission import RejectedError
+from gateway.tier import carried
 from gateway.tier.frames import (
     VERSION,
     Answer,
-    Ask,
     Came,
+    Declares,
     Down,
     Ended,
     Evacuate,
@@ -22,16 +32,18 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
-    Known,
     Left,
+    More,
     Moved,
     Ping,
     Pong,
+    Recalled,
     Refused,
     Report,
     Reported,
     Scrape,
     Sent,
+    ShowState,
     Stepped,
     Unwatched,
     Up,
@@ -40,7 +52,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, ID_BITS, PARTED_WITHIN, PING, RETRY, SILENT, Link
+from gateway.tier.link import ANSWERED_WITHIN, PARTED_WITHIN, PING, RETRY, SILENT, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -83,6 +95,8 @@ class World:
         """What the front says first, once it is connected and welcomed."""
         await asyncio.sleep(2 * RETRY)
         said = await self.owner.heard()
+        self.owner.say(More())
+        said += await self.owner.heard()
         self.owner.say(Welcome())
         return said
 
@@ -93,7 +107,7 @@ class World:
     def ask(self, model="m"):
         """The request's arrival, and its task."""
         self.made += 1
-        arrival = Arrived(RequestId((7 << ID_BITS) + self.made), Demand((10,), 10))
+        arrival = Arrived(RequestId((7 << FRONT_BITS) + self.made), Demand((10,), 10))
         return arrival, asyncio.create_task(self.link.admission(model).admit(arrival))
 
     async def in_flight(self):
@@ -131,12 +145,16 @@ async def world():
     world.link.close()
 
 
+NOTHING = [Hello(VERSION, 7, []), Declares([], [], [], last=True)]
+"""What a front says first that knows of nothing."""
+
+
 def up(endpoint=HERE, *, on_trial=False):
     return Up(endpoint, "m", IDENTITY, CAPACITY, on_trial)
 
 
 async def test_the_first_message_says_who_it_is(world):
-    assert await world.welcome() == [Hello(VERSION, 7, [], [], [], [])]
+    assert await world.welcome() == NOTHING
 
 
 async def test_an_owner_counts_only_once_it_has_answered(world):
@@ -156,7 +174,7 @@ async def test_a_request_is_asked_for_and_its_end_is_told(world):
     assert await task == Dispatch(arrival.request, HERE)
     world.link.admission("m").finish(arrival.request, Verdict.DONE, 3)
     assert await world.owner.heard() == [Ended(arrival.request, Verdict.DONE, 3)]
-    assert not world.link._asked
+    assert not world.link._carried
 
 
 async def test_a_refusal_reaches_who_asked(world):
@@ -167,7 +185,7 @@ async def test_a_refusal_reaches_who_asked(world):
     with pytest.raises(RejectedError) as refused:
         await task
     assert refused.value.command.outcome is Outcome.QUEUE_FULL
-    assert not world.link._asked
+    assert not world.link._carried
 
 
 async def test_who_leaves_is_given_back_when_its_dispatch_was_under_way(world):
@@ -187,7 +205,7 @@ async def test_who_leaves_in_the_turn_of_its_dispatch_is_given_back(world):
     task.cancel()
     world.owner.say(Sent(Dispatch(arrival.request, HERE)))
     assert Ended(arrival.request, Verdict.DONE, 0) in await world.owner.heard()
-    assert not world.link._asked
+    assert not world.link._carried
 
 
 async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
@@ -196,7 +214,7 @@ async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
     await world.owner.heard()
     world.owner.say(Sent(Dispatch(arrival.request, THERE)))
     (back,) = await world.owner.heard()
-    assert (type(back), back.arrival.request, back.busy) == (GivenBack, arrival.request, True)
+    assert (type(back), back.arrival.request, back.why) == (GivenBack, arrival.request, Back.UNREACHED)
     assert not task.done()
     world.owner.say(Sent(Dispatch(arrival.request, HERE)))
     assert (await task).endpoint == HERE
@@ -205,10 +223,20 @@ async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
 async def test_what_comes_back_says_all_that_an_owner_must_know(world):
     await world.welcome()
     arrival = await world.in_flight()
-    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, busy=False))
+    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, Back.FAILED))
     (back,) = await world.owner.heard()
-    assert (back.model, back.busy) == ("m", False)
+    assert (back.model, back.why) == ("m", Back.FAILED)
     assert (back.arrival.request, back.arrival.failures, back.arrival.avoid) == (arrival.request, 1, HERE)
+    again.cancel()
+    await turns()
+
+
+async def test_an_endpoint_out_of_reach_has_not_failed(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, Back.UNREACHED))
+    (back,) = await world.owner.heard()
+    assert (back.why, back.arrival.failures, back.arrival.avoid) == (Back.UNREACHED, 0, None)
     again.cancel()
     await turns()
 
@@ -222,18 +250,61 @@ async def test_the_next_owner_hears_of_everything(world):
     failed = await world.in_flight()
     waiting, _ = world.ask()
     await world.lose(reachable=False)
-    asyncio.create_task(world.link.admission("m").readmit(failed.request, busy=False))  # noqa: RUF006
+    asyncio.create_task(world.link.admission("m").readmit(failed.request, Back.FAILED))  # noqa: RUF006
     since = world.clock()
     await asyncio.sleep(1.0)
     world.reachable = True
-    (hello,) = await world.welcome()
-    assert hello.known == [Known(HERE, "m", IDENTITY, CAPACITY, drained=False)]
-    assert hello.declared == [("m", Declared(flying, HERE, 4))]
-    assert hello.watched == [Watched(HERE, flying.request, 10, streams=True, brought=False, started=False)]
-    told = {arrival.request: arrival for _, arrival in hello.waiting}
+    hello, part = await world.welcome()
+    assert hello.endpoints == [Recalled(HERE, "m", IDENTITY, CAPACITY, drained=False)]
+    ((_, declared),) = part.flights
+    assert (declared.arrival.request, declared.endpoint, declared.generated) == (flying.request, HERE, 4)
+    assert declared.arrival.waited == pytest.approx(world.clock() - since, abs=0.1), "its deadline counts from there"
+    assert part.watched == [Watched(HERE, flying.request, 10, streams=True, brought=False, started=False)]
+    told = {arrival.request: arrival for _, arrival in part.waiting}
     assert told.keys() == {waiting.request, failed.request}
     assert (told[failed.request].failures, told[failed.request].avoid) == (1, HERE)
     assert told[waiting.request].waited == pytest.approx(world.clock() - since, abs=0.1)
+
+
+async def test_what_has_yet_to_be_declared_is_not_told_otherwise(world, monkeypatch):
+    monkeypatch.setattr(carried, "PART", 1)
+    await world.welcome()
+    flying, back, ended = await world.in_flight(), await world.in_flight(), await world.in_flight()
+    await world.lose()
+    await asyncio.sleep(2 * RETRY)
+    await world.owner.heard()
+    world.owner.say(More())
+    (first,) = await world.owner.heard()
+    assert [declared.arrival.request for _, declared in first.flights] == [flying.request]
+    assert not first.last
+    again = asyncio.create_task(world.link.admission("m").readmit(back.request, Back.FAILED))
+    world.link.admission("m").finish(ended.request, Verdict.DONE, 3)
+    assert await world.owner.heard() == [Ended(ended.request, Verdict.DONE, 3)]
+    world.owner.say(More())
+    (second,) = await world.owner.heard()
+    assert not second.flights
+    ((_, arrival),) = second.waiting
+    assert (arrival.request, arrival.failures) == (back.request, 1)
+    world.owner.say(More())
+    assert await world.owner.heard() == [Declares([], [], [], last=True)]
+    again.cancel()
+    await turns()
+
+
+async def test_what_is_on_an_endpoint_that_was_gone_is_declared_when_it_is_back(world):
+    await world.welcome()
+    world.owner.say(up())
+    arrival = await world.in_flight()
+    world.link.watch(HERE).dispatched(arrival.request, 10)
+    await world.owner.heard()
+    world.owner.say(Gone(HERE))
+    world.link.watch(HERE)
+    world.owner.say(up())
+    (part,) = await world.owner.heard()
+    assert [declared.arrival.request for _, declared in part.flights] == [arrival.request]
+    assert [watched.request for watched in part.watched] == [arrival.request]
+    world.owner.say(up(on_trial=True))
+    assert await world.owner.heard() == []
 
 
 async def test_nobody_waits_for_an_owner_for_ever(world):
@@ -249,7 +320,7 @@ async def test_nobody_waits_for_an_owner_for_ever(world):
     with pytest.raises(RejectedError) as refused:
         await task
     assert refused.value.command.outcome is Outcome.NO_ENDPOINT
-    assert not world.link._asked
+    assert not world.link._carried
 
 
 async def test_an_owner_that_says_nothing_any_more_is_given_up(world):
@@ -278,11 +349,11 @@ async def test_what_is_in_flight_outlasts_any_wait_for_an_owner(world):
     arrival = await world.in_flight()
     await world.lose(reachable=False)
     await asyncio.sleep(3 * PATIENCE)
-    assert arrival.request in world.link._asked
+    assert arrival.request in world.link._carried
     world.link.admission("m").finish(arrival.request, Verdict.DONE, 3)
-    assert not world.link._asked
+    assert not world.link._carried
     world.reachable = True
-    assert await world.welcome() == [Hello(VERSION, 7, [], [], [], [])]
+    assert await world.welcome() == NOTHING
 
 
 async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
@@ -309,8 +380,8 @@ async def test_progress_is_told_and_remembered(world):
     assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
     assert world.moved == [arrival.request]
     await world.lose()
-    (hello,) = await world.welcome()
-    assert hello.declared[0][1].generated == 4
+    _, part = await world.welcome()
+    assert part.flights[0][1].generated == 4
 
 
 async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
@@ -339,12 +410,13 @@ async def test_an_endpoint_that_is_gone_is_declared_no_more(world):
     await world.welcome()
     world.owner.say(up(), up(THERE), Gone(HERE))
     await world.lose()
-    (hello,) = await world.welcome()
-    assert [known.endpoint for known in hello.known] == [THERE]
+    hello, _ = await world.welcome()
+    assert [known.endpoint for known in hello.endpoints] == [THERE]
 
 
 async def test_an_endpoint_that_comes_up_hears_every_count(world):
     await world.welcome()
+    world.owner.say(up())
     arrival = await world.in_flight()
     world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
     world.link.admission("m").progress(arrival.request, 4)
@@ -375,7 +447,7 @@ async def test_of_tokens_only_the_first_is_told_by_name(world):
         Failed(HERE, "it broke", aborted=True, dead=False),
         Unwatched(HERE, 1, delivering=True),
     ]
-    assert [watched.request for watched in watch.watched] == [2]
+    assert [*watch.watched] == [2]
 
 
 async def test_a_front_that_shuts_down_refuses_what_waits(world):
@@ -388,7 +460,7 @@ async def test_a_front_that_shuts_down_refuses_what_waits(world):
         await task
     assert refused.value.command.outcome is Outcome.DRAINING
     assert await world.owner.heard() == [Left(arrival.request)]
-    assert world.link._asked.keys() == {flying.request}
+    assert world.link._carried.keys() == {flying.request}
 
 
 async def test_the_owner_is_told_what_was_counted_when_it_asks(world):
@@ -407,10 +479,10 @@ async def test_the_text_of_the_metrics_is_the_owners(world):
 
 
 async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_taken(world):
-    await world.link.part()  # to nobody
+    await world.link.leave_figures()  # to nobody
     await world.welcome()
     world.owner.untaken = 1
-    parting = asyncio.create_task(world.link.part())
+    parting = asyncio.create_task(world.link.leave_figures())
     assert await world.owner.heard() == [Reported(None, FIGURES)]
     assert not parting.done()
     world.owner.untaken = 0
@@ -420,16 +492,16 @@ async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_ta
 async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
     await world.welcome()
     world.owner.untaken = 1
-    await asyncio.wait_for(world.link.part(), 2 * PARTED_WITHIN)
+    await asyncio.wait_for(world.link.leave_figures(), 2 * PARTED_WITHIN)
 
 
 async def test_a_question_is_asked_again_of_the_next_owner(world):
     await world.welcome()
     asked = asyncio.create_task(world.link.decided())
-    assert await world.owner.heard() == [Ask(1)]
+    assert await world.owner.heard() == [ShowState(1)]
     await world.lose()
-    hello, question = await world.welcome()
-    assert (type(hello), question) == (Hello, Ask(1))
+    hello, question, _ = await world.welcome()
+    assert (type(hello), question) == (Hello, ShowState(1))
     nothing = Decided(endpoints=(), queues=())
     world.owner.say(Answer(2, b"of nobody"), Answer(1, nothing.model_dump_json().encode()))
     assert await asked == nothing
@@ -440,7 +512,7 @@ async def test_a_question_is_asked_again_of_the_next_owner(world):
 async def test_an_endpoint_that_the_owner_does_not_know_is_an_error(world):
     await world.welcome()
     drained = asyncio.create_task(world.link.drain("nobody"))
-    assert await world.owner.heard() == [Ask(1, drain="nobody")]
+    assert await world.owner.heard() == [ShowState(1, drain="nobody")]
     world.owner.say(Answer(1, None))
     with pytest.raises(UnknownEndpointError):
         await drained

@@ -68,7 +68,7 @@ def test_one_that_is_down_still_says_how_far_the_pool_reaches(endpoints):
     endpoints.take(EndpointUp("big", of(1000)), 0.0)
     endpoints.take(EndpointUp("small", of(100)), 0.0)
     endpoints.take(EndpointDown("big", "killed"), 1.0)
-    assert (endpoints.reaches, endpoints.reach) == ((99, 999), 999)
+    assert endpoints.reaches == (99, 999)
 
 
 def test_a_removed_endpoint_does_not_extend_the_reach_of_the_pool(endpoints):
@@ -109,14 +109,14 @@ def test_noise_about_unknown_endpoints_changes_nothing(endpoints):
 def test_a_request_stands_with_those_that_can_go_where_it_can(endpoints):
     endpoints.take(EndpointUp("big", of(1000)), 0.0)
     endpoints.take(EndpointUp("small", of(100)), 0.0)
-    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, None)
-    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, None)
+    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, None, None)
+    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, None, None)
     assert endpoints.lane(request(1000)) is None
-    assert endpoints.lane(request(50, avoid="big")) == (99, "big")
+    assert endpoints.lane(request(50, avoid="big")) == (99, "big", None)
 
 
 def test_before_any_endpoint_is_known_all_stand_in_one(endpoints):
-    assert endpoints.lane(request(10**6)) == (UNBOUNDED, None)
+    assert endpoints.lane(request(10**6)) == (UNBOUNDED, None, None)
 
 
 def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Cancelled, Returned
+from gateway.admission.events import Back, Cancelled, Returned
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.lifecycle import TRANSITIONS, State, Trigger
 from tests.unit.admission.playbook import arrived, done, refused, up
@@ -11,7 +11,7 @@ from tests.unit.admission.playbook import arrived, done, refused, up
 EVENTS = {
     Trigger.ARRIVED: arrived(1),
     Trigger.CANCELLED: Cancelled(1),
-    Trigger.RETURNED: Returned(1, busy=True),
+    Trigger.RETURNED: Returned(1, Back.BUSY),
     Trigger.FINISHED: done(1),
 }
 

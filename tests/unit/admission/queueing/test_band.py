@@ -3,8 +3,8 @@ import pytest
 from gateway.admission.queueing.band import MANY, BandQueue
 from tests.fakes.waiting import Waiting
 
-LANE = (1, None)
-OTHER = (2, None)
+LANE = (1, None, None)
+OTHER = (2, None, None)
 
 
 class Row:

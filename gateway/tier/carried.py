@@ -1,0 +1,91 @@
+"""The requests that a front carries, and their declaration to the next owner."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gateway.admission.events import Arrived, Declared, EndpointId, RequestId
+from gateway.tier.frames import Declares, Watched, weight
+
+PART = 4_000
+"""Weight at which a part is full: about 2 ms of the owner's loop (see `weight`)."""
+WATCHED = 10
+"""What a watched request weighs."""
+
+
+class Carried:
+    """A request of this front, which waits or is on an endpoint."""
+
+    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model")
+
+    def __init__(self, model: str, arrival: Arrived, now: float) -> None:
+        self.model = model
+        self.arrival = arrival
+        self.came_at = now
+        self.endpoint: EndpointId | None = None
+        """The one it is on; None while it waits."""
+        self.generated = 0
+        self.failures = 0
+        self.avoid: EndpointId | None = None
+
+    def as_of(self, now: float) -> Arrived:
+        """Its arrival, as an owner is to see it that does not know it."""
+        return replace(self.arrival, waited=now - self.came_at, failures=self.failures, avoid=self.avoid)
+
+
+class Declaration:
+    """All that a front carries, told in parts, so that neither side's loop is held up.
+
+    What happens meanwhile to a request that is not declared yet is not told: its declaration says how it is then.
+
+    Args:
+        carried: the requests of the front, which come and go meanwhile.
+        watched: what is watched on each endpoint, which comes and goes, too.
+        generated: the latest count of a carried request's tokens.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        carried: Mapping[RequestId, Carried],
+        watched: Sequence[Mapping[RequestId, Watched]],
+        generated: Callable[[RequestId], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._carried = carried
+        self._generated = generated
+        self._clock = clock
+        # What is in flight comes first: it holds room that others must not be sent to.
+        requests = [request for request, known in carried.items() if known.endpoint is not None]
+        requests += [request for request, known in carried.items() if known.endpoint is None]
+        self._undeclared = set(requests)
+        self._requests = iter(requests)
+        self._watched = ((there, request) for there in watched for request in list(there))
+
+    def __contains__(self, request: RequestId) -> bool:
+        """Whether it has yet to be declared."""
+        return request in self._undeclared
+
+    def part(self) -> Declares:
+        """The next part."""
+        part, weighs = Declares([], [], [], last=False), 0
+        for request in self._requests:
+            self._undeclared.discard(request)
+            known = self._carried.get(request)
+            if known is None:  # it has ended meanwhile
+                continue
+            arrival = known.as_of(self._clock())
+            if known.endpoint is None:
+                part.waiting.append((known.model, arrival))
+            else:
+                part.flights.append((known.model, Declared(arrival, known.endpoint, self._generated(request))))
+            weighs += weight(arrival)
+            if weighs >= PART:
+                return part
+        for there, request in self._watched:
+            if (watched := there.get(request)) is not None:
+                part.watched.append(watched)
+            weighs += WATCHED
+            if weighs >= PART:
+                return part
+        part.last = True
+        return part
