@@ -60,8 +60,9 @@ class Queue:
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
 
     A flow may be held back: its requests in that lane are set aside until the next offer, and other flows have their
-    turns, start and are told what is ahead of them as if these did not wait. Its counter stays, so it goes first when
-    it is held back no more.
+    turns, start and are told what is ahead of them as if these did not wait. The turns that they have meanwhile are
+    lost to it. Else its counter would fall behind without bound: once held back no more, it and all new flows, which
+    start beside it, would go before those that wait.
 
     `cost` and `size` of a request must not change while it waits.
     """
@@ -117,7 +118,7 @@ class Queue:
         """Service ahead of a new request of this flow and band: never too little while no other request arrives.
 
         It is exact if few flows wait, and an upper bound with many flows or long backlogs. Other flows' requests that
-        are set aside are left out, although they may go first once they are held back no more. Without a lane, an idle
+        are set aside are left out, although they may go sooner once they are held back no more. Without a lane, an idle
         flow counts as starting behind the others. `own` is the cost of the request itself if it waits already.
         """
         waiting = self._bands.get(band)
@@ -295,8 +296,10 @@ class Queue:
         for band in self._in_turn(ended):
             while (head := band.head(ended)) is not None:
                 lane = band.lanes[head.lane]
+                turn = band.fairness.active[head.arrival.flow].counter
                 answer = accept(head)
                 if answer is Answer.TAKEN:
+                    lane.passed(turn)
                     if len(self._order) > 1:
                         return True
                     continue
