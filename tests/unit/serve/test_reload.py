@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +52,48 @@ async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
     try:
         assert await deployment.reload(Reload(), lambda _: None) == 2
         assert said == ["no such disk\nNothing was changed."]
+    finally:
+        deployment._close()
+
+
+class NextOwnerFails:
+    """A supervisor of a gateway's processes, where the next owner does not start."""
+
+    def __init__(self):
+        self.left = []
+
+    def changing(self):
+        return contextlib.nullcontext()
+
+    def gave_up(self, _name):
+        return False
+
+    async def add(self, program):
+        return "The event log cannot be written." if program.name == "owner #2" else None
+
+    async def remove(self, name, by=None):
+        for _ in range(1 if name == "owner" else 5):  # a front serves its connections first
+            await asyncio.sleep(0)
+        self.left.append(name)
+
+
+async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_leave_all_the_same():
+    def configured(level):
+        endpoint = {"url": "http://127.0.0.1:9"}
+        server = {"host": "127.0.0.1", "port": 0, "workers": 2}
+        return Settings.model_validate(
+            {"server": server, "models": [{"endpoints": [endpoint]}], "log": {"level": level}}
+        )
+
+    said = []
+    deployment = Deployment(configured("info"), lambda *_: configured("debug"), lambda _: None, said.append)
+    deployment._supervisor = supervisor = NextOwnerFails()
+    try:
+        assert await deployment.reload(Reload(), lambda _: None) == 1
+        why = "The new owner #2 does not start. The event log cannot be written.\nWhat ran before serves on."
+        assert said[-1] == why
+        assert supervisor.left == ["owner", "front 1", "front 2"]
+        assert [gateway.name for gateway in deployment._gateways] == ["owner", "front 1 #2", "front 2 #2"]
     finally:
         deployment._close()
 
