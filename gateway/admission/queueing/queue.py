@@ -125,9 +125,12 @@ class Queue:
         same = 0.0 if waiting is None else waiting.ahead(flow, lane)
         urgent = yielded = 0.0
         for other in self._order:
+            if other.number == band:
+                continue
+            going = other.cost - sum(other.aside().values())
             if other.number < band:
-                urgent += other.cost - sum(other.aside().values())
-            elif other.number > band:
+                urgent += going
+            elif going > 0.0:
                 yielded += other.share.share
         return Ahead(
             urgent=urgent,
@@ -322,14 +325,24 @@ class Queue:
         behind = lane.behind(TUNING.backfill_window)
         backfills = [other for other in behind if self._may_backfill(other, head)]
         backfills.sort(key=lambda request: request.size)
-        for request in backfills[: TUNING.backfill_tries]:
+        tries = 0
+        held: set[str] = set()
+        for request in backfills:
+            if request.arrival.flow in held:
+                continue
             answer = accept(request)
+            if answer is Answer.NOT_ITS_FLOW:
+                held.add(request.arrival.flow)
+                continue
+            tries += 1
             if answer is Answer.CLOSED:
                 return
             if answer is Answer.TAKEN:
                 head.backfilled += 1
                 if head.backfilled >= self._max_passes:
                     return
+            if tries == TUNING.backfill_tries:
+                return
 
     def _may_backfill(self, request: RequestRecord, head: RequestRecord) -> bool:
         return request.size < head.size and head.backfilled < self._max_passes
