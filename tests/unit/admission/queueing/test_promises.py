@@ -152,7 +152,7 @@ def test_other_weights_are_in_force_at_once(refusals, promised):
     assert apart == pytest.approx([10 / 9] * 9), "nine of ten parts of the rate"
     for alike in [*refusals.promises._by_key]:
         refusals.promises.end(refusals.come_back(alike, 1.0))
-    assert not refusals.promises._flows and not refusals.promises._bands, "all of what was promised is settled"
+    assert [*refusals.promises._flows, *refusals.promises._bands] == [], "all of what was promised is settled"
 
 
 class TestTwice:
