@@ -85,7 +85,8 @@ class Deployment:
         self._python = python
         self._settings = settings
         self._sockets = bind_all(self._settings.server)
-        self._owner = OwnerSocket() if worker_count(settings) > 1 else None
+        fronts = worker_count(settings)
+        self._owner = OwnerSocket(fronts) if fronts > 1 else None
         try:
             self.engines, self._gateways = programs(self._settings, python, self._sockets, owner=self._owner)
         except BaseException:
