@@ -199,9 +199,14 @@ class AdmissionController:
             request.order = promise.order
 
     def _in_turn(self, request: RequestRecord, now: float) -> bool:
-        """False only for a request that came back early while another has an earlier promise."""
+        """False only for a request that came back early while another has an earlier promise, unless all may go."""
         promise = request.promise
-        return promise is None or promise.used or self._promises.next_in_turn(promise, now)
+        return (
+            self._pool.policy.mode is Mode.OBSERVE
+            or promise is None
+            or promise.used
+            or self._promises.next_in_turn(promise, now)
+        )
 
     def _wait(self, request: RequestRecord, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, or refuse it if it may not wait."""

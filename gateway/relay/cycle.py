@@ -14,10 +14,12 @@ class Cycle(RequestResponseCycle):
         half_closed: the client sends no more. It may have left, or only have closed its sending side. `receive` reports
             that it left; an answer is still sent.
         last: the connection ends after this answer.
+        until_close: the body ends with the connection: of HTTP/1.0, which has no chunks, where its length is not known.
     """
 
     half_closed = False
     last = False
+    until_close = False
     _body_taken = False
 
     async def receive(self) -> Message:  # type: ignore[override]  # uvicorn's types are narrower
@@ -35,11 +37,20 @@ class Cycle(RequestResponseCycle):
             self.keep_alive = False  # the announced body may never come
         if message["type"] == "http.response.body" and not message.get("more_body", False) and not self.keep_alive:
             self.last = self.keep_alive = True  # the protocol ends it, see `on_response_complete`
+        if message["type"] == "http.response.start":
+            self.until_close = self.scope["http_version"] == "1.0" and not _has_length(message)
+        if self.until_close:  # uvicorn would send chunks, or count the body against a length
+            self.chunked_encoding = False
+            self.expected_content_length = len(message.get("body", b""))
         await super().send(message)  # type: ignore[arg-type]
 
 
-def body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """Write a piece of a chunked answer's body without a coroutine; False when the client is behind.
+def _has_length(head: Message) -> bool:
+    return any(name == b"content-length" for name, _ in head["headers"])
+
+
+def body_writer(cycle: Cycle) -> Callable[[bytes], bool]:
+    """Write a piece of an answer's body of unknown length without a coroutine; False when the client is behind.
 
     It does exactly what `send` does with `http.response.body` once an answer has started.
     """
@@ -48,9 +59,9 @@ def body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
     def write(data: bytes) -> bool:
         if cycle.disconnected:
             return True
-        if not cycle.chunked_encoding or cycle.response_complete:
+        if cycle.response_complete or not (cycle.chunked_encoding or cycle.until_close):
             raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.write(data if cycle.until_close else b"%x\r\n%b\r\n" % (len(data), data))
         return not flow.write_paused
 
     return write

@@ -305,8 +305,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_next()
 
     def idle_for(self) -> float | None:
-        """Seconds that it has been waiting for a whole head; None while a request is in progress, and once it ends."""
+        """Seconds that it has been waiting for a whole head; None while a request is in progress, and once it ends.
+
+        A request is in progress until its answer has left: one that its client does not read would stay open after it
+        gave its place away, and there would be no bound on connections.
+        """
         if self._refused or not self._owes_nothing() or self.transport.is_closing():
+            return None
+        if self.transport.get_write_buffer_size():
             return None
         timer, lasts = self.timeout_keep_alive_task, float(self.timeout_keep_alive)
         if self._in_head or self.cycle is None:

@@ -47,8 +47,12 @@ class HttpUpstream:
         body: bytes,
         *,
         connected: Callable[[], None] = lambda: None,
+        alone: bool = False,
     ) -> Answer:
-        """See `Upstream.send`. Calls `connected` before the request goes out on a connection."""
+        """See `Upstream.send`. Calls `connected` before the request goes out on a connection.
+
+        `alone`: on a new one, whether or not another is free.
+        """
         origin = self._origins.get(base_url) or self._locate(base_url)
         lines = [
             b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), (origin.prefix + path).encode(), origin.authority)
@@ -57,7 +61,7 @@ class HttpUpstream:
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
 
-        connection = self._reused(base_url)
+        connection = None if alone else self._reused(base_url)
         if connection is not None:
             connected()
             try:

@@ -25,7 +25,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
     """The transport of the client for one endpoint.
 
     Of a request's timeouts it keeps `read`: seconds to the head of the answer, and between two pieces. The extension
-    `connected` is called once there is a connection to send the request on.
+    `connected` is called once there is a connection to send the request on. One with `Connection: close` has its own.
 
     Args:
         timeouts: the settings in force; they have the time to connect.
@@ -53,6 +53,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
                     headers,
                     body,
                     connected=extensions.get("connected", _nothing),
+                    alone=request.headers.get("connection") == "close",
                 )
         kept = [(name, value) for name, value in answer.headers if name.lower() not in _UNUSED]
         return httpx.Response(answer.status, headers=kept, stream=_Body(answer, silence))

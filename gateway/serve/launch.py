@@ -177,7 +177,7 @@ def _gateways(
     if owner is None:
         yield _gateway("gateway", settings, (*listens, *launches), fds)
         return
-    fronts = worker_count(settings)
+    fronts = owner.fronts
     shared = owner.listening.fileno()
     deciding = _gateway("owner", settings, (f"--owner={shared}", f"--fronts={fronts}", *launches), (shared,))
     # Fronts wait for it, and so do their clients.

@@ -12,13 +12,17 @@ BACKLOG = 128
 class OwnerSocket:
     """Bound once, in a folder that only this user can open: connections wait in it while one owner follows another.
 
+    Args:
+        fronts: how many there are to be, as long as this process runs.
+
     Attributes:
         path: where fronts connect.
         listening: what the owner accepts from.
         key: of the hashes of bodies and prefixes, the same for all fronts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fronts: int) -> None:
+        self.fronts = fronts
         self._folder = Path(tempfile.mkdtemp(prefix="kvgate-"))
         self.path = self._folder / "owner"
         self.listening = socket.socket(socket.AF_UNIX)

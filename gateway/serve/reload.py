@@ -12,6 +12,7 @@ from typing import Any
 from engine.assembly import moved
 from engine.cache import SetupError
 from engine.control import Reload, Say, control
+from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
 from engine.host_memory import free_bytes
 from engine.nvml import gpus
@@ -84,7 +85,8 @@ class Deployment:
         self._python = python
         self._settings = settings
         self._sockets = bind_all(self._settings.server)
-        self._owner = OwnerSocket() if worker_count(settings) > 1 else None
+        fronts = worker_count(settings)
+        self._owner = OwnerSocket(fronts) if fronts > 1 else None
         try:
             self.engines, self._gateways = programs(self._settings, python, self._sockets, owner=self._owner)
         except BaseException:
@@ -316,23 +318,26 @@ class Deployment:
                     await self._supervisor.remove(started.name)
                 raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
         self._gateways = coming
+        failure = None
         async with asyncio.TaskGroup() as leaving:
             for old, new in zip(before, coming, strict=True):
                 if old.role is Role.GATEWAY:
                     self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
                     leaving.create_task(self._supervisor.remove(old.name, by=signal.SIGUSR1))
             if before[0].role is Role.OWNER:
-                await self._succeed(before[0], coming[0])
+                failure = await self._succeed(before[0], coming[0])
+        if failure is not None:
+            raise _FailedError(f"The new {coming[0].name} does not start. {failure}\n{_STILL}")
 
-    async def _succeed(self, old: Gateway, new: Gateway) -> None:
-        """End an owner and start the next, or the same again if that one does not start."""
+    async def _succeed(self, old: Gateway, new: Gateway) -> Diagnosis | None:
+        """End an owner and start the next, or the same again if that one does not start; return why it does not."""
         self._say(f"{new.name}: takes over from {old.name}")
         await self._supervisor.remove(old.name, by=signal.SIGUSR1)
         failure = await self._supervisor.add(new)
         if failure is not None:
             self._gateways = [old, *self._gateways[1:]]
             await self._supervisor.add(old)
-            raise _FailedError(f"The new {new.name} does not start. {failure}\n{_STILL}")
+        return failure
 
     async def _supervise(self, stop: asyncio.Event) -> int:
         """Run the supervisor. At its end, a reload under way is given up first."""

@@ -102,6 +102,8 @@ def error_answer(
     """
     refusal = REFUSALS[outcome]
     headers = [(b"content-type", b"application/json")]
+    if outcome is Outcome.UNAUTHORIZED:  # RFC 9110, 15.5.2
+        headers.append((b"www-authenticate", b"Bearer"))
     if not refusal.retry:
         headers.append((b"x-should-retry", b"false"))
     elif retry_after is not None:

@@ -183,6 +183,7 @@ class StreamReader:
         "_interval",
         "_last",
         "_marks",
+        "_sequences",
         "_singles",
         "_strip_usage",
         "_tail",
@@ -209,6 +210,7 @@ class StreamReader:
         self.response_id: str | None = None
         self._strip_usage = strip_usage
         self._interval = interval
+        self._sequences = range(sequences)
         self._singles = _SINGLES.get(api, 0) * sequences
         self._generated: dict[int, int] = {}
         """Tokens of each sequence, if the engine reports them along the way."""
@@ -355,6 +357,8 @@ class StreamReader:
         except _UNREADABLE:
             return  # an unknown shape: leave it to the client
         for choice in known:
+            if choice.index not in self._sequences:
+                continue  # an engine could name new ones for ever
             self._generated_in_all += usage.completion_tokens - self._generated.get(choice.index, 0)
             self._generated[choice.index] = usage.completion_tokens
         self.tokens = max(self.tokens, self._generated_in_all)

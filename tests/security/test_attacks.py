@@ -224,6 +224,14 @@ def engine(name: str, path: str, head: bytes, piece: bytes, size: int, *statuses
     return Attack(name, send, statuses, 96 * MB, (path, flood(head, piece, size)))
 
 
+def sequences() -> Iterator[bytes]:
+    """A stream that tells how much it has generated for ever new sequences."""
+    yield stream_head()
+    for first in range(0, 4_000_000, 3000):
+        choices = b",".join(b'{"index":%d}' % index for index in range(first, first + 3000))
+        yield b'data: {"usage":{"completion_tokens":1},"choices":[%b]}\n\n' % choices
+
+
 def metrics(name: str, head: bytes, piece: bytes) -> Attack:
     """A page of metrics that is nearly too large to be read."""
     return engine(f"metrics of {name}", "/metrics", stream_head("text/plain") + head, piece, 7 * MB, 200, send=probed)
@@ -249,6 +257,7 @@ ENGINES = [
         send=streams,
     ),
     engine("events full of marks", CHAT, stream_head(), b'data: {"usage":{}}\n\n', 20 * MB, 200, 502, send=streams),
+    Attack("ever new sequences", streams, (200,), 96 * MB, (CHAT, sequences)),
     engine("events of nothing", CHAT, stream_head(), b"data: \n\n", 20 * MB, 200, 502, send=streams),
     engine("comments for ever", CHAT, stream_head(), b":\n\n", 50 * MB, 200, 502, send=streams),
     engine("an event without end", CHAT, stream_head() + b"data: ", b"a", 50 * MB, 200, 502, send=streams),

@@ -123,6 +123,11 @@ class Lane:
         line = self.aside[flow] = self._lines[flow]
         line.entry = 0
 
+    def passed(self, counter: float) -> None:
+        """Have the flows that are set aside lose a turn that began at this counter."""
+        for line in self.aside.values():
+            line.flow.counter = max(line.flow.counter, counter)
+
     def restore(self) -> None:
         """Begin an offer: no line is set aside, and no head was refused."""
         self.blocked = None

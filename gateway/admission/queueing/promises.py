@@ -70,6 +70,15 @@ class Promises:
         self._of_flow: Counter[str] = Counter()
         self._bands: dict[int, Schedule] = {}
 
+    def govern(self, weights: Mapping[str, float]) -> None:
+        """Apply other weights. The moments told stay."""
+        self._weights = weights
+        for band in self._bands.values():
+            band.weight = 0.0
+        for (number, flow), schedule in self._flows.items():
+            schedule.weight = weights.get(flow, 1.0)
+            self._bands[number].weight += schedule.weight
+
     def __len__(self) -> int:
         return self._count
 

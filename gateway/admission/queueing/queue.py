@@ -60,8 +60,9 @@ class Queue:
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
 
     A flow may be held back: its requests in that lane are set aside until the next offer, and other flows have their
-    turns, start and are told what is ahead of them as if these did not wait. Its counter stays, so it goes first when
-    it is held back no more.
+    turns, start and are told what is ahead of them as if these did not wait. The turns that they have meanwhile are
+    lost to it. Else its counter would fall behind without bound: once held back no more, it and all new flows, which
+    start beside it, would go before those that wait.
 
     `cost` and `size` of a request must not change while it waits.
     """
@@ -117,16 +118,19 @@ class Queue:
         """Service ahead of a new request of this flow and band: never too little while no other request arrives.
 
         It is exact if few flows wait, and an upper bound with many flows or long backlogs. Other flows' requests that
-        are set aside are left out, although they may go first once they are held back no more. Without a lane, an idle
+        are set aside are left out, although they may go sooner once they are held back no more. Without a lane, an idle
         flow counts as starting behind the others. `own` is the cost of the request itself if it waits already.
         """
         waiting = self._bands.get(band)
         same = 0.0 if waiting is None else waiting.ahead(flow, lane)
         urgent = yielded = 0.0
         for other in self._order:
+            if other.number == band:
+                continue
+            going = other.cost - sum(other.aside().values())
             if other.number < band:
-                urgent += other.cost - sum(other.aside().values())
-            elif other.number > band:
+                urgent += going
+            elif going > 0.0:
                 yielded += other.share.share
         return Ahead(
             urgent=urgent,
@@ -295,8 +299,10 @@ class Queue:
         for band in self._in_turn(ended):
             while (head := band.head(ended)) is not None:
                 lane = band.lanes[head.lane]
+                turn = band.fairness.active[head.arrival.flow].counter
                 answer = accept(head)
                 if answer is Answer.TAKEN:
+                    lane.passed(turn)
                     if len(self._order) > 1:
                         return True
                     continue
@@ -319,14 +325,24 @@ class Queue:
         behind = lane.behind(TUNING.backfill_window)
         backfills = [other for other in behind if self._may_backfill(other, head)]
         backfills.sort(key=lambda request: request.size)
-        for request in backfills[: TUNING.backfill_tries]:
+        tries = 0
+        held: set[str] = set()
+        for request in backfills:
+            if request.arrival.flow in held:
+                continue
             answer = accept(request)
+            if answer is Answer.NOT_ITS_FLOW:
+                held.add(request.arrival.flow)
+                continue
+            tries += 1
             if answer is Answer.CLOSED:
                 return
             if answer is Answer.TAKEN:
                 head.backfilled += 1
                 if head.backfilled >= self._max_passes:
                     return
+            if tries == TUNING.backfill_tries:
+                return
 
     def _may_backfill(self, request: RequestRecord, head: RequestRecord) -> bool:
         return request.size < head.size and head.backfilled < self._max_passes

@@ -30,6 +30,7 @@ class Waits:
     def govern(self, policy: Policy) -> None:
         """Apply another policy."""
         self._policy = policy
+        self.promises.govern(policy.weights)
 
     def target(self, request: RequestRecord) -> float | None:
         """TTFT target of a request: its client's, else its band's, else the policy's."""

@@ -103,6 +103,31 @@ class TestBehindAFlowThatIsHeld:
             p >> arrived(request, 10, flow="c", max_tokens=45) << nothing
         assert 4 <= sum(turn() >= 200 for _ in range(10)) <= 6
 
+    @pytest.mark.parametrize("newcomers", [False, True])
+    def test_what_it_lost_while_it_was_held_is_no_credit(self, play, newcomers):
+        p = over(play, seqs=2)
+        for request in range(300, 330):
+            p >> arrived(request, 10, flow="held", max_tokens=45) << nothing
+        p >> arrived(100, 10, flow="b", max_tokens=45) << Dispatch(100, "a")
+        for request in range(101, 150):
+            p >> arrived(request, 10, flow="b", max_tokens=45) << nothing
+        for request in range(100, 120):
+            p >> at(p.now + 1) >> done(request, 45) << Dispatch(request + 1, "a")
+        p >> arrived(400, 10, flow="long", max_tokens=45) >> at(p.now + 1) >> done(1, 10_000)
+        (command,) = p.pending
+        p.pending.clear()
+        running, went = command.request, []
+        for step in range(20):
+            if newcomers:
+                p >> arrived(500 + step, 10, flow=f"new-{step}", max_tokens=45) << nothing
+            p >> at(p.now + 1) >> done(running, 45)
+            (command,) = p.pending
+            p.pending.clear()
+            running = command.request
+            went.append(running)
+        of_b = sum(100 <= request < 200 for request in went)
+        assert of_b >= (3 if newcomers else 8), went
+
     def test_nobody_is_refused_for_its_backlog(self, play):
         one, other = (self.waiting_before_the_first_refusal(play, held=held) for held in (0, 9))
         assert one == other >= 9

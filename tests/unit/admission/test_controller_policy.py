@@ -1,5 +1,7 @@
 """The product, as scripts: the operator changes the policy while requests wait and run."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.admission.commands import Dispatch
@@ -7,6 +9,7 @@ from gateway.admission.events import Back, PolicyChanged, Returned, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band, Bounds, Mode, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
+from tests.unit.admission.test_controller_turns import at_a_rate, costs_100
 
 UNHURRIED = {"ttft_target": None, "bounds": Bounds.HYSTERESIS}
 
@@ -76,6 +79,20 @@ def test_weights_are_those_of_now_for_flows_that_wait(play, weight, served):
         last = p.pending.pop().request
         gone += flows[last]
     assert gone[-8:].count("x") == served
+
+
+def test_weights_are_those_of_now_for_what_is_promised(play):
+    def told(before):
+        p = at_a_rate(play, weights=before)
+        p >> PolicyChanged(replace(p.controller._pool.policy, weights={"x": 9.0})) << nothing
+        seconds = []
+        for request in range(100, 140):
+            p >> costs_100(request, key=request, flow="xy"[request % 2])
+            seconds += [command.retry_after for command in p.pending]
+            p.pending.clear()
+        return seconds
+
+    assert told({}) == pytest.approx(told({"x": 9.0}))
 
 
 def test_a_share_that_is_reserved_is_owed_from_now_on(play):

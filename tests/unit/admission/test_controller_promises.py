@@ -8,6 +8,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
 from gateway.admission.queueing.retry_after import CAP
 from tests.unit.admission.playbook import arrived, at, done, nothing, refused, up
+from tests.unit.admission.test_controller_policy import changed
 from tests.unit.admission.test_controller_turns import at_a_rate
 
 TOO_LONG, FULL = Outcome.WAIT_TOO_LONG, Outcome.QUEUE_FULL
@@ -229,6 +230,15 @@ def test_while_only_observed_nobody_is_held_back(play):
     p = play(mode=Mode.OBSERVE) >> up("a", seqs=1) >> one(1, 7) << Dispatch(1, "a")
     p >> one(2, 7) << Dispatch(2, "a", would="queued")
     assert len(p.controller._promises) == 0
+
+
+def test_once_only_observed_who_comes_back_early_goes_too(play):
+    p = crowded(play, waiting=0)
+    refuse(p, 60, 7, ttft=0.1)
+    refuse(p, 61, 8, ttft=0.1)
+    p >> changed(mode=Mode.OBSERVE)
+    p.pending.clear()
+    p >> one(62, 8) << Dispatch(62, "a", would=TOO_LONG)
 
 
 class TestExplained:

@@ -25,6 +25,33 @@ async def test_pieces_that_are_written_at_once_arrive_in_order_with_those_that_a
         assert await reader.readuntil(b"\r\n0\r\n\r\n") == b"1\r\na\r\n1\r\nb\r\n14\r\n" + b"c" * 20 + b"\r\n0\r\n\r\n"
 
 
+async def test_a_client_of_http_1_0_gets_no_chunks():
+    async def app(scope, receive, send):
+        body = Body(scope, send)
+        await send(START)
+        assert body.write(b"a")
+        await send({"type": "http.response.body", "body": b"bc", "more_body": True})
+        assert body.write(b"d")
+        await send({"type": "http.response.body", "body": b"e"})
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"connection: close" in head.lower()
+        assert b"transfer-encoding" not in head.lower(), "RFC 9112, 6.1"
+        assert body == b"abcde"
+
+
+async def test_a_client_of_http_1_0_is_told_a_length_that_is_known():
+    async def app(_scope, _receive, send):
+        await send({**START, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ab"})
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert b"content-length: 2\r\n" in (await reader.read()).lower()
+
+
 async def test_a_client_that_is_behind_is_told_of_and_waited_for():
     behind, caught_up = asyncio.Event(), asyncio.Event()
     written = 0

@@ -45,6 +45,15 @@ async def test_a_question_and_its_answer_are_httpxs(server: Server, client: http
     assert server.connections == 1
 
 
+async def test_a_question_whose_connection_ends_with_it_takes_no_other(
+    server: Server, client: httpx.AsyncClient
+) -> None:
+    server.scripts = [server.answer] * 2
+    await client.get(server.url)
+    await client.get(server.url, headers={"connection": "close"})
+    assert server.connections == 2, "whether a new one is taken is part of the answer"
+
+
 async def test_it_says_when_there_is_a_connection(server: Server, client: httpx.AsyncClient) -> None:
     heard: list[int] = []
     server.scripts = [server.answer]

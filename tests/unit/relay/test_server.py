@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import functools
 import gc
 import socket
@@ -353,6 +354,32 @@ async def test_who_has_just_been_answered_or_waits_for_an_answer_keeps_the_place
     assert len(refused) == 2
     held[1].close()
     await listening.stop()
+
+
+async def test_an_answer_that_nobody_reads_keeps_its_place_as_it_stays_open(monkeypatch):
+    monkeypatch.setattr("gateway.relay.server._IDLE", 0.0)
+
+    async def answers(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(2**24)})
+
+    refused = []
+    listening = Listener(
+        answers, bind("127.0.0.1", 0), ServerSettings(), most=1, on_refused=functools.partial(refused.append, 1)
+    )
+    listening.start()
+    with contextlib.ExitStack() as held:
+        for sent in range(1, 4):
+            client = held.enter_context(socket.create_connection(("127.0.0.1", listening.port), 5))
+            client.sendall(GET)
+            await until(lambda sent=sent: len(refused) == sent - 1 and not held_back(listening))
+        assert listening.connections == 1
+    await listening.stop()
+
+
+def held_back(listening):
+    """Whether a connection still waits for its answer to be written."""
+    return not all(one.cycle is not None and one._owes_nothing() for one in listening._server.server_state.connections)
 
 
 @pytest.mark.parametrize("size", [1000, 2**20])

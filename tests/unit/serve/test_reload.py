@@ -1,3 +1,6 @@
+import asyncio
+import contextlib
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +53,60 @@ async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
     try:
         assert await deployment.reload(Reload(), lambda _: None) == 2
         assert said == ["no such disk\nNothing was changed."]
+    finally:
+        deployment._close()
+
+
+def with_workers(workers, level="info"):
+    server = {"host": "127.0.0.1", "port": 0, "workers": workers}
+    models = [{"endpoints": [{"url": "http://127.0.0.1:9"}]}]
+    return Settings.model_validate({"server": server, "models": models, "log": {"level": level}})
+
+
+async def test_workers_are_as_many_as_at_the_start_whatever_cpus_there_are_now(monkeypatch):
+    settings, cpus = with_workers("auto"), {0, 1, 2}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
+    deployment = Deployment(settings, lambda *_: settings, lambda _: None, lambda _: None)
+    try:
+        cpus.add(3)
+        _, _, gateways, _ = deployment._read(Reload())
+        assert [gateway.name for gateway in gateways] == [gateway.name for gateway in deployment._gateways]
+    finally:
+        deployment._close()
+
+
+class NextOwnerFails:
+    """A supervisor of a gateway's processes, where the next owner does not start."""
+
+    def __init__(self):
+        self.left = []
+
+    def changing(self):
+        return contextlib.nullcontext()
+
+    def gave_up(self, _name):
+        return False
+
+    async def add(self, program):
+        return "The event log cannot be written." if program.name == "owner #2" else None
+
+    async def remove(self, name, by=None):
+        for _ in range(1 if name == "owner" else 5):  # a front serves its connections first
+            await asyncio.sleep(0)
+        self.left.append(name)
+
+
+async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_leave_all_the_same():
+    said = []
+    before, after = with_workers(2, level="info"), with_workers(2, level="debug")
+    deployment = Deployment(before, lambda *_: after, lambda _: None, said.append)
+    deployment._supervisor = supervisor = NextOwnerFails()
+    try:
+        assert await deployment.reload(Reload(), lambda _: None) == 1
+        why = "The new owner #2 does not start. The event log cannot be written.\nWhat ran before serves on."
+        assert said[-1] == why
+        assert supervisor.left == ["owner", "front 1", "front 2"]
+        assert [gateway.name for gateway in deployment._gateways] == ["owner", "front 1 #2", "front 2 #2"]
     finally:
         deployment._close()
 

@@ -46,6 +46,12 @@ def test_a_client_is_told_to_retry_exactly_what_can_succeed_later(outcome):
     assert REFUSALS[outcome].retry == (REFUSALS[outcome].status in {429, 500, 502, 503, 504})
 
 
+@pytest.mark.parametrize("outcome", REFUSED)
+def test_who_has_no_key_is_told_how_to_send_one(outcome):
+    told = headers(error_answer(outcome, "why")).get(b"www-authenticate")
+    assert told == (b"Bearer" if REFUSALS[outcome].status == 401 else None)
+
+
 def test_a_wait_of_less_than_a_second_is_not_none():
     assert headers(error_answer(Outcome.QUEUE_FULL, "", retry_after=0.2))[b"retry-after"] == b"1"
     assert b"retry-after" not in headers(error_answer(Outcome.QUEUE_FULL, ""))

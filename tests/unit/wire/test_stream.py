@@ -240,12 +240,20 @@ def test_an_event_is_as_many_tokens_as_the_client_wants_in_one(api, first, seque
 
 
 def test_usage_beside_each_piece_tells_the_tokens_of_its_sequence():
-    reader = StreamReader(Api.CHAT, strip_usage=False)
+    reader = StreamReader(Api.CHAT, strip_usage=False, sequences=2)
     for index, completion in ((0, 40), (1, 30), (0, 80)):
         usage = {"prompt_tokens": 3, "completion_tokens": completion}
         reader.feed(chunk(choices=[{"index": index, "finish_reason": None}], usage=usage))
     assert reader.tokens == 110
     assert reader.usage is None
+
+
+def test_sequences_that_nobody_asked_for_are_not_followed():
+    reader = StreamReader(Api.CHAT, strip_usage=False, sequences=2)
+    for index in (0, 1, 2, 10**9, -1):
+        usage = {"prompt_tokens": 3, "completion_tokens": 10}
+        reader.feed(chunk(choices=[{"index": index, "finish_reason": None}], usage=usage))
+    assert reader.tokens == 20 + 3, "each event counts as one, whatever it says of others"
 
 
 @pytest.mark.parametrize("api", OPENAI)

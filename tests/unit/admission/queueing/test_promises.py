@@ -136,6 +136,25 @@ def test_who_is_back_and_waits_is_still_owed_its_service(refusals):
     assert refusals.refuse(3, now=1.5) < 1.5 + 20.0 + 2
 
 
+@pytest.mark.parametrize("promised", [0, 5])
+def test_other_weights_are_in_force_at_once(refusals, promised):
+    def told(of):
+        for key in range(1, promised + 1):
+            of.refuse(key, flow="light", cost=300.0)
+            of.refuse(10 + key, flow="grows", cost=300.0)
+        if of is refusals:
+            of.promises.govern({"grows": 9.0})
+        for key in range(30, 40):
+            of.refuse(key, flow="light", cost=300.0)
+        return [of.refuse(key, flow="grows", weight=10.0, wait=20.0) for key in range(40, 50)]
+
+    apart = [later - earlier for earlier, later in pairwise(told(refusals))]
+    assert apart == pytest.approx([10 / 9] * 9), "nine of ten parts of the rate"
+    for alike in [*refusals.promises._by_key]:
+        refusals.promises.end(refusals.come_back(alike, 1.0))
+    assert [*refusals.promises._flows, *refusals.promises._bands] == [], "all of what was promised is settled"
+
+
 class TestTwice:
     """One that had its turn, and nobody could take it before its patience was over."""
 

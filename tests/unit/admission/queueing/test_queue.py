@@ -493,6 +493,14 @@ def test_nobody_may_go_after_a_head_for_whom_all_is_closed(row):
     assert not row.queue.may_go(row.join(2, size=1))
 
 
+def test_flows_that_are_held_use_up_no_tries_for_backfill(row):
+    head = row.join(1, size=9)
+    for name in range(2, 2 + TUNING.backfill_tries):
+        row.join(name, size=1, flow="held")
+    row.join(20, size=2, flow="other")
+    assert row.asked(lambda r: NO_ROOM if r is head else holds("held", otherwise=TAKEN)(r)) == [1, 2, 20]
+
+
 # What is ahead
 
 
@@ -507,6 +515,16 @@ def test_what_is_ahead_of_a_newcomer(row):
     assert row.queue.ahead(-1, "quiet").urgent == 0.0
     assert row.queue.ahead(9, "quiet").urgent == 207.0
     assert row.queue.ahead(9, "quiet").same == 0.0
+
+
+def test_a_less_urgent_band_of_which_all_is_set_aside_gets_nothing(row):
+    row.join(1, cost=10.0)
+    row.join(2, band=1, flow="held")
+    assert row.queue.ahead(0, "x", (0, None)).yielded == TUNING.starved_share
+    row.asked(holds("held"))
+    assert row.queue.ahead(0, "x", (0, None)).yielded == 0.0
+    row.join(3, band=1)
+    assert row.queue.ahead(0, "x", (0, None)).yielded == TUNING.starved_share
 
 
 def test_service_until_a_turn_is_bounded_by_what_is_reserved():
