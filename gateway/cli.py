@@ -36,7 +36,7 @@ from gateway.runtime.interrupts import Stop, end_at_once
 from gateway.serve.checks import check, preflight
 from gateway.serve.engine_setup import debugged
 from gateway.serve.gateway_process import alone, front, owner_process, run
-from gateway.serve.launch import USAGE_ERROR, worker_count
+from gateway.serve.launch import USAGE_ERROR, is_cut
 from gateway.serve.reload import Deployment
 from gateway.serve.served import Served
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
@@ -286,7 +286,7 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
-    if all(model.engine is None for model in settings.models) and worker_count(settings) == 1:
+    if all(model.engine is None for model in settings.models) and not is_cut(settings):
         return _run(partial(alone, settings), settings, sources)
 
     from gateway.serve.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner

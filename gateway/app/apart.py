@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,19 @@ from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import own_alone, packed
-from gateway.ops.metrics import Metrics, exposed
+from gateway.ops.metrics import Metrics, exposed, exposed_tier
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
 from gateway.runtime.background import Background
+from gateway.tier.channel import connect
+from gateway.tier.claims import claim
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import Allegiance
+from gateway.tier.guide import Guide, guide_path
+from gateway.tier.key_file import tier_key
 from gateway.tier.link import Link
+from gateway.tier.seal import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,10 @@ class Place:
     front: int
     owner: Path
     key: bytes
+
+
+OWNERLESS = 5.0
+"""Seconds for which a request waits for an owner in a tier: longer than an election takes."""
 
 
 class Apart:
@@ -60,19 +71,42 @@ class Apart:
         self._front = str(place.front)
         self._background = Background()
         self._metrics = metrics
+        here = functools.partial(_connect, place.owner)
+        allegiance = Allegiance()
+        self._guide = _guide(place, here, settings(), turned=self._turned, following=self._following)
+        self._allegiance = allegiance
         self._link = Link(
             place.front,
-            functools.partial(_connect, place.owner),
+            here if self._guide is None else self._guide.connect,
             follower,
             clock=clock,
             progressed=progressed,
-            patience=lambda: settings().admission.queue.no_endpoint_ttl,
+            patience=lambda: self._patience(settings()),
             figures=lambda: packed(metrics.figures()),
+            allegiance=None if self._guide is None else allegiance,
         )
 
     def start(self) -> None:
         """Connect, and again after each loss."""
         self._background.spawn("link to the owner", self._link.run)
+        if self._guide is not None:
+            self._background.spawn("whom to follow", self._guide.run)
+
+    @property
+    def ready(self) -> bool:
+        """Whether an owner decides for this front, or did a moment ago."""
+        return self._guide is None or self._guide.ready
+
+    def _turned(self) -> None:
+        self._link.turn()
+
+    def _following(self) -> Epoch | None:
+        return self._allegiance.epoch if self._link.connected.is_set() else None
+
+    def _patience(self, settings: Settings) -> float:
+        """Seconds for which a request waits for an owner."""
+        ttl = settings.admission.queue.no_endpoint_ttl
+        return ttl if self._guide is None else min(ttl, OWNERLESS)
 
     async def settled(self) -> None:
         """Wait until the owner has been reached."""
@@ -95,15 +129,21 @@ class Apart:
 
         A part of a sum would look like a restart, after which Prometheus adds the whole sum again.
         """
+        tier = None if self._guide is None else self._guide.tier
+        of_tier = b"" if tier is None else exposed_tier(tier)
         if self._link.connected.is_set():
             with contextlib.suppress(TimeoutError):
-                return await self._link.exposition()
-        return exposed(own_alone(self._metrics.figures()))
+                return await self._link.exposition() + of_tier
+        return exposed(own_alone(self._metrics.figures())) + of_tier
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
         decided = await self._link.decided()
-        tier = decided.tier.model_copy(update={"role": "front", "id": self._front})
+        seen = None if self._guide is None else self._guide.tier
+        if seen is None:
+            tier = decided.tier.model_copy(update={"role": "front", "id": self._front})
+        else:  # the role of the whole gateway
+            tier = seen.model_copy(update={"members": decided.tier.members})
         return decided.model_copy(update={"tier": tier})
 
     async def drain(self, endpoint_id: str) -> None:
@@ -126,6 +166,25 @@ class Apart:
         await self._link.leave_figures()
         self._link.close()
         await self._background.stop()
+
+
+def _guide(
+    place: Place,
+    here: Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]],
+    settings: Settings,
+    *,
+    turned: Callable[[], None],
+    following: Callable[[], Epoch | None],
+) -> Guide | None:
+    """What says whom to follow, in a tier."""
+    key = tier_key(settings.tier)
+    if key is None:
+        return None
+
+    async def elsewhere(host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> object:
+        return await connect(host, port, protocol, key=key, claim=claim(Role.FRONT, key, settings))
+
+    return Guide(guide_path(place.owner), here=here, elsewhere=elsewhere, turned=turned, following=following)
 
 
 async def _connect(path: Path, protocol: Callable[[], asyncio.Protocol]) -> None:

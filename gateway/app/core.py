@@ -23,6 +23,11 @@ class Core(Deciding, Protocol):
         """Wait until the endpoints that answer are known."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether somebody decides."""
+        ...
+
     def admission(self, model: str) -> Admission:
         """Admission to the endpoints of a model that is served."""
         ...

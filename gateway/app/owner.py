@@ -44,6 +44,7 @@ class Owner:
         asker: returns who asks the core of a model.
         metrics: of this process.
         launched: addresses of endpoints whose engines kvgate launches.
+        before: called before each event of a core.
 
     Raises:
         ConfigurationError: the event log cannot be written.
@@ -59,10 +60,12 @@ class Owner:
         asker: Callable[[str], Asker],
         metrics: Metrics,
         launched: Sequence[str] = (),
+        before: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._asker = asker
+        self._before = before
         self._metrics = metrics
         self._gpus = GpuWatch()
         metrics.registry.register(self._gpus)
@@ -112,6 +115,11 @@ class Owner:
         """See `Deciding.undrain`."""
         self._monitor(endpoint_id).undrain()
 
+    @property
+    def poll_interval(self) -> float:
+        """Seconds between two scrapes of an endpoint."""
+        return self._settings.health.interval
+
     def loads(self) -> dict[str, Load]:
         """Load of each model's pool, now."""
         now = self._clock()
@@ -146,7 +154,7 @@ class Owner:
         self._metrics.know(model, self.cores.drivers)
         record = self._recorder.pool(model) if self._recorder is not None else None
         controller = AdmissionController(_policy(self._settings))
-        driver = Driver(controller, self._clock, self._asker(model), record, self._tenants)
+        driver = Driver(controller, self._clock, self._asker(model), record, tenants=self._tenants, before=self._before)
         learned = self._learned.read(model, root) if self._learned is not None else None
         if learned is not None:
             driver.handle(learned)

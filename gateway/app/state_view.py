@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import gateway
+from gateway.app.core import Core
 from gateway.config.settings import Settings
-from gateway.ops.state import CountingState, Deciding, GatewayState, NotCountedHere
+from gateway.ops.state import CountingState, GatewayState, NotCountedHere
 from gateway.pools.directory import Directory, Pool
 
 
@@ -20,7 +21,7 @@ class StateView:
         draining: whether the gateway is shutting down.
     """
 
-    def __init__(self, settings: Callable[[], Settings], directory: Directory, owner: Deciding) -> None:
+    def __init__(self, settings: Callable[[], Settings], directory: Directory, owner: Core) -> None:
         self._settings = settings
         self._directory = directory
         self._owner = owner
@@ -33,7 +34,7 @@ class StateView:
             version=gateway.__version__,
             mode=self._settings().admission.mode,
             draining=self.draining,
-            ready=self._directory.ever_healthy and not self.draining,
+            ready=self._directory.ever_healthy and self._owner.ready and not self.draining,
             endpoints=decided.endpoints,
             queues=decided.queues,
             counting=tuple(_counting(pool) for pool in self._directory.pools.values()),

@@ -50,6 +50,11 @@ class Together(Owner):
         for monitor in self.monitors.values():
             await monitor.probed.wait()
 
+    @property
+    def ready(self) -> bool:
+        """It decides by itself."""
+        return True
+
     def admission(self, model: str) -> Admission:
         """Admission to the endpoints of a model that is served."""
         admission = self._admissions[model]

@@ -136,7 +136,7 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
         if state.draining:
             raise _Refused(503, "draining", "The gateway is shutting down.")
         if not state.ready:
-            raise _Refused(503, "not_ready", "No endpoint has been healthy yet.")
+            raise _Refused(503, "not_ready", "No endpoint has been healthy yet, or no gateway of the tier decides.")
         if strict and not any(endpoint.healthy for endpoint in state.endpoints):
             raise _Refused(503, "no_endpoint", "No endpoint is healthy now.")
         return Status(status="ready")

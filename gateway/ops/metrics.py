@@ -274,10 +274,24 @@ class _State:
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
         yield depth
-        if state.tier.standing is not None:
-            yield from _tier_gauges(state.tier)
         yield from _endpoint_gauges(state)
         yield from _engine_counters(state)
+
+
+def exposed_tier(tier: TierState) -> bytes:
+    """The text of the gauges of a tier."""
+    text: bytes = generate_latest(_Tier(tier))
+    return text
+
+
+class _Tier:
+    """The gauges of a tier, for an exposition."""
+
+    def __init__(self, tier: TierState) -> None:
+        self._tier = tier
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _tier_gauges(self._tier)
 
 
 def _tier_gauges(tier: TierState) -> Iterator[GaugeMetricFamily]:

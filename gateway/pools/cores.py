@@ -1,6 +1,7 @@
 """The admission cores of all models, and what their endpoints' monitors report to them."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -53,6 +54,9 @@ class Cores:
         self._living: WeakSet[Driver] = WeakSet()
         """A driver outlives its model while requests wait or run in it."""
         self._draining = False
+        self._share = 1.0
+        self._up: set[EndpointId] = set()
+        """Those that take traffic."""
 
     @property
     def drivers(self) -> dict[str, Driver]:
@@ -81,6 +85,14 @@ class Cores:
     def add(self, endpoint: EndpointId, name: str | None) -> None:
         """Add a configured endpoint, with the name its model is to have."""
         self._configured[endpoint] = name
+
+    def restrict(self, share: float) -> None:
+        """Fill no more than this share of each endpoint from now on; 0: dispatch nothing."""
+        if share == self._share:
+            return
+        self._share = share
+        for endpoint in self._up:
+            self._give(endpoint)
 
     def remove(self, endpoint: EndpointId) -> None:
         """Forget an endpoint that is no longer configured and has no requests of ours."""
@@ -112,9 +124,11 @@ class Cores:
             self._leave(endpoint)
             _log.warning("endpoint serves another model now", endpoint=endpoint, model=model)
         self._known[endpoint] = Known(model, identity, capacity)
-        driver = self._drivers.get(model) or self._open(model, identity.root)
+        if model not in self._drivers:
+            self._open(model, identity.root)
         self._follower.up(endpoint, model, identity)
-        driver.handle(EndpointUp(endpoint, capacity))
+        self._up.add(endpoint)
+        self._give(endpoint)
 
     def recall(self, endpoint: EndpointId, known: Known) -> None:
         """Take over what an earlier owner knew of an endpoint. It gets no requests before its monitor says it is up."""
@@ -128,6 +142,7 @@ class Cores:
     def down(self, endpoint: EndpointId, reason: str) -> None:
         """An endpoint takes no traffic."""
         self._follower.down(endpoint)
+        self._up.discard(endpoint)
         self._report(endpoint, EndpointDown(endpoint, reason))
 
     def evacuate(self, endpoint: EndpointId) -> None:
@@ -141,6 +156,14 @@ class Cores:
     def observed(self, sample: Observed) -> None:
         """A scrape of an endpoint's metrics."""
         self._report(sample.endpoint, sample)
+
+    def _give(self, endpoint: EndpointId) -> None:
+        """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
+        model, _, capacity = self._known[endpoint]
+        driver = self._drivers[model]
+        driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
+        if not self._share:
+            driver.handle(EndpointDown(endpoint, "this gateway may not decide now"))
 
     def _report(self, endpoint: EndpointId, event: Event) -> None:
         driver = self.driver_of(endpoint)
@@ -156,6 +179,7 @@ class Cores:
         return driver
 
     def _leave(self, endpoint: EndpointId) -> None:
+        self._up.discard(endpoint)
         known = self._known.pop(endpoint, None)
         if known is None:
             return
@@ -165,3 +189,15 @@ class Cores:
             # No longer served; its waiting requests still time out.
             del self._drivers[model], self._roots[model]
         driver.handle(EndpointGone(endpoint))
+
+
+def _part(capacity: Capacity, share: float) -> Capacity:
+    """A share of an endpoint. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
+    if share in {0.0, 1.0}:
+        return capacity
+    blocks, sequences = capacity.kv_blocks, capacity.max_num_seqs
+    return replace(
+        capacity,
+        kv_blocks=None if blocks is None else max(1, int(blocks * share)),
+        max_num_seqs=None if sequences is None else max(1, int(sequences * share)),
+    )

@@ -35,6 +35,7 @@ class Driver:
         asker: gets its decisions.
         record: called with each event, its time and the core's commands.
         tenants: the limits of tenants, shared by all models.
+        before: called before each event: it may take from the core what it must not decide about any more.
     """
 
     def __init__(
@@ -43,13 +44,16 @@ class Driver:
         clock: Callable[[], float],
         asker: Asker,
         record: Callable[[Event, float, Sequence[Command]], None] | None = None,
+        *,
         tenants: Tenants | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
         self._controller = controller
         self._clock = clock
         self._asker = asker
         self._tenants = Tenants({}) if tenants is None else tenants
         self._record = record
+        self._before = before
         self._wake_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -59,6 +63,8 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Pass an event to the core and carry out its commands."""
+        if self._before is not None:
+            self._before()
         if type(event) is EndpointUp:
             self._asker.renew()
         # A loop, not recursion: when a proxy ends, its clients leave by the thousand.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 
 from engine.arguments import Arguments
 from engine.plan.hub import CheckpointError
@@ -10,7 +11,7 @@ from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.settings import AuthSettings, Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.endpoints.tls import ssl_context
-from gateway.tier.keys import tier_secret
+from gateway.tier.key_file import tier_key
 
 
 def check(settings: Settings) -> None:
@@ -30,7 +31,7 @@ def _faults(settings: Settings) -> Iterator[str]:
     yield from _of_clients(auth)
     secrets: Mapping[str, Callable[[], object]] = {
         "auth.admin_key_file": lambda: read_secret(auth.admin_key, auth.admin_key_file),
-        "tier.key_file": lambda: tier_secret(settings.tier),
+        "tier.key_file": lambda: tier_key(settings.tier),
     }
     for where, read in secrets.items():
         try:
@@ -55,7 +56,7 @@ def _of_clients(auth: AuthSettings) -> Iterator[str]:
     for number, key in enumerate(auth.keys):
         where = f"auth.keys[{number}]"
         try:
-            secret = read_secret(key.key, key.key_file) or ""
+            secret = key.key_sha256 or sha256((read_secret(key.key, key.key_file) or "").encode()).hexdigest()
         except ConfigurationError as error:
             yield f"{where}: {error}"
             continue

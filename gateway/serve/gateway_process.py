@@ -17,6 +17,7 @@ from engine.process import NEWS
 from engine.runner import READY
 from gateway.app.apart import Place
 from gateway.app.application import Application
+from gateway.app.candidate import Candidate
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.live import ANSWER
 from gateway.config.settings import Settings
@@ -43,8 +44,10 @@ def alone(settings: Settings, listening: Sequence[int] = (), launched: Sequence[
     return Application(settings, [inherited(descriptor) for descriptor in listening], launched)
 
 
-def owner_process(settings: Settings, listening: int, fronts: int, launched: Sequence[str]) -> OwnerProcess:
-    """The owner of the decisions of so many fronts."""
+def owner_process(settings: Settings, listening: int, fronts: int, launched: Sequence[str]) -> OwnerProcess | Candidate:
+    """The owner of the decisions of so many fronts; in a tier, who may be that."""
+    if settings.tier.redis is not None:
+        return Candidate(settings, inherited(listening))
     return OwnerProcess(settings, inherited(listening), fronts, launched)
 
 

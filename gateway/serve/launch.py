@@ -206,6 +206,11 @@ def _gateway(name: str, settings: Settings, arguments: tuple[str, ...], fds: tup
     )
 
 
+def is_cut(settings: Settings) -> bool:
+    """Whether the process that decides is not the one that carries requests."""
+    return worker_count(settings) > 1 or settings.tier.redis is not None
+
+
 def worker_count(settings: Settings) -> int:
     """How many processes carry requests."""
     workers = settings.server.workers

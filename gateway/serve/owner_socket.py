@@ -6,6 +6,9 @@ import socket
 import tempfile
 from pathlib import Path
 
+from gateway.tier.key_file import prefix_key
+from gateway.tier.seal import SharedKey
+
 BACKLOG = 128
 
 
@@ -14,6 +17,7 @@ class OwnerSocket:
 
     Args:
         fronts: how many there are to be, as long as this process runs.
+        tier: key of the tier, where there is one.
 
     Attributes:
         path: where fronts connect.
@@ -21,14 +25,14 @@ class OwnerSocket:
         key: of the hashes of bodies and prefixes, the same for all fronts.
     """
 
-    def __init__(self, fronts: int) -> None:
+    def __init__(self, fronts: int, tier: SharedKey | None = None) -> None:
         self.fronts = fronts
         self._folder = Path(tempfile.mkdtemp(prefix="kvgate-"))
         self.path = self._folder / "owner"
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(str(self.path))
         self.listening.listen(BACKLOG)
-        self.key = secrets.token_bytes(32)
+        self.key = secrets.token_bytes(32) if tier is None else prefix_key(tier)
 
     def close(self) -> None:
         """Close and remove it."""

@@ -29,9 +29,10 @@ from gateway.relay.server import BACKLOG, bind_all
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import USAGE_ERROR, Gateway, programs, served_name, telling, worker_count
+from gateway.serve.launch import USAGE_ERROR, Gateway, is_cut, programs, served_name, telling, worker_count
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
+from gateway.tier.key_file import tier_key
 
 Load = Callable[[Path | None, Mapping[str, Any]], Settings]
 """Rereads the settings, from another file if one is given, with changes that override them."""
@@ -86,7 +87,7 @@ class Deployment:
         self._settings = settings
         self._sockets = bind_all(self._settings.server)
         fronts = worker_count(settings)
-        self._owner = OwnerSocket(fronts) if fronts > 1 else None
+        self._owner = OwnerSocket(fronts, tier_key(settings.tier)) if is_cut(settings) else None
         try:
             self.engines, self._gateways = programs(self._settings, python, self._sockets, owner=self._owner)
         except BaseException:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -67,6 +67,22 @@ class Campaign:
         """The fronts of this machine are in touch with an owner on another one."""
         self._election.followed(self._clock())
         self._tell()
+
+    def connected(self, machines: Collection[str]) -> None:
+        """The other gateways whose fronts have declared all they have."""
+        self._election.connected(machines)
+        self._tell()
+
+    def accounted(self) -> None:
+        """The engines' gauges show what was in flight on machines that are gone."""
+        self._election.accounted()
+        self._tell()
+
+    def check(self) -> None:
+        """Say at once if the time to decide is over."""
+        self._election.passed(self._clock())
+        if not self.may_decide():
+            self._tell()
 
     def may_decide(self) -> bool:
         """Whether this candidate may dispatch at this instant."""
@@ -134,7 +150,7 @@ def tier_state(election: Election, now: float) -> TierState:
         id=election.me,
         owner=None if view.epoch is None else view.epoch.owner,
         epoch=None if view.epoch is None else view.epoch.number,
-        members=view.members,
+        gateways=view.members,
         standing=view.standing.value,
         share=view.share,
         lease_seconds=max(0.0, view.until - now) if view.decides else None,

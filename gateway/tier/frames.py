@@ -60,6 +60,8 @@ class Hello(_Message, tag=2):
     version: int
     front: int
     endpoints: Sequence[Recalled] = ()
+    epoch: tuple[int, str] | None = None
+    """In a tier, that of the owner that it followed last."""
 
 
 class Declares(_Message, tag=18):
@@ -163,7 +165,15 @@ class Reported(_Message, tag=14):
 
 
 class Ping(_Message, tag=17):
-    """Asks whether the owner lives."""
+    """Asks whether the owner lives. In a tier it is a heartbeat; see `fence.py`."""
+
+    number: int = 0
+
+
+class Surpassed(_Message, tag=35):
+    """The front has followed a later owner than this one; the number of its epoch, and its id."""
+
+    epoch: tuple[int, str]
 
 
 # From the owner.
@@ -237,7 +247,15 @@ class Expire(_Message, tag=27):
 
 
 class Pong(_Message, tag=33):
-    """The owner lives."""
+    """The owner lives, and still has the front."""
+
+    number: int = 0
+
+
+class Reigns(_Message, tag=36):
+    """In a tier, the first message of the owner: the epoch under which all that it says is said."""
+
+    epoch: tuple[int, str]
 
 
 class Answer(_Message, tag=28):
@@ -269,8 +287,11 @@ FromFront = (
     | Question
     | Reported
     | Ping
+    | Surpassed
 )
-FromOwner = More | Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong
+FromOwner = (
+    More | Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong | Reigns
+)
 
 
 def weight(arrival: Arrived) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ from gateway.ops.state import Deciding, TierState, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
 from gateway.tier import carried
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import BEAT, GIVEN_UP_AFTER, Patience
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -52,11 +54,13 @@ from gateway.tier.frames import (
     Pong,
     Question,
     Refused,
+    Reigns,
     Reported,
     Scrape,
     Sent,
     ShowState,
     Stepped,
+    Surpassed,
     Unwatched,
     Up,
     Wanted,
@@ -73,6 +77,23 @@ DECLARED_WITHIN = 1.0
 _log = structlog.get_logger("kvgate.tier")
 
 
+class Reign(Protocol):
+    """The election, as its owner's hall sees it."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """Under which this hall's owner decides."""
+        ...
+
+    def heard(self, epoch: Epoch) -> None:
+        """A front has followed this epoch."""
+        ...
+
+    def connected(self, machines: set[str]) -> None:
+        """The other gateways whose fronts have declared all they have."""
+        ...
+
+
 class Telling(Deciding, Protocol):
     """The owner of the decisions, as its fronts ask it."""
 
@@ -84,10 +105,13 @@ class Telling(Deciding, Protocol):
 class Seat:
     """One front."""
 
-    __slots__ = ("declared", "drivers", "front", "line", "watched")
+    __slots__ = ("declared", "drivers", "front", "line", "machine", "patience", "watched")
 
-    def __init__(self, line: Line[FromFront]) -> None:
-        self.line = line
+    def __init__(self, machine: str | None, now: float) -> None:
+        self.line: Line[FromFront]
+        self.machine = machine
+        """HOST:PORT of the gateway that it is of; None: of this one."""
+        self.patience = Patience(now)
         self.front: int | None = None
         """Its number; None before its first message."""
         self.declared = False
@@ -103,11 +127,13 @@ class Hall:
     It is the `Follower` of the cores, and makes the `Asker` of each.
 
     Args:
-        expected: fronts that a new owner waits for.
+        expected: fronts that a new owner waits for; None: as many as come in time.
+        reign: in a tier of several gateways, what the election knows of its fronts, and they of it.
     """
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, expected: int | None, reign: "Reign | None" = None) -> None:
         self._expected = expected
+        self._reign = reign
         self._name = secrets.token_hex(4)
         self._seats: dict[int, Seat] = {}
         self._silent: set[Seat] = set()
@@ -118,7 +144,8 @@ class Hall:
         """What waits until the fronts have declared."""
         self._turns: deque[RequestId] = deque()
         """Of those, in the order in which they go to the cores."""
-        self._reports = Reports()
+        self._reports: defaultdict[str | None, Reports] = defaultdict(Reports)
+        """By gateway: each tells its own figures, and the owner's gateway those of the pools."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Seat, Any], None]] = {
             Declares: self._declares,
@@ -132,6 +159,7 @@ class Hall:
             Scrape: self._questioned,
             Reported: self._reported,
             Ping: self._pinged,
+            Surpassed: lambda _seat, message: self._heard(message.epoch),
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
         }
         self._cores: Cores
@@ -142,17 +170,23 @@ class Hall:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+        if self._reign is not None:
+            self._spawn(self._watch_fronts())
 
     @property
     def fronts(self) -> int:
         """How many are connected."""
         return len(self._seats)
 
-    def line(self) -> Line[FromFront]:
-        """The protocol of a new connection."""
-        seat = Seat(
-            Line(from_front, lambda _line, messages: self._take(seat, messages), lambda _line: self._lost(seat))
-        )
+    @property
+    def own_fronts(self) -> int:
+        """How many of this gateway are connected."""
+        return sum(seat.machine is None for seat in self._seats.values())
+
+    def line(self, machine: str | None = None) -> Line[FromFront]:
+        """The protocol of a new connection of a front, of this gateway or of another."""
+        seat = Seat(machine, asyncio.get_running_loop().time())
+        seat.line = Line(from_front, lambda _line, messages: self._take(seat, messages), lambda _line: self._lost(seat))
         self._silent.add(seat)
         return seat.line
 
@@ -258,12 +292,32 @@ class Hall:
             case Scrape():
                 self._spawn(self._expose(seat, message))
 
-    def _pinged(self, seat: Seat, _message: Ping) -> None:
-        seat.line.send(Pong())
+    def _pinged(self, seat: Seat, message: Ping) -> None:
+        if seat.patience.heard(asyncio.get_running_loop().time()):
+            seat.line.send(Pong(message.number))
+
+    def _heard(self, epoch: tuple[int, str]) -> None:
+        if self._reign is not None:
+            self._reign.heard(Epoch(*epoch))
+
+    async def _watch_fronts(self) -> None:
+        """Give up fronts whose heartbeats stay out: they obey no longer what was said to them."""
+        while True:
+            await asyncio.sleep(BEAT)
+            now = asyncio.get_running_loop().time()
+            for seat in [seat for seat in self._seats.values() if seat.patience.lapsed(now)]:
+                _log.warning("a front is given up: it says nothing any more", front=seat.front, machine=seat.machine)
+                seat.line.cut()
+                self._leave(seat)
+
+    def _told(self) -> None:
+        """Tell the election which gateways have declared all that their fronts have."""
+        if self._reign is not None:
+            self._reign.connected({seat.machine for seat in self._seats.values() if seat.declared and seat.machine})
 
     def _reported(self, seat: Seat, message: Reported) -> None:
         assert seat.front is not None  # noqa: S101  # it has said who it is
-        self._reports.take(seat.front, message)
+        self._reports[seat.machine].take(seat.front, message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -283,7 +337,12 @@ class Hall:
             self._vacate(before)
         seat.front = message.front
         self._seats[message.front] = seat
-        self._reports.came(message.front)
+        self._reports[seat.machine].came(message.front)
+        if self._reign is not None:
+            epoch = self._reign.epoch
+            seat.line.send(Reigns((epoch.number, epoch.owner)))
+            if message.epoch is not None:
+                self._heard(message.epoch)
         self._recall(seat, message)
         self._show(seat)
         seat.line.send(More())
@@ -328,10 +387,11 @@ class Hall:
             return
         seat.declared = True
         self._silent.discard(seat)
+        self._told()
         seat.line.send(Welcome())
         in_flight = sum(sent for _, sent in seat.drivers.values())
         _log.info("front connected", front=seat.front, in_flight=in_flight, waiting=len(seat.drivers) - in_flight)
-        if len(self._seats) >= self._expected and not self._silent:
+        if self._expected is not None and len(self._seats) >= self._expected and not self._silent:
             self._open()
 
     def _open(self) -> None:
@@ -419,24 +479,36 @@ class Hall:
             seat.line.send(Answer(question.number, None))
             return
         members = tuple(str(front) for front in sorted(self._seats))
-        tier = TierState(role="owner", id=self._name, owner=self._name, members=members)
+        epoch = None if self._reign is None else self._reign.epoch
+        name = self._name if epoch is None else epoch.owner
+        number = None if epoch is None else epoch.number
+        tier = TierState(role="owner", id=name, owner=name, epoch=number, members=members)
         decided = (await self._state.decided()).model_copy(update={"tier": tier})
         seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
 
     async def _expose(self, seat: Seat, question: Scrape) -> None:
         await self._begun.wait()  # before that, fronts that are yet to come would be missing from the sums
-        await self._reports.ask({front: seated.line for front, seated in self._seats.items()})
-        body = await self._reports.exposition(await self._state.figures(self.fronts))
-        seat.line.send(Answer(question.number, body))
+        reports, machine = self._reports[seat.machine], seat.machine
+        fronts = {front: seated.line for front, seated in self._seats.items() if seated.machine == machine}
+        await reports.ask(fronts)
+        own = await self._state.figures(len(fronts)) if machine is None else ()
+        seat.line.send(Answer(question.number, await reports.exposition(own)))
 
     # A front that is gone.
 
     def _lost(self, seat: Seat) -> None:
         self._silent.discard(seat)
+        if seat.machine is None:
+            self._leave(seat)
+        else:  # its requests may run on: it has time to come back
+            asyncio.get_running_loop().call_later(GIVEN_UP_AFTER, self._leave, seat)
+
+    def _leave(self, seat: Seat) -> None:
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
             self._vacate(seat)
-            self._reports.left(seat.front)
+            self._reports[seat.machine].left(seat.front)
+            self._told()
 
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""

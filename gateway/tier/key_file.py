@@ -1,9 +1,10 @@
-"""The file with the key of a tier."""
+"""The file with the key of a tier, and what is derived of it."""
 
 import os
 import stat
 from pathlib import Path
 
+from gateway.config.settings import TierSettings
 from gateway.config.sources import ConfigurationError
 from gateway.tier.seal import SHORTEST_KEY, SharedKey
 
@@ -11,6 +12,25 @@ LONGEST = 4096
 """Most bytes of the file: what is longer is another file."""
 _OTHERS = stat.S_IRWXO | stat.S_IWGRP
 """A group may read it: so Kubernetes hands secrets to a pod that is not root."""
+
+
+def tier_key(settings: TierSettings) -> SharedKey | None:
+    """The key that the gateways of a tier share; None where this gateway is alone.
+
+    Raises:
+        ConfigurationError: as `read_key`.
+    """
+    return None if settings.key_file is None else read_key(settings.key_file)
+
+
+def prefix_key(key: SharedKey) -> bytes:
+    """The key of prefix hashes and of bodies' fingerprints: the same on all machines, and after a restart."""
+    return key.derived("prefix")
+
+
+def mark(key: SharedKey) -> str:
+    """What tells two keys apart, and may be read by anyone."""
+    return key.derived("mark")[:4].hex()
 
 
 def read_key(file: Path) -> SharedKey:

@@ -27,6 +27,8 @@ from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.admission import Admission, Progressed, RejectedError
 from gateway.pools.interface import Follower
 from gateway.tier.carried import Carried, Declaration
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import BEAT, Allegiance
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -48,11 +50,13 @@ from gateway.tier.frames import (
     Question,
     Recalled,
     Refused,
+    Reigns,
     Report,
     Reported,
     Scrape,
     Sent,
     ShowState,
+    Surpassed,
     Up,
     Wanted,
     Welcome,
@@ -100,6 +104,7 @@ class Link:
         progressed: called with each batch of progress.
         patience: the settings' `no_endpoint_ttl`, now.
         figures: what this front counted, packed.
+        allegiance: in a tier of several gateways, which owner it follows.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Link:
         progressed: Progressed,
         patience: Callable[[], float],
         figures: Callable[[], bytes],
+        allegiance: Allegiance | None = None,
     ) -> None:
         self.connected = asyncio.Event()
         self._front = front
@@ -121,6 +127,11 @@ class Link:
         self._progressed = progressed
         self._patience = patience
         self._figures = figures
+        self._allegiance = allegiance
+        self._reigns: Epoch | None = None
+        """That of the owner on the present connection."""
+        self._deaf = False
+        """Whether that owner is surpassed: nothing that it says counts."""
         self._line: Line[FromOwner] | None = None
         self._lost_at = self._heard_at = clock()
         self._carried: dict[RequestId, Carried] = {}
@@ -145,7 +156,8 @@ class Link:
             Evacuate: self._evacuate,
             Expire: self._end_silent,
             Answer: self._answered,
-            Pong: lambda _pong: None,
+            Pong: self._ponged,
+            Reigns: self._adopt,
             Report: self._report,
         }
 
@@ -169,6 +181,9 @@ class Link:
             return
         self._line = line
         self._heard_at = self._clock()
+        self._reigns, self._deaf = None, False
+        if self._allegiance is not None:
+            self._allegiance.connected()
         self._greet(line)
         beating = asyncio.create_task(self._beat(line))
         try:
@@ -184,6 +199,8 @@ class Link:
 
     async def _beat(self, line: Line[FromOwner]) -> None:
         """Ask whether the owner lives, and give up one that was welcome and says nothing any more."""
+        if self._allegiance is not None:
+            await self._keep_beating(line, self._allegiance)
         while True:
             await asyncio.sleep(PING)
             if not self.connected.is_set():
@@ -193,6 +210,20 @@ class Link:
                 line.cut()
                 return
             line.send(Ping())
+
+    async def _keep_beating(self, line: Line[FromOwner], allegiance: Allegiance) -> None:
+        """Send heartbeats; an owner that has not returned one for long is given up."""
+        while self._clock() - self._heard_at <= SILENT:
+            if allegiance.term is not None:
+                line.send(Ping(allegiance.term.beat(self._clock())))
+            await asyncio.sleep(BEAT)
+        _log.error("the owner says nothing any more: it is given up", front=self._front)
+        line.cut()
+
+    def turn(self) -> None:
+        """Leave the owner: there is another one to follow."""
+        if self._line is not None:
+            self._line.cut()
 
     async def _watch_for_overdue(self) -> None:
         """Refuse what has waited for an owner for too long."""
@@ -340,7 +371,9 @@ class Link:
             Recalled(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
             for up, down in self._told.values()
         ]
-        line.send(Hello(VERSION, self._front, recalled))
+        followed = None if self._allegiance is None else self._allegiance.epoch
+        epoch = None if followed is None else (followed.number, followed.owner)
+        line.send(Hello(VERSION, self._front, recalled, epoch))
         for question, _ in self._questions.values():
             line.send(question)
 
@@ -377,6 +410,8 @@ class Link:
     def _take(self, _line: Line[FromOwner], messages: list[FromOwner]) -> None:
         self._heard_at = self._clock()
         for message in messages:
+            if self._deaf:
+                return
             self._handlers[type(message)](message)
 
     def _declare_more(self, _message: More) -> None:
@@ -386,7 +421,26 @@ class Link:
         self.connected.set()
 
     def _sent(self, message: Sent) -> None:
+        allegiance = self._allegiance
+        if allegiance is not None:
+            term, epoch = allegiance.term, self._reigns
+            if term is None or epoch is None or not term.obeys(epoch, self._clock()):
+                _log.warning("an owner's word came too late to be obeyed: it is asked anew", front=self._front)
+                self.turn()
+                return
         self._dispatched(message.dispatch)
+
+    def _ponged(self, message: Pong) -> None:
+        if self._allegiance is not None and self._allegiance.term is not None:
+            self._allegiance.term.returned(message.number)
+
+    def _adopt(self, message: Reigns) -> None:
+        allegiance, self._reigns = self._allegiance, Epoch(*message.epoch)
+        if allegiance is not None and not allegiance.adopt(self._reigns) and allegiance.epoch is not None:
+            self._deaf = True
+            self.send(Surpassed((allegiance.epoch.number, allegiance.epoch.owner)))
+            if self._line is not None:  # that is to arrive
+                asyncio.get_running_loop().call_later(BEAT, self._line.cut)
 
     def _refused(self, message: Refused) -> None:
         self._reject(message.reject)

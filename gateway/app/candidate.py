@@ -1,0 +1,247 @@
+"""The process that may decide for all gateways of a tier: it stands for election, and reigns if elected."""
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import structlog
+
+from gateway.app.opened import opened
+from gateway.app.reign import Reign
+from gateway.config.live import Change
+from gateway.config.redis_url import redis_address
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError
+from gateway.endpoints.listener import EndpointStatus
+from gateway.runtime.background import Background
+from gateway.tier.campaign import Campaign, tier_state
+from gateway.tier.channel import Entrance
+from gateway.tier.claims import claim
+from gateway.tier.election import Election, Standing, View
+from gateway.tier.epoch import Epoch
+from gateway.tier.guide import BEAT, Follow, Post, guide_path
+from gateway.tier.key_file import mark, tier_key
+from gateway.tier.registry import Registry
+from gateway.tier.seal import Claim, Peer, Role
+
+_POLL = 0.1
+"""Seconds between two checks for connected fronts."""
+_log = structlog.get_logger("kvgate.tier")
+
+
+class Candidate:
+    """Built from settings, started, changed, and stopped once its own fronts have gone.
+
+    Args:
+        settings: all of them.
+        listening: the unix socket for the fronts of this machine.
+
+    Raises:
+        ConfigurationError: a file that the settings name cannot be used.
+    """
+
+    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+        self.settings = settings
+        self._listening = listening
+        tier, key = settings.tier, tier_key(settings.tier)
+        if key is None or tier.redis is None or tier.advertise is None:
+            raise ConfigurationError("tier: it needs `redis`, `advertise` and `key_file`")
+        self._key = key
+        self._address = tier.advertise
+        self._endpoints = opened(settings).endpoints
+        name = secrets.token_hex(8)
+        self._election = Election(
+            name,
+            tier.advertise,
+            mark(key),
+            members=tier.members,
+            fallback_share=tier.fallback_share,
+            now=time.monotonic(),
+        )
+        address = redis_address(tier.redis.get_secret_value())
+        registry = Registry(address, name, f"{tier.advertise} {mark(key)}", self._election.terms.timeout)
+        self._campaign = Campaign(self._election, registry, self._changed)
+        self._post = Post(guide_path(Path(listening.getsockname())), self._followed)
+        self._entrance = Entrance(key, self._claim, self._welcome)
+        self._background = Background()
+        self._reign: Reign | None = None
+        self._epoch: Epoch | None = None
+        """Of the reign."""
+        self._wanted: Epoch | None = None
+        """Of the reign that there is to be."""
+        self._turn = asyncio.Event()
+        self._servers: list[asyncio.Server] = []
+
+    @property
+    def port(self) -> int:
+        """None: clients come to the fronts."""
+        return 0
+
+    @property
+    def active(self) -> int:
+        """Fronts of this machine that are connected."""
+        return 0 if self._reign is None else self._reign.hall.own_fronts
+
+    @property
+    def endpoints(self) -> list[EndpointStatus]:
+        """The present status of each endpoint, if it decides."""
+        return [] if self._reign is None else self._reign.statuses
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """Nothing: it counts no prompts."""
+        return frozenset()
+
+    async def start(self, settle: float = 0.0) -> None:
+        """Take fronts, and stand for election. `settle` is for a front: fronts wait by themselves."""
+        del settle
+        await self._post.open()
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_unix_server(self._admit, sock=self._listening))
+        port = int(self._address.rpartition(":")[2])
+        try:
+            self._servers.append(await self._entrance.open("", port))
+        except OSError as error:
+            raise ConfigurationError(f"tier.advertise: cannot listen on port {port}: {error.strerror}") from None
+        self._background.spawn("reigns", self._succeed)
+        self._background.spawn("word to the fronts", self._tell_often)
+        self._campaign.start()
+        _log.info("standing for election", at=self._address, id=self._election.me)
+
+    async def change(self, settings: Settings) -> Change:
+        """Put other settings in force, as far as they can change.
+
+        Raises:
+            ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
+        """
+        change = Change.between(self.settings, settings)
+        found = await asyncio.to_thread(opened, change.settings)
+        self.settings, self._endpoints = change.settings, found.endpoints
+        if self._reign is not None:
+            self._reign.go_by(change.settings, found.endpoints)
+        return change
+
+    async def drain(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds for the fronts of this machine to go."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.active:  # noqa: ASYNC110  # fronts go when their requests have ended
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:
+            _log.warning("gave up on fronts that did not go in time", fronts=self.active)
+
+    async def hand_over(self, timeout: float) -> None:
+        """End at once: there are never two owners, and fronts wait for the next."""
+        del timeout
+
+    async def stop(self) -> None:
+        """Give the lease back, and close everything."""
+        if self._reign is not None:
+            self._reign.leave()
+        await self._campaign.stop()
+        await self._background.stop()
+        for server in self._servers:
+            server.close()
+        self._post.close()
+        self._entrance.close()
+        if self._reign is not None:
+            await self._reign.end()
+        _log.info("stopped")
+
+    # The election.
+
+    def _changed(self, view: View) -> None:
+        """Stop deciding at once where it must not any more; all else is done by `_succeed`."""
+        lapsed = view.standing is Standing.LAPSED
+        self._wanted = view.epoch if view.decides else self._epoch if lapsed else None
+        if self._reign is not None and self._epoch is not None:
+            if self._wanted == self._epoch:
+                self._reign.restrict(view.share if view.decides else 0.0)
+            else:
+                self._epoch = None
+                self._reign.leave()
+        self._turn.set()
+        self._tell()
+
+    def _check(self) -> None:
+        """Before each event of a core: a process that was stopped may have no right to decide any more."""
+        self._campaign.check()
+
+    async def _succeed(self) -> None:
+        """End the reign that is over, and begin the next."""
+        while True:
+            await self._turn.wait()
+            self._turn.clear()
+            if self._reign is not None and self._epoch is None:
+                over, self._reign = self._reign, None
+                await over.end()
+            if self._reign is None and (epoch := self._wanted) is not None:
+                reigning = _Reigning(self._campaign, epoch)
+                self._reign = Reign(self.settings, self._endpoints, (), None, election=reigning, before=self._check)
+                self._epoch = epoch
+                view = self._campaign.view
+                self._reign.restrict(view.share if view.decides else 0.0)
+                self._reign.begin()
+                self._background.spawn("gauges of the engines", self._account)
+            self._tell()
+
+    async def _account(self) -> None:
+        """Count what still runs for gateways that are gone by the engines' gauges, once these were read."""
+        epoch, reign = self._epoch, self._reign
+        if reign is not None:
+            await reign.gauged()
+            if self._epoch == epoch:
+                self._campaign.accounted()
+
+    # The fronts.
+
+    def _claim(self) -> Claim:
+        return claim(Role.OWNER, self._key, self.settings)
+
+    def _admit(self) -> asyncio.Protocol:
+        return _Closed() if self._epoch is None or self._reign is None else self._reign.hall.line()
+
+    def _welcome(self, peer: Peer) -> asyncio.Protocol:
+        reigns = self._epoch is not None and self._reign is not None
+        return self._reign.hall.line(peer.claim.member) if reigns and self._reign is not None else _Closed()
+
+    def _followed(self, epoch: Epoch) -> None:
+        self._campaign.heard(epoch)
+        self._campaign.followed()
+
+    async def _tell_often(self) -> None:
+        while True:
+            self._tell()
+            await asyncio.sleep(BEAT)
+
+    def _tell(self) -> None:
+        view = self._campaign.view
+        here = self._reign is not None and self._epoch is not None
+        address = None if here or view.address == self._address else view.address
+        tier = tier_state(self._election, time.monotonic())
+        self._post.tell(Follow(here, address, view.ready, tier.model_dump_json().encode()))
+
+
+class _Reigning:
+    """See `gateway.tier.hall.Reign`."""
+
+    def __init__(self, campaign: Campaign, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self._campaign = campaign
+
+    def heard(self, epoch: Epoch) -> None:
+        self._campaign.heard(epoch)
+
+    def connected(self, machines: Collection[str]) -> None:
+        self._campaign.connected(machines)
+
+
+class _Closed(asyncio.Protocol):
+    """A connection that nobody takes: the owner is elsewhere."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        transport.close()

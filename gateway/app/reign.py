@@ -1,0 +1,92 @@
+"""The decisions, for as long as this process makes them: an owner, and the hall of its fronts."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+import gateway
+from gateway.admission.events import EndpointId
+from gateway.app.opened import Access
+from gateway.app.owner import Owner
+from gateway.config.settings import Settings
+from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.metrics import Metrics
+from gateway.tier import hall
+from gateway.tier.hall import Hall
+
+_log = structlog.get_logger("kvgate.tier")
+
+
+class Reign:
+    """Begun, changed, ended.
+
+    Args:
+        settings: all of them.
+        endpoints: the configured ones.
+        launched: addresses of endpoints whose engines kvgate launches.
+        expected: fronts that it waits for before it decides; None: as many as come in time.
+        election: of the tier, where there is one.
+        before: called before each event of a core.
+
+    Raises:
+        ConfigurationError: the event log cannot be written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoints: Mapping[EndpointId, Access],
+        launched: Sequence[str],
+        expected: int | None,
+        *,
+        election: hall.Reign | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.hall = Hall(expected, election)
+        self._owner = Owner(
+            settings,
+            endpoints,
+            self.hall,
+            clock=time.monotonic,
+            asker=self.hall.asker,
+            metrics=Metrics(gateway.__version__),
+            launched=launched,
+            before=before,
+        )
+
+    @property
+    def statuses(self) -> list[EndpointStatus]:
+        """The present status of each endpoint."""
+        return [monitor.status for monitor in self._owner.monitors.values()]
+
+    def begin(self) -> None:
+        """Watch the endpoints, and take fronts."""
+        self.hall.begin(self._owner.cores, self._owner.monitors, self._owner)
+        self._owner.start()
+        _log.info("deciding", endpoints=[*self._owner.monitors], version=gateway.__version__)
+
+    def restrict(self, share: float) -> None:
+        """Fill no more than this share of each endpoint from now on; 0: dispatch nothing."""
+        self._owner.cores.restrict(share)
+
+    async def gauged(self) -> None:
+        """Wait until each endpoint's gauge was read after it began: it shows what runs for gateways that are gone."""
+        for monitor in self._owner.monitors.values():
+            await monitor.probed.wait()
+        await asyncio.sleep(2 * self._owner.poll_interval)
+
+    def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
+        """Put other settings in force."""
+        self._owner.go_by(settings, endpoints)
+
+    def leave(self) -> None:
+        """Decide nothing any more, at once: the fronts turn to the next owner."""
+        self.restrict(0.0)
+        self.hall.close()
+
+    async def end(self) -> None:
+        """Close everything."""
+        self.leave()
+        await self._owner.stop()
