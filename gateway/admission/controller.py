@@ -7,7 +7,7 @@ endpoints kept for it: requests of other lanes and bands are not sent there, and
 be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from math import inf
 from typing import Any
 
@@ -39,7 +39,7 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import Next, may_fit, next_in_line
+from gateway.admission.placing.rules import Next, closed_to_all, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
@@ -48,6 +48,7 @@ from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
+_NONE: Set[EndpointRecord] = frozenset()
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
@@ -113,12 +114,15 @@ class AdmissionController:
         self._handlers[type(event)](event, now)
         if self._queue.depth:
             self._expire(now)
+            shut = True
             for endpoint in self._endpoints.live:
                 endpoint.settle_by(now)
-                if endpoint.outlook.stale(now) and may_fit(endpoint, now):
+                closing = closed_to_all(endpoint, now)
+                if closing is None:
                     endpoint.refresh_forecast(now)
+                shut = shut and closing is not None and closing.after is Next.NOBODY and not endpoint.idle
             if self._changed:
-                self._dispatch_waiting(now)
+                self._dispatch_waiting(now, shut=shut)
         if type(event) is Arrived:
             self._shed(event, now)
         self._changed = True  # for the next event
@@ -172,7 +176,10 @@ class AdmissionController:
     @property
     def aborting(self) -> bool:
         """Whether aborted requests still hold blocks: until the engine's next step is seen, at most `abort_bound`."""
-        return any(endpoint.ledger.aborting for endpoint in self._endpoints)
+        for endpoint in self._endpoints:  # noqa: SIM110 - a generator would cost more than the rest
+            if endpoint.ledger.aborting:
+                return True
+        return False
 
     # Requests
 
@@ -391,10 +398,14 @@ class AdmissionController:
             self._evict(request, self._waits.overdue(request), now)
             self._changed = True
 
-    def _dispatch_waiting(self, now: float) -> None:
+    def _dispatch_waiting(self, now: float, *, shut: bool) -> None:
+        """Offer the queue. `shut`: no endpoint takes any request."""
         if self._pool.policy.mode is Mode.OBSERVE:
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
+            return
+        if shut:
+            self._queue.offer(_refuse)
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
         """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
@@ -406,15 +417,15 @@ class AdmissionController:
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
             request.spare = self._pool.spare(request, now)
             claimed = _for_others(kept, lane)
-            behind = _for_others(aside.get(flow, {}), lane)
-            placement = place(self._pool, request, now, claimed | behind)
-            if placement.endpoint is not None:
-                self._dispatch(request, placement.endpoint, None, now)
+            behind = _for_others(aside[flow], lane) if flow in aside else _NONE
+            chosen, refusals = place(self._pool, request, now, claimed | behind)
+            if chosen is not None:
+                self._dispatch(request, chosen, None, now)
                 return Answer.TAKEN
-            after = next_in_line(placement.refusals)
-            if not behind.isdisjoint(self._endpoints.eligible(request)):
+            after = next_in_line(refusals)
+            if behind and not behind.isdisjoint(self._endpoints.eligible(request)):
                 after = Next.OTHER_FLOWS
-            for endpoint, rule in placement.refusals:
+            for endpoint, rule in refusals:
                 if after is Next.OTHER_FLOWS:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
                 else:
@@ -473,6 +484,10 @@ class AdmissionController:
 
 def _for_others(
     claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
-) -> set[EndpointRecord]:
+) -> Set[EndpointRecord]:
     """The endpoints that other lanes than this one claim."""
-    return {endpoint for endpoint, claim in claims.items() if claim != lane}
+    return {endpoint for endpoint, claim in claims.items() if claim != lane} if claims else _NONE
+
+
+def _refuse(_request: RequestRecord) -> Answer:
+    return Answer.CLOSED

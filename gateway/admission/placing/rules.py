@@ -261,13 +261,13 @@ def closed_by(endpoint: EndpointRecord, now: float) -> tuple[Rule, ...]:
     return tuple(rule for rule in asked if rule.closes and rule.shortage(ask) > 0)
 
 
-def may_fit(endpoint: EndpointRecord, now: float) -> bool:
-    """Whether a request might fit: no rule closes the endpoint without measuring."""
+def closed_to_all(endpoint: EndpointRecord, now: float) -> Rule | None:
+    """The rule that closes the endpoint without measuring; None if a request might fit."""
     ask = Ask(endpoint, None, now)
-    for rule in _PLAIN:  # noqa: SIM110 - a generator would cost as much as the rules
+    for rule in _PLAIN:
         if rule.shortage(ask) > 0:
-            return False
-    return True
+            return rule
+    return None
 
 
 def next_in_line(refusals: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
