@@ -39,7 +39,7 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import Next, closed_to_all, next_in_line
+from gateway.admission.placing.rules import Next, all_shut, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
@@ -114,15 +114,12 @@ class AdmissionController:
         self._handlers[type(event)](event, now)
         if self._queue.depth:
             self._expire(now)
-            shut = True
             for endpoint in self._endpoints.live:
                 endpoint.settle_by(now)
-                closing = closed_to_all(endpoint, now)
-                if closing is None:
+                if endpoint.outlook.stale(now) and may_fit(endpoint, now):
                     endpoint.refresh_forecast(now)
-                shut = shut and closing is not None and closing.after is Next.NOBODY and not endpoint.idle
             if self._changed:
-                self._dispatch_waiting(now, shut=shut)
+                self._dispatch_waiting(now)
         if type(event) is Arrived:
             self._shed(event, now)
         self._changed = True  # for the next event
@@ -398,13 +395,12 @@ class AdmissionController:
             self._evict(request, self._waits.overdue(request), now)
             self._changed = True
 
-    def _dispatch_waiting(self, now: float, *, shut: bool) -> None:
-        """Offer the queue. `shut`: no endpoint takes any request."""
+    def _dispatch_waiting(self, now: float) -> None:
         if self._pool.policy.mode is Mode.OBSERVE:
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
             return
-        if shut:
+        if all_shut(self._endpoints.live, now):
             self._queue.offer(_refuse)
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}

@@ -15,7 +15,7 @@ class QuantileRange:
     slowly comes back.
     """
 
-    __slots__ = ("_at", "_lower", "_preemptions", "_raised", "_share")
+    __slots__ = ("_at", "_preemptions", "_raised", "_share", "value")
 
     def __init__(self, share: float) -> None:
         """Begin without observations.
@@ -23,31 +23,28 @@ class QuantileRange:
         Args:
             share: Share of the cache that the forecast may fill.
         """
-        self._share = share
         self._raised = 0.0
         self._at = 0.0
         self._preemptions: float | None = None
-        self._lower: dict[int, float] = {}
-        """Cached: the lower end, by sequences in flight."""
+        self.fill(share)
 
     def fill(self, share: float) -> None:
         """Let the forecast fill another share of the cache."""
         self._share = share
-        self._lower.clear()
+        self._raise(self._raised)
 
-    @property
-    def value(self) -> float:
+    def _raise(self, raised: float) -> None:
+        self._raised = raised
+        lower = TUNING.caution_start - TUNING.caution_margin * (1.0 - self._share) + raised
+        self.value = max(0.0, min(TUNING.quantile_top, lower))
         """The lower end with `caution_sequences` sequences in flight, from 0 to `quantile_top`."""
-        lower = TUNING.caution_start - TUNING.caution_margin * (1.0 - self._share) + self._raised
-        return max(0.0, min(TUNING.quantile_top, lower))
 
     def at(self, draw: float, sequences: int) -> float:
         """The quantile at position `draw` (0 to 1) of the range. `sequences` in flight count by powers of two."""
         number = max(TUNING.caution_fewest, 1 << sequences.bit_length() >> 1)
-        top, lower = TUNING.quantile_top, self._lower.get(number)
-        if lower is None:
-            left_out: float = 1.0 - (1.0 - self.value) ** sqrt(TUNING.caution_sequences / number)
-            lower = self._lower[number] = min(top, left_out)
+        left_out: float = 1.0 - (1.0 - self.value) ** sqrt(TUNING.caution_sequences / number)
+        top = TUNING.quantile_top
+        lower = min(top, left_out)
         return lower + (top - lower) * draw
 
     def observe(self, usage: float, preemptions: float | None, now: float) -> None:
@@ -59,9 +56,8 @@ class QuantileRange:
             now: Seconds.
         """
         before, self._preemptions = self._preemptions, preemptions
-        self._raised *= exp((self._at - now) / TUNING.caution_fade)
+        self._raise(self._raised * exp((self._at - now) / TUNING.caution_fade))
         self._at = now
         preempted = before is not None and preemptions is not None and preemptions > before
         if preempted or usage >= TUNING.caution_full:
-            self._raised += (TUNING.quantile_top - self.value) * TUNING.caution_raise
-        self._lower.clear()
+            self._raise(self._raised + (TUNING.quantile_top - self.value) * TUNING.caution_raise)
