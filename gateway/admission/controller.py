@@ -7,7 +7,8 @@ endpoints kept for it: requests of other lanes and bands are not sent there, and
 be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import Any
 
@@ -48,7 +49,7 @@ from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
-_NONE: Set[EndpointRecord] = frozenset()
+_NONE: AbstractSet[EndpointRecord] = frozenset()
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
@@ -480,7 +481,7 @@ class AdmissionController:
 
 def _for_others(
     claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
-) -> Set[EndpointRecord]:
+) -> AbstractSet[EndpointRecord]:
     """The endpoints that other lanes than this one claim."""
     return {endpoint for endpoint, claim in claims.items() if claim != lane} if claims else _NONE
 

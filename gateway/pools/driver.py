@@ -61,7 +61,7 @@ class Driver:
         if type(event) is EndpointUp:
             self._asker.renew()
         events = [event]
-        for event in events:  # noqa: B020, PLR1704 - it grows: when a proxy ends, its clients leave by the thousand
+        for event in events:  # noqa: PLR1704 - it grows: when a proxy ends, its clients leave by the thousand
             now = self._clock()
             if self._tenants.limited and (refused := self._refused(event, now)) is not None:
                 self._asker.decided(refused)
@@ -69,9 +69,7 @@ class Driver:
             commands = self._controller.handle(event, now)
             if self._record is not None:
                 self._record(event, now, commands)
-            for command in commands:
-                if (following := self._carry_out(command)) is not None:
-                    events.append(following)
+            events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
                 news = self._controller.news([request for request, _ in event.generated])
                 self._asker.want(news, everything=self._controller.aborting)

@@ -54,7 +54,7 @@ class Outlook:
         self._predictor = predictor
         self.quantiles = QuantileRange(share)
         self._predictions: dict[Reservation, LengthPrediction] = {}
-        """Of each request in the ledger, and of some that have just left it."""
+        """Of each request in the ledger, and of no more that have left it."""
         self._forecast = Forecast({}, TUNING.predictions)
         self._made_at = 0.0
         self._changed = False
@@ -95,8 +95,10 @@ class Outlook:
 
     def refresh(self, block_size: int, now: float) -> None:
         """Review the predictions and make a new forecast."""
-        self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
-        for reservation, prediction in self._predictions.items():
+        if len(self._predictions) > 2 * len(self._ledger):
+            self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
+        for reservation in self._ledger:
+            prediction = self._predictions[reservation]
             if reservation.generated >= prediction.review:
                 self._predict(reservation, prediction, len(prediction.lengths))
         self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
