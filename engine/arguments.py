@@ -32,7 +32,7 @@ class Value(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that kvgate reads, sets, or refuses because it sets it itself (`command.RESERVED`).
+    """A flag that kvgate reads, sets, or refuses because it sets it itself (`command.REFUSED_FLAGS`).
 
     Attributes:
         name: Its full name.

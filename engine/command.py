@@ -9,7 +9,7 @@ from engine.arguments import Arguments
 GIB = 2**30
 
 # Arguments that would hide the engine from kvgate, and what to use instead.
-RESERVED = {
+REFUSED_FLAGS = {
     "--model": "the engine's `model`",
     "--served-model-name": "the model's `name`",
     "--host": "nothing: the engine listens on 127.0.0.1 only, behind kvgate",
@@ -60,8 +60,8 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for flag in sorted(self.arguments.flags & RESERVED.keys()):
-            raise ValueError(f"engine argument {flag} is set by kvgate; use {RESERVED[flag]}")
+        for flag in sorted(self.arguments.flags & REFUSED_FLAGS.keys()):
+            raise ValueError(f"engine argument {flag} is set by kvgate; use {REFUSED_FLAGS[flag]}")
 
     @property
     def arguments(self) -> Arguments:

@@ -8,6 +8,7 @@ be backfilled. A request that would surely wait in vain is refused on arrival, a
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import Any
 
@@ -40,7 +41,7 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import Next, may_fit, next_in_line
+from gateway.admission.placing.rules import Next, all_shut, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
@@ -49,6 +50,7 @@ from gateway.admission.tuning import TUNING
 from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
+_NONE: AbstractSet[EndpointRecord] = frozenset()
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
@@ -176,7 +178,10 @@ class AdmissionController:
     @property
     def aborting(self) -> bool:
         """Whether aborted requests still hold blocks: until the engine's next step is seen, at most `abort_bound`."""
-        return any(endpoint.ledger.aborting for endpoint in self._endpoints)
+        for endpoint in self._endpoints:  # noqa: SIM110 - a generator would cost more than the rest
+            if endpoint.ledger.aborting:
+                return True
+        return False
 
     # Requests
 
@@ -405,6 +410,9 @@ class AdmissionController:
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
             return
+        if all_shut(self._endpoints.live, now):
+            self._queue.offer(_refuse)
+            return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
         """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
         aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey] | None]] = {}
@@ -415,15 +423,15 @@ class AdmissionController:
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
             request.spare = self._pool.spare(request, now)
             claimed = _for_others(kept, lane)
-            behind = _for_others(aside.get(flow, {}), lane)
-            placement = place(self._pool, request, now, claimed | behind)
-            if placement.endpoint is not None:
-                self._dispatch(request, placement.endpoint, None, now)
+            behind = _for_others(aside[flow], lane) if flow in aside else _NONE
+            chosen, refusals = place(self._pool, request, now, claimed | behind)
+            if chosen is not None:
+                self._dispatch(request, chosen, None, now)
                 return Answer.TAKEN
-            after = next_in_line(placement.refusals)
-            if not behind.isdisjoint(self._endpoints.eligible(request)):
+            after = next_in_line(refusals)
+            if behind and not behind.isdisjoint(self._endpoints.eligible(request)):
                 after = Next.OTHER_FLOWS
-            for endpoint, rule in placement.refusals:
+            for endpoint, rule in refusals:
                 if after is Next.OTHER_FLOWS:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
                 else:
@@ -482,6 +490,10 @@ class AdmissionController:
 
 def _for_others(
     claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
-) -> set[EndpointRecord]:
+) -> AbstractSet[EndpointRecord]:
     """The endpoints that other lanes than this one claim."""
-    return {endpoint for endpoint, claim in claims.items() if claim != lane}
+    return {endpoint for endpoint, claim in claims.items() if claim != lane} if claims else _NONE
+
+
+def _refuse(_request: RequestRecord) -> Answer:
+    return Answer.CLOSED

@@ -67,11 +67,8 @@ class Refused(NamedTuple):
     rule: str
 
 
-class Placement(NamedTuple):
-    """The endpoint that takes a request now, and the rules by which others refuse it."""
-
-    endpoint: EndpointRecord | None
-    refusals: list[tuple[EndpointRecord, Rule]]
+Placement = tuple[EndpointRecord | None, list[tuple[EndpointRecord, Rule]]]
+"""The endpoint that takes a request now, and the rules by which others refuse it."""
 
 
 def place(pool: Pool, request: RequestRecord, now: float, without: Container[EndpointRecord] = ()) -> Placement:
@@ -86,7 +83,7 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
             takers.append(endpoint)
         else:
             refusals.append((endpoint, rule))
-    return Placement(picker.pick(takers, request, now), refusals)
+    return picker.pick(takers, request, now), refusals
 
 
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
@@ -124,17 +121,17 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
     bar = barred(pool, pool.endpoints.lane(request))
     if bar is not None:
         return Decision(Action.REFUSE, bar.rule, bar.outcome)
-    placement = place(pool, request, now)
-    if placement.endpoint is not None and _in_order(pool, request, now):
-        return Decision(Action.DISPATCH, "fits", endpoint=placement.endpoint)
+    endpoint, refusals = place(pool, request, now)
+    if endpoint is not None and _in_order(pool, request, now):
+        return Decision(Action.DISPATCH, "fits", endpoint=endpoint)
     away = turned_away(pool, request, now)
     if away is not None:
         return Decision(Action.REFUSE, away.rule, away.outcome)
-    if placement.endpoint is not None:
-        return Decision(Action.QUEUE, "order", endpoint=placement.endpoint)
-    if not placement.refusals:
+    if endpoint is not None:
+        return Decision(Action.QUEUE, "order", endpoint=endpoint)
+    if not refusals:
         return Decision(Action.QUEUE, "no_endpoint")
-    return Decision(Action.QUEUE, placement.refusals[0][1].name, endpoint=nearest(pool, request, now))
+    return Decision(Action.QUEUE, refusals[0][1].name, endpoint=nearest(pool, request, now))
 
 
 def nearest(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:

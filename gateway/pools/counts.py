@@ -25,21 +25,21 @@ class Counts:
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note what the core wants to hear next. It may say so of a request that has left meanwhile."""
         known = self._news
-        known.update((request, count) for request, count in news.items() if request in known)
+        for request, count in news.items():
+            if request in known:
+                known[request] = count
         self.everything = everything
 
     def batch(self) -> tuple[list[RequestId], dict[RequestId, int]]:
         """End a batch: the requests that moved since the last, and the counts to tell."""
         moved, self.moved = self.moved, {}
         news, untold = self._news, self._untold
-        told: dict[RequestId, int] = {}
-        for request, generated in moved.items():
-            if self.everything or generated >= news.get(request, 0):
-                told[request] = generated
-                news.setdefault(request, 0)
-                untold.pop(request, None)
-            else:
-                untold[request] = generated
+        wanted = news.get
+        told = moved if self.everything else {key: count for key, count in moved.items() if count >= wanted(key, 0)}
+        untold.update(moved)
+        for request in told:
+            del untold[request]
+            news.setdefault(request, 0)
         return list(moved), told
 
     def unheard(self) -> dict[RequestId, int]:

@@ -1,7 +1,6 @@
 """The asyncio driver of an admission core: passes events in with their time, and its decisions out."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -67,10 +66,8 @@ class Driver:
             self._before()
         if type(event) is EndpointUp:
             self._asker.renew()
-        # A loop, not recursion: when a proxy ends, its clients leave by the thousand.
-        events = deque([event])
-        while events:
-            event = events.popleft()
+        events = [event]
+        for event in events:  # noqa: PLR1704 - it grows: when a proxy ends, its clients leave by the thousand
             now = self._clock()
             if self._tenants.limited and (refused := self._refused(event, now)) is not None:
                 self._asker.decided(refused)
@@ -78,9 +75,9 @@ class Driver:
             commands = self._controller.handle(event, now)
             if self._record is not None:
                 self._record(event, now, commands)
-            events.extend(filter(None, map(self._carry_out, commands)))
+            events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
-                news = self._controller.news(request for request, _ in event.generated)
+                news = self._controller.news([request for request, _ in event.generated])
                 self._asker.want(news, everything=self._controller.aborting)
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)

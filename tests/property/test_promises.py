@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.outcomes import Outcome
+from gateway.admission.queueing.jitter import FLOOR
 from gateway.admission.queueing.promises import Pressure
-from gateway.admission.queueing.retry_after import FLOOR
 from gateway.admission.tuning import TUNING
 from tests.unit.admission.queueing.test_promises import Refusals
 

@@ -56,7 +56,7 @@ class EndpointRecord:
     def govern(self, policy: Policy) -> None:
         """Apply another policy. `settle` is due afterwards."""
         self._follow(policy)
-        self.outlook.quantiles.share = self.fill
+        self.outlook.quantiles.fill(self.fill)
         self.limit.kv_low = policy.kv_low
         self.gate.govern(policy.kv_high, policy.kv_low)
         if not self._fences:

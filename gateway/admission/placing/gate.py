@@ -1,4 +1,8 @@
-"""The gate of one endpoint: closed while its engine is saturated."""
+"""The gate of one endpoint: closed while its engine is saturated.
+
+It keeps the state that the rows `BUSY`, `GATE` and `ENGINE_WAITING` of `rules.py` read. `GATE` refuses everybody from
+the time usage goes over `kv_high` until it is below `kv_low`; `KV` refuses a request that would take it over `kv_high`.
+"""
 
 from math import inf
 

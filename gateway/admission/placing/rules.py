@@ -9,7 +9,7 @@ every row that keeps something, or by such a row its head would keep an endpoint
 the last: it holds back only what would go otherwise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from math import inf
@@ -266,6 +266,22 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
     ask = Ask(endpoint, None, now)
     for rule in _PLAIN:  # noqa: SIM110 - a generator would cost as much as the rules
         if rule.shortage(ask) > 0:
+            return False
+    return True
+
+
+def all_shut(endpoints: Iterable[EndpointRecord], now: float) -> bool:
+    """Whether each endpoint refuses all requests alike: nobody may be offered next, and no flow is set aside."""
+    for endpoint in endpoints:
+        ask = Ask(endpoint, None, now)
+        for rule in _ASKED_IDLE if endpoint.idle else _PLAIN:
+            if rule.after is Next.OTHER_FLOWS:
+                return False
+            if rule.shortage(ask) > 0:
+                if rule.after is not Next.NOBODY:
+                    return False
+                break
+        else:
             return False
     return True
 

@@ -6,28 +6,8 @@ Row = tuple[int, int, int]
 """One request: tokens that each sequence has yet to generate, tokens it holds, number of sequences."""
 
 
-class Ends:
-    """Requests in flight by their predicted ends. Those that end at the same step count as one."""
-
-    __slots__ = ("holds", "numbers", "sequences")
-
-    def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
-        """Number of each end, by the steps until it."""
-        self.holds: list[int] = []
-        """Tokens held by requests of each end, by its number; `sequences` counts their sequences."""
-        self.sequences: list[int] = []
-
-    def add(self, remaining: int, holds: int, sequences: int) -> None:
-        """Add a request that ends after `remaining` steps and holds `holds` tokens now."""
-        number = self.numbers.get(remaining, -1)
-        if number < 0:
-            self.numbers[remaining] = len(self.holds)
-            self.holds.append(holds)
-            self.sequences.append(sequences)
-        else:
-            self.holds[number] += holds
-            self.sequences[number] += sequences
+Ends = dict[int, tuple[int, int]]
+"""Requests in flight by the steps until their predicted ends: the tokens they hold now, and their sequences."""
 
 
 class Forecast:
@@ -62,10 +42,10 @@ class Forecast:
         self._sequences = [0]
         self._upto = [0]
         """Most tokens in use at any of the first k ends."""
-        for remaining in sorted(ends.numbers, reverse=True):
-            number = ends.numbers[remaining]
-            held += ends.holds[number]
-            all_grow += ends.sequences[number]
+        for remaining in sorted(ends, reverse=True):
+            holds, grow = ends[remaining]
+            held += holds
+            all_grow += grow
             use = held + remaining * all_grow
             if use > most:  # noqa: PLR1730 - a call would double the loop's time
                 most = use

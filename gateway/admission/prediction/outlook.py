@@ -54,8 +54,8 @@ class Outlook:
         self._predictor = predictor
         self.quantiles = QuantileRange(share)
         self._predictions: dict[Reservation, LengthPrediction] = {}
-        """Of each request in the ledger, and of some that have just left it."""
-        self._forecast = Forecast(Ends(), TUNING.predictions)
+        """Of each request in the ledger, and of no more that have left it."""
+        self._forecast = Forecast({}, TUNING.predictions)
         self._made_at = 0.0
         self._changed = False
         self._shared = 0
@@ -95,8 +95,10 @@ class Outlook:
 
     def refresh(self, block_size: int, now: float) -> None:
         """Review the predictions and make a new forecast."""
-        self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
-        for reservation, prediction in self._predictions.items():
+        if len(self._predictions) > 2 * len(self._ledger):
+            self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
+        for reservation in self._ledger:
+            prediction = self._predictions[reservation]
             if reservation.generated >= prediction.review:
                 self._predict(reservation, prediction, len(prediction.lengths))
         self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
@@ -122,7 +124,8 @@ class Outlook:
 
     def _ends(self, block_size: int, *, sharer: Reservation | None = None, shares: int = 0) -> Ends:
         """Ends of all requests in flight as of now, with `shares` more shared tokens of the request `sharer`."""
-        ends, most = Ends(), TUNING.predictions
+        ends: Ends = {}
+        most, nothing = TUNING.predictions, (0, 0)
         for reservation in self._ledger:
             generated = reservation.generated
             holds = reservation.held * block_size - reservation.shared
@@ -132,7 +135,8 @@ class Outlook:
             weight = most // len(lengths)
             for length in lengths:
                 remaining = length - generated if length > generated else 0
-                ends.add(remaining, holds * weight, reservation.sequences * weight)
+                held, grow = ends.get(remaining, nothing)
+                ends[remaining] = held + holds * weight, grow + reservation.sequences * weight
         return ends
 
     def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:

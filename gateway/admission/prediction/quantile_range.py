@@ -15,7 +15,7 @@ class QuantileRange:
     slowly comes back.
     """
 
-    __slots__ = ("_at", "_preemptions", "_raised", "share")
+    __slots__ = ("_at", "_preemptions", "_raised", "_share", "value")
 
     def __init__(self, share: float) -> None:
         """Begin without observations.
@@ -23,16 +23,21 @@ class QuantileRange:
         Args:
             share: Share of the cache that the forecast may fill.
         """
-        self.share = share
         self._raised = 0.0
         self._at = 0.0
         self._preemptions: float | None = None
+        self.fill(share)
 
-    @property
-    def value(self) -> float:
+    def fill(self, share: float) -> None:
+        """Let the forecast fill another share of the cache."""
+        self._share = share
+        self._raise(self._raised)
+
+    def _raise(self, raised: float) -> None:
+        self._raised = raised
+        lower = TUNING.caution_start - TUNING.caution_margin * (1.0 - self._share) + raised
+        self.value = max(0.0, min(TUNING.quantile_top, lower))
         """The lower end with `caution_sequences` sequences in flight, from 0 to `quantile_top`."""
-        lower = TUNING.caution_start - TUNING.caution_margin * (1.0 - self.share) + self._raised
-        return max(0.0, min(TUNING.quantile_top, lower))
 
     def at(self, draw: float, sequences: int) -> float:
         """The quantile at position `draw` (0 to 1) of the range. `sequences` in flight count by powers of two."""
@@ -51,8 +56,8 @@ class QuantileRange:
             now: Seconds.
         """
         before, self._preemptions = self._preemptions, preemptions
-        self._raised *= exp((self._at - now) / TUNING.caution_fade)
+        self._raise(self._raised * exp((self._at - now) / TUNING.caution_fade))
         self._at = now
         preempted = before is not None and preemptions is not None and preemptions > before
         if preempted or usage >= TUNING.caution_full:
-            self._raised += (TUNING.quantile_top - self.value) * TUNING.caution_raise
+            self._raise(self._raised + (TUNING.quantile_top - self.value) * TUNING.caution_raise)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.promise import Promise
 from gateway.admission.placing.request import RequestRecord
+from gateway.admission.queueing.jitter import CAP, FLOOR
 from gateway.admission.queueing.lane import SLACK
-from gateway.admission.queueing.retry_after import CAP, FLOOR
 from gateway.admission.tuning import TUNING
 
 MOST_OF_FLOW = 4096

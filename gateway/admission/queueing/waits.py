@@ -10,9 +10,9 @@ from gateway.admission.placing.rules import deficit
 from gateway.admission.policy import Policy
 from gateway.admission.queueing.band import Most
 from gateway.admission.queueing.drain_rate import DrainRate
+from gateway.admission.queueing.jitter import CAP, FLOOR, Jitter
 from gateway.admission.queueing.promises import Pressure, Promises
 from gateway.admission.queueing.queue import Queue
-from gateway.admission.queueing.retry_after import CAP, FLOOR, RetryAfter
 from gateway.admission.tuning import TUNING
 
 
@@ -25,7 +25,7 @@ class Waits:
         self._queue = queue
         self.drain_rate = DrainRate()
         self.promises = Promises(policy.weights)
-        self._retry_after = RetryAfter()
+        self._jitter = Jitter()
 
     def govern(self, policy: Policy) -> None:
         """Apply another policy."""
@@ -113,7 +113,7 @@ class Waits:
             return _within(promise.due - now)
         pressure = self._pressure(request, outcome, now)
         if pressure is None:
-            return self._retry_after.after(self.comes_back_in(request, outcome, now))
+            return self._jitter.after(self.comes_back_in(request, outcome, now))
         due = self.promises.grant(request, outcome, pressure, now)
         return CAP if due is None else _within(due - now)
 

@@ -6,7 +6,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.events import Cancelled, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
-from gateway.admission.queueing.retry_after import CAP
+from gateway.admission.queueing.jitter import CAP
 from tests.unit.admission.playbook import arrived, at, done, nothing, refused, up
 from tests.unit.admission.test_controller_policy import changed
 from tests.unit.admission.test_controller_turns import at_a_rate

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, RESERVED, EngineSpec, argv, environment, kv_space
+from engine.command import GIB, REFUSED_FLAGS, EngineSpec, argv, environment, kv_space
 
 
 def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:
@@ -21,7 +21,7 @@ def test_the_server_module_is_started_not_the_command() -> None:
     assert line[line.index("--port") :][:2] == ("--port", "18000")
 
 
-@pytest.mark.parametrize("flag", RESERVED)
+@pytest.mark.parametrize("flag", REFUSED_FLAGS)
 def test_what_kvgate_sets_may_not_be_given(flag: str) -> None:
     for written in (flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--", 1)):
         with pytest.raises(ValueError, match=f"{flag} is set by kvgate"):

@@ -11,9 +11,10 @@ ROW = st.tuples(st.integers(0, 40), st.integers(0, 60), st.sampled_from([1, 1, 1
 
 
 def forecast(rows, parts=1):
-    ends = Ends()
-    for row in rows:
-        ends.add(*row)
+    ends: Ends = {}
+    for remaining, holds, grows in rows:
+        held, grow = ends.get(remaining, (0, 0))
+        ends[remaining] = held + holds, grow + grows
     return Forecast(ends, parts)
 
 

@@ -120,7 +120,7 @@ def test_those_in_flight_are_predicted_to_end_as_so_many_do(pool):
     """Of lengths from 1 to 100, a range from the middle on is predicted evenly, not one length for all."""
     for length in range(1, 101):
         pool.learn(length)
-    pool.outlook.quantiles.share = 0.94  # a lower end of 0.5
+    pool.outlook.quantiles.fill(0.94)  # a lower end of 0.5
     lengths = sorted(length for _ in range(25) for length in pool.outlook[pool.send(max_tokens=500)].lengths)
     assert 50 <= lengths[0] <= 55
     assert 95 <= lengths[-1] <= 100
@@ -131,7 +131,7 @@ def test_one_of_few_counts_as_the_mean_of_what_it_may_come_to(pool):
     """Half of them end with 2 tokens, the others with 100: at the end of these, half of the request is there."""
     pool.learn(2, times=50)
     pool.learn(100, times=50)
-    pool.outlook.quantiles.share = 0.0  # free room is caution enough: the range begins at 0
+    pool.outlook.quantiles.fill(0.0)  # free room is caution enough: the range begins at 0
     one = pool.send(max_tokens=500)
     assert pool.outlook[one].lengths == [2, 2, 100, 100]
     assert pool.peak(LATER + 1) == (80 + 99 + 1) / 2

@@ -69,11 +69,11 @@ def test_it_comes_back_slowly():
 
 def test_another_share_moves_the_lower_end_and_keeps_what_was_raised():
     quantiles = QuantileRange(0.90)
-    quantiles.share = 0.96
+    quantiles.fill(0.96)
     assert quantiles.value == START
     quantiles.observe(0.99, None, 10.0)
     raised = quantiles.value - START
-    quantiles.share = 0.90
+    quantiles.fill(0.90)
     assert quantiles.value == pytest.approx(QuantileRange(0.90).value + raised)
-    quantiles.share = 0.2
+    quantiles.fill(0.2)
     assert quantiles.value == 0

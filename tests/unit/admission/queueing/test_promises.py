@@ -9,8 +9,8 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.queueing import promises as module
+from gateway.admission.queueing.jitter import CAP
 from gateway.admission.queueing.promises import Pressure, Promises
-from gateway.admission.queueing.retry_after import CAP
 from gateway.admission.tuning import TUNING
 
 FULL = Outcome.QUEUE_FULL

@@ -8,8 +8,8 @@ CAP = 60.0
 """Bounds of a Retry-After, seconds. OpenAI's SDKs obey up to a minute in every release."""
 
 
-class RetryAfter:
-    """Jittered Retry-After times, so that refused requests do not return together."""
+class Jitter:
+    """The jitter of Retry-After times, so that refused requests do not return together."""
 
     __slots__ = ("_refusals",)
 
