@@ -85,6 +85,11 @@ def serve(
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
     workers: Annotated[str | None, typer.Option(help="Processes that carry requests: a number, or `auto`.")] = None,
     event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
+    tier_redis: Annotated[
+        str | None, typer.Option(help="URL of the Redis by which several gateways agree which of them decides.")
+    ] = None,
+    tier_advertise: Annotated[str | None, typer.Option(help="HOST:PORT at which the others reach this one.")] = None,
+    tier_key_file: Annotated[Path | None, typer.Option(help="File with the secret that they share.")] = None,
     debug_engine: Annotated[  # noqa: FBT002
         bool, typer.Option("--debug-engine", help="Start engines in vLLM's debug environment, which is slow.")
     ] = False,
@@ -97,6 +102,8 @@ def serve(
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
     if event_log is not None:
         flags["admission"] = {"event_log": event_log}
+    tier = {"redis": tier_redis, "advertise": tier_advertise, "key_file": tier_key_file}
+    flags["tier"] = {name: value for name, value in tier.items() if value is not None}
     given = {"tokenizer": tokenizer, "chat_template": chat_template}
     if models := _models(model, engine_args or [], endpoint or [], given):
         flags["models"] = models

@@ -49,6 +49,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("server.state_dir", "admission.event_log"),
         *("counting.threads", "counting.processes"),
         "health.interval",
+        *("tier.redis", "tier.advertise", "tier.key_file", "tier.members", "tier.fallback_share"),
         *("log.level", "log.format", "log.access"),
     ),
     Needs.RESTART: ("server.host", "server.port", "server.admin_port", "server.workers"),

@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.admission.limits.standing import Limits
 from gateway.admission.policy import LAST_BAND, Band, Bounds, Mode, Policy
+from gateway.config.redis_url import redis_address
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -499,6 +500,57 @@ class AuthSettings(_Section):
         return {key.name: its for key in self.keys if (its := key.limits.of_core()) != Limits()}
 
 
+def _redis(url: SecretStr) -> SecretStr:
+    redis_address(url.get_secret_value())
+    return url
+
+
+def _advertised(text: str) -> str:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:  # noqa: PLR2004 - the last port
+        raise ValueError("expected HOST:PORT, as 10.0.0.7:8500")
+    if host in {"0.0.0.0", "[::]", "::", "*"}:  # noqa: S104 - refused
+        raise ValueError("expected the address of this machine as the others reach it, not every address")
+    return text.strip()
+
+
+class TierSettings(_Section):
+    """The gateways of several machines, of which one decides for all; without `redis` this one is alone."""
+
+    redis: Annotated[SecretStr, AfterValidator(_redis)] | None = Field(
+        None,
+        description="URL of the Redis or Valkey by which the gateways agree who decides: `redis://host:6379/0`, "
+        "`rediss://` with TLS, `redis+sentinel://host:26379,host2:26379/service`. It may hold a user and a password. "
+        "Each tier needs a database of its own.",
+        examples=["redis://redis:6379/0"],
+    )
+    advertise: Annotated[str, AfterValidator(_advertised)] | None = Field(
+        None, description="HOST:PORT at which the other gateways reach this one.", examples=["10.0.0.7:8500"]
+    )
+    key_file: Path | None = Field(
+        None,
+        description="File with the secret that all gateways of the tier share: at least 32 characters, as "
+        "`openssl rand -hex 32` writes.",
+        examples=["/run/secrets/tier"],
+    )
+    members: int = Field(
+        3, gt=0, le=64, description="How many gateways there are, for one that has not been told by Redis."
+    )
+    fallback_share: Share | None = Field(
+        None,
+        description="Share of each engine that a gateway uses when neither Redis nor the gateway that decides can be "
+        "reached; 1/`members` where not given.",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        given = {"redis": self.redis, "advertise": self.advertise, "key_file": self.key_file}
+        missing = [f"`{name}`" for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
+            raise ValueError(f"a tier needs {' and '.join(missing)}, too")
+        return self
+
+
 class LogSettings(_Section):
     """The log, written to stderr."""
 
@@ -523,6 +575,7 @@ class Settings(BaseSettings):
     health: HealthSettings = Field(default_factory=HealthSettings, description="Health of endpoints.")
     upstream: UpstreamSettings = Field(default_factory=UpstreamSettings, description="Connections to endpoints.")
     auth: AuthSettings = Field(default_factory=AuthSettings, description="Keys.")
+    tier: TierSettings = Field(default_factory=TierSettings, description="Several gateways on several machines.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
 
     @field_validator("models")

@@ -27,7 +27,7 @@ _NO_YAML = {
 }
 """The default error for a file, if the parser names none."""
 _SHOWN_LENGTH = 60
-_SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env"})
+_SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env", "redis"})
 _USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),

@@ -10,6 +10,7 @@ from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.endpoints.tls import ssl_context
+from gateway.tier.keys import tier_secret
 
 
 def check(settings: Settings) -> None:
@@ -40,6 +41,10 @@ def _faults(settings: Settings) -> Iterator[str]:
         read_secret(auth.admin_key, auth.admin_key_file)
     except ConfigurationError as error:
         yield f"auth.admin_key_file: {error}"
+    try:
+        tier_secret(settings.tier)
+    except ConfigurationError as error:
+        yield f"tier.key_file: {error}"
     for model in settings.models:
         try:
             chat_template(model)
