@@ -108,7 +108,9 @@ def _options(query: str) -> dict[str, str]:
 def _host(text: str, port: int) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     if found is None or int(found["port"] or port) > 65535:  # noqa: PLR2004 - the last port
-        raise ValueError("expected HOST or HOST:PORT; `/`, `@`, `:` and `?` in a password are written %2F, %40, %3A, %3F")
+        raise ValueError(
+            "expected HOST or HOST:PORT; `/`, `@`, `:` and `?` in a password are written %2F, %40, %3A, %3F"
+        )
     return found["v6"] or found["name"], int(found["port"] or port)
 
 

@@ -6,6 +6,7 @@ health) are read from one snapshot at each scrape and cost nothing in between.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,7 +16,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
 from gateway.ops.merged import Family, Figures
 from gateway.ops.returns import Returns
-from gateway.ops.state import Decided
+from gateway.ops.state import Decided, TierState
 from gateway.ops.tally import Tallies
 
 CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
@@ -273,8 +274,33 @@ class _State:
         for queue in state.queues:
             depth.add_metric([queue.model], queue.depth)
         yield depth
+        if state.tier is not None:
+            yield from _tier_gauges(state.tier)
         yield from _endpoint_gauges(state)
         yield from _engine_counters(state)
+
+
+def _tier_gauges(tier: TierState) -> Iterator[GaugeMetricFamily]:
+    role = _gauge("kvgate_tier_role", "1 for what this gateway is in its tier: alone, owner or front.", "role")
+    for name in get_args(TierState.model_fields["role"].annotation):
+        role.add_metric([name], name == tier.role)
+    figures = (
+        ("kvgate_tier_epoch", "Number of the reign that this gateway decides under or follows.", tier.epoch),
+        ("kvgate_tier_members", "Gateways of the tier that Redis has just heard of.", tier.members),
+        ("kvgate_tier_share", "Share of each engine that this gateway may fill, 0 to 1.", tier.share),
+        (
+            "kvgate_tier_lease_seconds",
+            "How long this gateway may decide without an answer of Redis.",
+            tier.lease_seconds,
+        ),
+        ("kvgate_tier_redis_up", "1 if Redis answered the last question.", tier.redis),
+    )
+    yield role
+    for name, meaning, value in figures:
+        if value is not None:
+            family = _gauge(name, meaning)
+            family.add_metric([], value)
+            yield family
 
 
 def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:

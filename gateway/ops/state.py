@@ -105,6 +105,23 @@ class CountingState(_Shown):
     not_here: tuple[NotCountedHere, ...] = Field((), description="The exceptions; all else kvgate counts itself.")
 
 
+class TierState(_Shown):
+    """This gateway in a tier of several."""
+
+    role: Literal["alone", "owner", "front"] = Field(
+        description="`owner`: it decides for all; `front`: another does; `alone`: neither Redis nor another can be "
+        "reached, and it decides for itself."
+    )
+    id: str = Field(description="Of the process here that may decide, drawn at its start.")
+    owner: str | None = Field(None, description="Id of the one that decides; null: none is known.")
+    epoch: int | None = Field(None, description="Number of the reign under which it decides, or which it follows.")
+    members: int = Field(0, ge=0, description="Gateways that Redis has just heard of.")
+    standing: str = Field(description="standing by, owning, lapsed, cut off or alone.")
+    share: float = Field(ge=0, le=1, description="Share of each engine that it may fill; 0 where another decides.")
+    lease_seconds: float | None = Field(None, description="How long it may decide without an answer of Redis.")
+    redis: bool = Field(description="Whether Redis answered the last question.")
+
+
 class GatewayState(_Shown):
     """The whole state of a gateway."""
 
@@ -115,6 +132,7 @@ class GatewayState(_Shown):
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
     counting: tuple[CountingState, ...] = ()
+    tier: TierState | None = Field(None, description="Null without a tier.")
 
 
 class Decided(_Shown):
@@ -122,6 +140,7 @@ class Decided(_Shown):
 
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
+    tier: TierState | None = None
 
 
 class UnknownEndpointError(LookupError):

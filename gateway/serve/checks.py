@@ -1,7 +1,7 @@
 """The checks before anything starts: key files, chat templates, and the models of engines to launch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from engine.arguments import Arguments
 from engine.plan.hub import CheckpointError
@@ -37,14 +37,15 @@ def _faults(settings: Settings) -> Iterator[str]:
             continue
         if (first := known.setdefault(secret, where)) != where:
             yield f"{where}: it is the same key as {first}, so nobody can tell the two apart; give each its own"
-    try:
-        read_secret(auth.admin_key, auth.admin_key_file)
-    except ConfigurationError as error:
-        yield f"auth.admin_key_file: {error}"
-    try:
-        tier_secret(settings.tier)
-    except ConfigurationError as error:
-        yield f"tier.key_file: {error}"
+    secrets: Mapping[str, Callable[[], object]] = {
+        "auth.admin_key_file": lambda: read_secret(auth.admin_key, auth.admin_key_file),
+        "tier.key_file": lambda: tier_secret(settings.tier),
+    }
+    for where, read in secrets.items():
+        try:
+            read()
+        except ConfigurationError as error:
+            yield f"{where}: {error}"
     for model in settings.models:
         try:
             chat_template(model)
