@@ -7,7 +7,7 @@ from engine.arguments import Arguments
 from engine.plan.hub import CheckpointError
 from engine.preflight import check_model
 from gateway.app.chat_templates import chat_template, template_of
-from gateway.config.settings import Settings
+from gateway.config.settings import AuthSettings, Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.endpoints.tls import ssl_context
 from gateway.tier.keys import tier_secret
@@ -27,16 +27,7 @@ def _faults(settings: Settings) -> Iterator[str]:
     if not settings.models:
         yield "models: there is nothing to serve; write one, as [{endpoints: [{url: http://127.0.0.1:8000}]}]"
     auth = settings.auth
-    known: dict[str, str] = {}
-    for number, key in enumerate(auth.keys):
-        where = f"auth.keys[{number}]"
-        try:
-            secret = read_secret(key.key, key.key_file) or ""
-        except ConfigurationError as error:
-            yield f"{where}: {error}"
-            continue
-        if (first := known.setdefault(secret, where)) != where:
-            yield f"{where}: it is the same key as {first}, so nobody can tell the two apart; give each its own"
+    yield from _of_clients(auth)
     secrets: Mapping[str, Callable[[], object]] = {
         "auth.admin_key_file": lambda: read_secret(auth.admin_key, auth.admin_key_file),
         "tier.key_file": lambda: tier_secret(settings.tier),
@@ -57,6 +48,19 @@ def _faults(settings: Settings) -> Iterator[str]:
                 ssl_context(endpoint.tls)
             except (ConfigurationError, ValueError) as error:
                 yield f"endpoint {endpoint.address}: {error}"
+
+
+def _of_clients(auth: AuthSettings) -> Iterator[str]:
+    known: dict[str, str] = {}
+    for number, key in enumerate(auth.keys):
+        where = f"auth.keys[{number}]"
+        try:
+            secret = read_secret(key.key, key.key_file) or ""
+        except ConfigurationError as error:
+            yield f"{where}: {error}"
+            continue
+        if (first := known.setdefault(secret, where)) != where:
+            yield f"{where}: it is the same key as {first}, so nobody can tell the two apart; give each its own"
 
 
 def preflight(settings: Settings) -> None:
