@@ -101,16 +101,14 @@ def redis_address(url: str) -> RedisAddress:
 def _options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     if options.keys() - _OPTIONS:
-        raise ValueError(f"expected no other options than {', '.join(sorted(_OPTIONS))}")
+        raise ValueError(f"expected no options but {', '.join(sorted(_OPTIONS))}; in a password, `?` is %3F")
     return options
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     if found is None or int(found["port"] or port) > 65535:  # noqa: PLR2004 - the last port
-        raise ValueError(
-            "expected HOST or HOST:PORT; `/`, `@`, `:` and `?` in a password are written %2F, %40, %3A, %3F"
-        )
+        raise ValueError("expected HOST or HOST:PORT")
     return found["v6"] or found["name"], int(found["port"] or port)
 
 

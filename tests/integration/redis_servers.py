@@ -32,7 +32,8 @@ def redis() -> str:
     """Debian's redis-server, installed first where there is none and we may."""
     if shutil.which("redis-server") is None:
         install("redis-server")
-    assert (found := shutil.which("redis-server")) is not None
+    found = shutil.which("redis-server")
+    assert found is not None
     return found
 
 

@@ -62,6 +62,18 @@ def test_events_are_recorded_where_a_flag_says(run):
     assert str(result.served.admission.event_log) == "events.jsonl"
 
 
+def test_a_tier_is_named_by_three_flags(run, tmp_path):
+    (tmp_path / "key").write_text("0123456789abcdef" * 2)
+    flags = ("--tier-redis", "redis://:hidden@h", "--tier-advertise", "h:1", "--tier-key-file", str(tmp_path / "key"))
+    tier = run("serve", "--endpoint", "http://a:1", *flags).served.tier
+    assert tier.redis.get_secret_value() == "redis://:hidden@h"
+    assert (tier.advertise, tier.key_file) == ("h:1", tmp_path / "key")
+    short = run("serve", "--endpoint", "http://a:1", *flags[:2])
+    assert short.exit_code != 0
+    assert "a tier needs `advertise` and `key_file`, too" in short.output
+    assert "hidden" not in short.output
+
+
 def test_a_model_is_launched(run):
     assert run("serve", "org/model").served.models[0].engine.model == "org/model"
 

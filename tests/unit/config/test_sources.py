@@ -333,3 +333,28 @@ def test_what_is_set_for_now_goes_before_all_else_and_a_band_is_the_one_of_the_f
     file.write_text("")
     with pytest.raises(ConfigurationError, match="nothing to serve"):
         sources.read()
+
+
+@pytest.mark.parametrize(
+    ("tier", "says"),
+    [
+        ({"redis": "redis://u:hidden@h:port"}, "tier.redis = *** (command line): expected HOST or HOST:PORT"),
+        ({"redis": "redis://u:hidden@h"}, "tier (command line): a tier needs `advertise` and `key_file`, too"),
+        ({"advertise": "h:1", "key_file": "/k"}, "tier (command line): a tier needs `redis`, too"),
+        ({"advertise": "h"}, "tier.advertise = 'h' (command line): expected HOST:PORT, as 10.0.0.7:8500"),
+        ({"advertise": "0.0.0.0:1"}, "expected the address of this machine as the others reach it"),
+        ({"fallback_share": 0}, "tier.fallback_share = 0 (command line): "),
+    ],
+)
+def test_what_is_wrong_with_a_tier_is_said_without_a_password(tier, says):
+    said = fault(flags={"tier": tier})
+    assert says in said
+    assert "hidden" not in said
+
+
+def test_the_password_of_a_tiers_redis_is_never_shown():
+    tier = {"redis": "redis://u:hidden@h", "advertise": "h:1", "key_file": "/k"}
+    settings = load({"tier": tier}, None, {})
+    assert "hidden" not in json.dumps(redacted(settings))
+    assert "hidden" not in repr(settings)
+    assert Settings.model_validate(revealed(settings)) == settings

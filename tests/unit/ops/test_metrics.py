@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
 from gateway.ops.metrics import MOST_MODELS, Metrics
-from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState
+from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState, TierState
 
 PUBLIC = {
     "kvgate_requests_total": {"model", "outcome"},
@@ -242,3 +242,20 @@ def test_no_name_is_of_another_namespace():
     metrics = Metrics("0.1.0")
     shown = samples(metrics, gateway(endpoint()))
     assert all(re.match(r"(kvgate|process)_[a-z_]+$", sample.name) for sample in shown)
+
+
+def test_a_gateway_of_a_tier_says_what_it_is_there():
+    tier = TierState(
+        role="owner", id="a", owner="a", epoch=7, members=3, standing="owning", share=0.5, lease_seconds=1.5, redis=True
+    )
+    metrics, owner = Metrics("0.1.0"), gateway().model_copy(update={"tier": tier})
+    assert [value(metrics, "kvgate_tier_role", owner, role=role) for role in ("alone", "owner", "front")] == [0, 1, 0]
+    assert value(metrics, "kvgate_tier_epoch", owner) == 7
+    assert value(metrics, "kvgate_tier_members", owner) == 3
+    assert value(metrics, "kvgate_tier_share", owner) == 0.5
+    assert value(metrics, "kvgate_tier_lease_seconds", owner) == 1.5
+    assert value(metrics, "kvgate_tier_redis_up", owner) == 1
+    front = tier.model_copy(update={"role": "front", "lease_seconds": None})
+    shown = gateway().model_copy(update={"tier": front})
+    assert value(metrics, "kvgate_tier_lease_seconds", shown) is None
+    assert not [sample for sample in samples(metrics) if "tier" in sample.name], "without a tier there are none"

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
-from gateway.serve.checks import preflight
+from gateway.serve.checks import check, preflight
 from tests.unit.engine.hub import hub
 
 
@@ -44,3 +44,12 @@ def test_a_chat_template_that_cannot_be_read_is_found_before_anything_starts(tmp
     ):
         with pytest.raises(ConfigurationError, match=r"gone.jinja': cannot be read"):
             preflight(settings(model))
+
+
+def test_a_tiers_secret_that_cannot_be_used_is_found_before_anything_starts(tmp_path):
+    tier = {"redis": "redis://h", "advertise": "h:1", "key_file": str(tmp_path / "missing")}
+    served = {"models": [{"endpoints": [{"url": "http://a:1"}]}], "tier": tier}
+    with pytest.raises(ConfigurationError, match=r"tier\.key_file: .*missing: cannot read the key"):
+        check(Settings.model_validate(served))
+    (tmp_path / "missing").write_text("0123456789abcdef" * 2)
+    check(Settings.model_validate(served))

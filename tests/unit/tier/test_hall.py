@@ -471,7 +471,7 @@ async def test_nothing_is_kept_of_a_request_that_outlived_its_endpoint(world, fr
 async def test_questions_are_answered(world, front):
     front.say(Ask(1), Ask(2, drain="here"), Ask(3, undrain="nobody"), Explain(4, "m", ONE), Explain(5, "other", ONE))
     answers = {answer.number: answer.body for answer in await front.heard()}
-    assert answers[1] == answers[2] == b'{"endpoints":[],"queues":[]}'
+    assert answers[1] == answers[2] == b'{"endpoints":[],"queues":[],"tier":null}'
     assert answers[3] is answers[5] is None
     assert b'"verdict":"dispatch"' in answers[4]
     assert world.drained == ["here"]
