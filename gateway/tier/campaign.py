@@ -46,11 +46,13 @@ class Campaign:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Give the lease back, if it is held, and end."""
+        """Decide no more, give the lease back, if it is held, and end."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        self._election.resign(self._clock())
+        self._tell()
         try:
             await self._registry.leave()
         except RegistryError as error:

@@ -54,7 +54,7 @@ class Event(StrEnum):
     GRANTED = "granted"
     """Redis: the lease is its own."""
     REFUSED = "refused"
-    """Redis: it is another's, or must be waited for."""
+    """The lease is another's, must be waited for, or is given back."""
     FAILED = "failed"
     """Redis did not answer."""
     OVER = "over"
@@ -328,6 +328,11 @@ class Election:
         self._go(Event.DESERTED if deserted else Event.FAILED)
         if self._standing in {Standing.CUT_OFF, Standing.ALONE}:
             self._until = claim.sent + self.terms.term
+
+    def resign(self, now: float) -> None:
+        """Decide no more: the lease is about to be given back."""
+        self.passed(now)
+        self._go(Event.REFUSED)
 
     # The fronts.
 

@@ -112,10 +112,9 @@ class Elections(RuleBasedStateMachine):
 
     @rule(place=places, other=places)
     def one_hears_of_an_epoch(self, place, other):
-        epoch = self.candidates[other].election.view(self.clock(self.candidates[other])).epoch
-        if epoch is not None:
-            candidate = self.candidates[place]
-            candidate.election.heard(epoch, self.clock(candidate))
+        """By a front that obeyed the other."""
+        candidate = self.candidates[place]
+        candidate.election.heard(self.candidates[other].adopted, self.clock(candidate))
 
     @rule(place=places, other=places)
     def fronts_follow(self, place, other):
@@ -127,13 +126,17 @@ class Elections(RuleBasedStateMachine):
     def fronts_connect_with(self, place):
         self.candidates[place].election.connected([other.election.address for other in self.candidates])
 
-    @rule(place=places, clean=st.booleans())
-    def one_ends_and_another_begins(self, place, clean):
+    @rule(place=places)
+    def one_resigns(self, place):
+        candidate = self.candidates[place]
+        candidate.election.resign(self.clock(candidate))
+        self.redis.leave(candidate.election.me)
+
+    @rule(place=places)
+    def one_ends_and_another_begins(self, place):
         candidate = self.candidates[place]
         if candidate.pending is not None and candidate.taken is None:
             self.stray.append((candidate.election.me, candidate.election.address, candidate.pending))
-        if clean:
-            self.redis.leave(candidate.election.me)
         self.candidates[place] = self.new(place, candidate.origin)
 
     # What holds.

@@ -19,6 +19,8 @@ class Redis:
         self.fails: RegistryError | None = None
         self.asked = 0
         self.closed = False
+        self.deciding = lambda: False
+        self.decided_last: bool | None = None
 
     async def ask(self, claim):
         self.asked += 1
@@ -27,6 +29,7 @@ class Redis:
         return self.kept.ask("a", "a:1", "k", claim)
 
     async def leave(self):
+        self.decided_last = self.deciding()
         if self.fails is not None:
             raise self.fails
         self.kept.leave("a")
@@ -52,6 +55,7 @@ async def test_it_takes_a_lease_holds_it_and_gives_it_back():
     redis = Redis()
     async with campaign(redis) as (running, views, election):
         await until(running.may_decide)
+        redis.deciding = running.may_decide
         asked = redis.asked
         await until(lambda: redis.asked > asked + 5)
         assert running.may_decide()
@@ -60,6 +64,7 @@ async def test_it_takes_a_lease_holds_it_and_gives_it_back():
         state = tier_state(election, asyncio.get_running_loop().time())
         assert (state.role, state.id, state.owner, state.epoch, state.members) == ("owner", "a", "a", 1, 1)
         assert 0 < state.lease_seconds <= TERMS.term
+    assert redis.decided_last is False, "the next one decides as soon as it is given back"
     assert redis.kept.holder == "-"
     assert redis.closed
 
