@@ -9,6 +9,7 @@ be backfilled. A request that would surely wait in vain is refused on arrival, a
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -34,6 +35,7 @@ from gateway.admission.events import (
     ShutdownStarted,
     Tick,
     Verdict,
+    Warmth,
 )
 from gateway.admission.explanation import Explanation, explain
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
@@ -51,6 +53,8 @@ from gateway.admission.view import endpoint_state, queue_state
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
+MOST_WARM = 500
+"""Most flows, and most promises, that another core is told of: a core that takes over is told every second."""
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
@@ -102,6 +106,7 @@ class AdmissionController:
             EndpointGone: self._endpoint_changed,
             Observed: self._observed,
             Learned: self._recall,
+            Warmth: self._warm_up,
             PolicyChanged: self._policy_changed,
             ShutdownStarted: self._shutdown_started,
             Tick: self._tick,
@@ -116,6 +121,7 @@ class AdmissionController:
         self._handlers[type(event)](event, now)
         if self._endpoints.reach.changes_at <= now:
             self._endpoints.reach.pass_time(now)
+            self._changed = True
             self._relane(now)
         if self._queue.depth:
             self._expire(now)
@@ -166,6 +172,14 @@ class AdmissionController:
     def learned(self) -> Learned:
         """Output lengths learned, for a later core of this model. Changes nothing."""
         return self._predictor.learned()
+
+    def warmth(self, now: float) -> Warmth:
+        """What was measured, served and promised, for a core that takes over. Changes nothing."""
+        return Warmth(
+            drained=self._waits.drain_rate.measured(now),
+            debts=tuple(islice(self._queue.debts(), MOST_WARM)),
+            promises=tuple(islice(self._promises.open(self._queue.tickets, now), MOST_WARM)),
+        )
 
     def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
         """For each request in flight, the token count below which a report changes nothing; 0: report all.
@@ -379,6 +393,14 @@ class AdmissionController:
 
     def _recall(self, event: Learned, _now: float) -> None:
         self._predictor.recall(event)
+
+    def _warm_up(self, event: Warmth, now: float) -> None:
+        self._waits.drain_rate.recall(event.drained, now)
+        for band, flow, debt in event.debts:
+            self._queue.recall(band, flow, debt)
+        for promised in event.promises:
+            self._promises.recall(promised, now - event.age)
+        self._promises.expire(now)
 
     # Time, the operator, and the queue
 

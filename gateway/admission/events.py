@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NewType
 
+from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 
 RequestId = NewType("RequestId", int)
@@ -235,6 +236,35 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class Promised:
+    """An open promise to a refused request, as in `placing.promise.Promise`. Times are seconds from now."""
+
+    key: int
+    band: int
+    flow: str
+    order: int
+    """Below 0: before all that have waited since."""
+    outcome: Outcome
+    due: float
+    until: float
+    cost: float
+    spans: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What another core of this model knew of its demand, for a core that takes over."""
+
+    drained: tuple[float, float] = (0.0, 0.0)
+    """Service completed under pressure, and its seconds (`DrainRate`)."""
+    debts: tuple[tuple[int, str, float], ...] = ()
+    """Of bands' flows: how far their virtual time is ahead of the others'."""
+    promises: tuple[Promised, ...] = ()
+    age: float = 0.0
+    """Seconds since it was so."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """The operator changed the policy. Waiting requests keep their places, and requests in flight go on.
 
@@ -267,6 +297,7 @@ Event = (
     | EndpointGone
     | Observed
     | Learned
+    | Warmth
     | PolicyChanged
     | ShutdownStarted
     | Tick

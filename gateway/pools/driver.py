@@ -16,6 +16,7 @@ from gateway.admission.events import (
     Progress,
     Tick,
     Verdict,
+    Warmth,
 )
 from gateway.admission.explanation import Explanation
 from gateway.admission.limits.tenants import Tenants
@@ -100,6 +101,10 @@ class Driver:
             case Finished(request, _, completion_tokens):
                 self._tenants.settle(request, completion_tokens, now)
         return None
+
+    def warmth(self) -> Warmth:
+        """See `AdmissionController.warmth`."""
+        return self._controller.warmth(self._clock())
 
     async def explained(self, arrival: Arrived) -> Explanation:
         """See `Decider.explained`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict, Warmth
 from gateway.endpoints.identity import Identity
 
 VERSION = 1
@@ -40,6 +40,14 @@ class Recalled(_Message, tag=0):
     drained: bool
 
 
+class Kept(_Message, tag=15):
+    """What an earlier owner had this front `Keep`, so many seconds ago."""
+
+    model: str
+    age: float
+    warmth: bytes
+
+
 class Watched(_Message, tag=1):
     """A request was sent to an endpoint; see `Watch.dispatched`."""
 
@@ -52,7 +60,7 @@ class Watched(_Message, tag=1):
 
 
 class Hello(_Message, tag=2):
-    """The first message of a front: who it is, and what it knows of the endpoints.
+    """The first message of a front: who it is, and what it knows of the endpoints and of demand.
 
     `front` is the upper half of its requests' ids.
     """
@@ -60,6 +68,7 @@ class Hello(_Message, tag=2):
     version: int
     front: int
     endpoints: Sequence[Recalled] = ()
+    kept: Sequence[Kept] = ()
     epoch: tuple[int, str] | None = None
     """In a tier, that of the owner that it followed last."""
 
@@ -246,6 +255,13 @@ class Expire(_Message, tag=27):
     requests: Sequence[RequestId]
 
 
+class Keep(_Message, tag=37):
+    """What a core is to know again if another owner takes over: a `Warmth`, packed. It replaces the one before."""
+
+    model: str
+    warmth: bytes
+
+
 class Pong(_Message, tag=33):
     """The owner lives, and still has the front."""
 
@@ -290,7 +306,21 @@ FromFront = (
     | Surpassed
 )
 FromOwner = (
-    More | Welcome | Sent | Refused | Wanted | Up | Down | Gone | Evacuate | Expire | Answer | Report | Pong | Reigns
+    More
+    | Welcome
+    | Sent
+    | Refused
+    | Wanted
+    | Up
+    | Down
+    | Gone
+    | Evacuate
+    | Expire
+    | Answer
+    | Report
+    | Pong
+    | Keep
+    | Reigns
 )
 
 
@@ -302,6 +332,10 @@ def weight(arrival: Arrived) -> int:
 _encoder = msgspec.msgpack.Encoder()
 from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode
 from_owner: Callable[[bytes], list[FromOwner]] = msgspec.msgpack.Decoder(list[FromOwner]).decode
+
+
+packed_warmth: Callable[[Warmth], bytes] = _encoder.encode
+warmth_of: Callable[[bytes], Warmth] = msgspec.msgpack.Decoder(Warmth).decode
 
 
 class FrameError(Exception):

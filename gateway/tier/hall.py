@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from gateway.admission.events import (
     RequestId,
     Returned,
     Verdict,
+    Warmth,
     front_of,
 )
 from gateway.admission.outcomes import Outcome
@@ -47,6 +49,8 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
+    Keep,
+    Kept,
     Left,
     More,
     Moved,
@@ -67,6 +71,8 @@ from gateway.tier.frames import (
     Watched,
     Welcome,
     from_front,
+    packed_warmth,
+    warmth_of,
     weight,
 )
 from gateway.tier.line import Line
@@ -74,6 +80,10 @@ from gateway.tier.reports import Reports
 
 DECLARED_WITHIN = 1.0
 """Seconds a new owner waits for the fronts to declare what they have, before it dispatches anything."""
+WARM = 1.0
+"""Seconds between two times at which fronts are told what to keep for the next owner."""
+MOST_KEPT = 256 * 2**10
+"""Bytes of what is kept of one model. More is not told."""
 _log = structlog.get_logger("kvgate.tier")
 
 
@@ -146,6 +156,8 @@ class Hall:
         """Of those, in the order in which they go to the cores."""
         self._reports: defaultdict[str | None, Reports] = defaultdict(Reports)
         """By gateway: each tells its own figures, and the owner's gateway those of the pools."""
+        self._kept: dict[str, Kept] = {}
+        """By model: the latest that fronts kept from an earlier owner."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Seat, Any], None]] = {
             Declares: self._declares,
@@ -170,6 +182,7 @@ class Hall:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+        self._spawn(self._have_kept())
         if self._reign is not None:
             self._spawn(self._watch_fronts())
 
@@ -350,6 +363,9 @@ class Hall:
 
     def _recall(self, seat: Seat, hello: Hello) -> None:
         """Take over what a front knows of the endpoints, and tell it of those that are not configured any more."""
+        for kept in hello.kept:
+            if kept.model not in self._kept or kept.age < self._kept[kept.model].age:
+                self._kept[kept.model] = kept
         for there in hello.endpoints:
             monitor = self._monitors.get(there.endpoint)
             if monitor is None:
@@ -397,8 +413,30 @@ class Hall:
     def _open(self) -> None:
         """Let what waits go to the cores, the longest wait first."""
         if not self._begun.is_set() and not self._turns:
+            self._warm_up()
             self._turns.extend(sorted(self._early, key=lambda request: -self._early[request][2].waited))
             self._open_further()
+
+    def _warm_up(self) -> None:
+        """Let the cores know again what those of an earlier owner knew."""
+        for model, kept in self._kept.items():
+            if (driver := self._cores.drivers.get(model)) is not None:
+                driver.handle(replace(warmth_of(kept.warmth), age=kept.age))
+        self._kept.clear()
+
+    async def _have_kept(self) -> None:
+        """Have the fronts keep what the next owner is to know."""
+        told: dict[str, bytes] = {}
+        nothing = packed_warmth(Warmth())
+        while True:
+            await asyncio.sleep(WARM)
+            for model, driver in list(self._cores.drivers.items()):
+                warmth = packed_warmth(driver.warmth())
+                if warmth != told.get(model, nothing) and len(warmth) <= MOST_KEPT:
+                    told[model] = warmth
+                    self._broadcast(Keep(model, warmth))
+                await asyncio.sleep(0)  # a turn of the loop for each model
+            told = {model: warmth for model, warmth in told.items() if model in self._cores.drivers}
 
     def _open_further(self) -> None:
         """Let go what one turn of the loop has time for. What arrives meanwhile comes after it."""

@@ -42,6 +42,8 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
+    Keep,
+    Kept,
     Left,
     More,
     Moved,
@@ -138,6 +140,8 @@ class Link:
         self._admissions: dict[str, Admission] = {}
         self._told: dict[EndpointId, Told] = {}
         """What the owner said last of each endpoint that takes traffic, or did before it went down."""
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        """By model: when the owner last had this front keep something, and what."""
         self._watches: dict[EndpointId, RemoteWatch] = {}
         self._outlived: dict[EndpointId, RemoteWatch] = {}
         """Those of endpoints that are gone and may come back, while requests are on them."""
@@ -158,6 +162,7 @@ class Link:
             Answer: self._answered,
             Pong: self._ponged,
             Reigns: self._adopt,
+            Keep: self._keep,
             Report: self._report,
         }
 
@@ -371,9 +376,11 @@ class Link:
             Recalled(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
             for up, down in self._told.values()
         ]
+        now = self._clock()
+        kept = [Kept(model, now - since, warmth) for model, (since, warmth) in self._kept.items()]
         followed = None if self._allegiance is None else self._allegiance.epoch
         epoch = None if followed is None else (followed.number, followed.owner)
-        line.send(Hello(VERSION, self._front, recalled, epoch))
+        line.send(Hello(VERSION, self._front, recalled, kept, epoch))
         for question, _ in self._questions.values():
             line.send(question)
 
@@ -479,6 +486,9 @@ class Link:
         _question, answer = self._questions.get(message.number, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message.body)
+
+    def _keep(self, message: Keep) -> None:
+        self._kept[message.model] = self._clock(), message.warmth
 
     def _report(self, message: Report) -> None:
         self.send(Reported(message.number, self._figures()))

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -484,6 +485,20 @@ class Admission(RuleBasedStateMachine):
             case None:
                 assert explanation.verdict == "queue"
                 assert self.known[request].waiting
+
+    @rule(age=st.sampled_from([0.0, 0.5, 30.0]))
+    def hand_over(self, age):
+        """Another core takes over what this one knows of demand."""
+        promises, now = self.controller._promises, self.now
+        other = AdmissionController(self.policy)
+        assert not [
+            c for c in other.handle(replace(self.controller.warmth(now), age=age), now) if type(c) is not WakeAt
+        ]
+        for known in self.known.values():
+            key = known.arrival.key
+            here, there = promises.find(key, now + age), other._promises.find(key, now)
+            assert (here is None) == (there is None)
+            assert here is None or there.due == pytest.approx(here.due - age)
 
     @invariant()
     def at_most_one_outcome(self):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.admission.events import (
     Arrived,
+    Back,
     Cancelled,
     Capacity,
     Declared,
@@ -19,15 +20,21 @@ from gateway.admission.events import (
     Finished,
     Observed,
     Progress,
+    Promised,
     Returned,
     ShutdownStarted,
     Tick,
     Verdict,
+    Warmth,
 )
+from gateway.admission.outcomes import Outcome
 from gateway.record.replay import verify
 from gateway.record.whatif import compare
 from tests.unit.record.recorded import Tape
 
+WARMTH = Warmth(
+    (50.0, 2.0), ((0, "a", 7.5),), (Promised(3, 0, "a", -3, Outcome.QUEUE_FULL, 1.0, 9.0, 30.0, (2.0, 1.0)),), 0.5
+)
 IDS = st.integers(1, 30)
 ENDPOINTS = st.sampled_from(["a", "b"])
 SHARES = st.none() | st.floats(0, 1.2)
@@ -59,7 +66,8 @@ EVENTS = st.one_of(
     st.builds(Cancelled, IDS),
     st.builds(Progress, st.lists(st.tuples(IDS, st.integers(0, 300)), max_size=4).map(tuple)),
     st.builds(Finished, IDS, st.sampled_from(Verdict), st.none() | st.integers(0, 300)),
-    st.builds(Returned, IDS, st.booleans()),
+    st.builds(Returned, IDS, st.sampled_from(Back)),
+    st.just(WARMTH),
     st.builds(EndpointUp, ENDPOINTS, CAPACITIES),
     st.builds(EndpointDown, ENDPOINTS, st.just("down")),
     st.builds(EndpointGone, ENDPOINTS),

@@ -1,6 +1,5 @@
 """The promise of a turn to one refused request."""
 
-from gateway.admission.events import Arrived
 from gateway.admission.outcomes import Outcome
 
 
@@ -9,10 +8,12 @@ class Promise:
 
     __slots__ = ("band", "cost", "due", "flow", "key", "order", "outcome", "over", "spans", "until", "used")
 
-    def __init__(self, arrival: Arrived, order: int, outcome: Outcome, due: float, until: float) -> None:
-        self.key = arrival.key
-        self.band = arrival.band
-        self.flow = arrival.flow
+    def __init__(
+        self, key: int, band: int, flow: str, *, order: int, outcome: Outcome, due: float, until: float, cost: float
+    ) -> None:
+        self.key = key
+        self.band = band
+        self.flow = flow
         self.order = order
         """Its turn in the queue, from its first arrival."""
         self.outcome = outcome
@@ -20,7 +21,7 @@ class Promise:
         self.due = due
         """Time at which it should come back. It has its turn if it comes back from then to `until`."""
         self.until = until
-        self.cost = 0.0
+        self.cost = cost
         """Tokens of service promised."""
         self.spans = (0.0, 0.0)
         """Seconds that this service takes at its flow's share of the drain rate, and at the whole rate."""

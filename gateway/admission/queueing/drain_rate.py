@@ -36,6 +36,16 @@ class DrainRate:
         served, span = self._at_time(now)
         return served / span if span >= TUNING.drain_least_span else None
 
+    def measured(self, now: float) -> tuple[float, float]:
+        """Service and seconds of pressure, for another core. Changes nothing."""
+        return self._at_time(now)
+
+    def recall(self, measured: tuple[float, float], now: float) -> None:
+        """Go on from what another core measured. Ignored after own measurements."""
+        if not self._span:
+            self._served, self._span = measured
+            self._at = now
+
     def _advance(self, now: float) -> None:
         if now > self._at:
             self._served, self._span = self._at_time(now)

@@ -1,7 +1,8 @@
 """Fair shares of service: between the flows of a band, and between the bands."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.tuning import TUNING
@@ -142,6 +143,18 @@ class Fairness:
         if flow.counter > self._virtual_time:  # a debt; otherwise there is nothing to remember
             self._rest(flow)
         return False
+
+    def debts(self) -> Iterator[tuple[str, float]]:
+        """Of each flow that is ahead of the others: how far. Others are as far as any that begins to wait."""
+        least = min((flow.counter for flow in self.active.values()), default=self._virtual_time)
+        for flow in chain(self.active.values(), self._idle.values()):
+            if flow.counter > least:
+                yield flow.name, flow.counter - least
+
+    def recall(self, name: str, debt: float) -> None:
+        """Let a flow that is not known yet be so far ahead of the others."""
+        if name not in self.active and name not in self._idle:
+            self._rest(Flow(name, self._weights.get(name, 1.0), self._virtual_time + debt))
 
     def _between(self, top: float) -> float:
         return min(max(self._virtual_time, top), top + self._largest)

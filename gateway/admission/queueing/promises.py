@@ -1,10 +1,12 @@
 """The promises to refused requests: when to come back, for a turn that is kept for them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import NamedTuple
 
+from gateway.admission.events import Promised
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.promise import Promise
 from gateway.admission.placing.request import RequestRecord
@@ -107,31 +109,57 @@ class Promises:
         wait, rate, weight = pressure
         span, arrival, due = request.cost / rate, request.arrival, _due(request, start, now)
         until = due + max(TUNING.promise_late, TUNING.promise_late_share * min(due - now, CAP))
-        promise = Promise(arrival, request.order, outcome, due, until)
-        mine, band = self._schedule_of(request), self._bands.get(arrival.band)
-        if band is None:
-            band = self._bands[arrival.band] = Schedule(0.0)
-        if (arrival.band, arrival.flow) not in self._flows:
-            self._flows[arrival.band, arrival.flow] = mine
-            band.weight += mine.weight
+        promise = Promise(
+            arrival.key,
+            arrival.band,
+            arrival.flow,
+            order=request.order,
+            outcome=outcome,
+            due=due,
+            until=until,
+            cost=request.cost,
+        )
+        mine, band = self._enter(promise)
         if request.promise is None:
             stretch = max(weight, band.weight) / mine.weight
             promise.spans = (span * stretch, span)
             mine.free_at = mine.begin(now + wait, rate / stretch, now) + span * stretch
             band.free_at = band.begin(now + wait, rate, now) + span
-        promise.cost = request.cost
         for schedule in (mine, band):
             schedule.owed += promise.cost
-            schedule.promises[promise] = None
-        self._count += 1
-        self._of_flow[arrival.flow] += 1
-        self._granted += 1
-        self._by_key.setdefault(promise.key, []).append(promise)
-        heappush(self._ends, (until, self._granted, promise))
-        if len(self._ends) > SLACK + 2 * self._count:
-            self._ends = [entry for entry in self._ends if not entry[2].used]
-            heapify(self._ends)
         return due
+
+    def open(self, before: int, now: float) -> Iterator[Promised]:
+        """The open promises, those granted first at first. Requests that wait have orders up to `before`."""
+        for promise in chain.from_iterable(self._by_key.values()):
+            yield Promised(
+                promise.key,
+                promise.band,
+                promise.flow,
+                promise.order - before - 1,
+                promise.outcome,
+                promise.due - now,
+                promise.until - now,
+                promise.cost,
+                promise.spans,
+            )
+
+    def recall(self, promised: Promised, now: float) -> None:
+        """Keep a promise that another core gave."""
+        promise = Promise(
+            promised.key,
+            promised.band,
+            promised.flow,
+            order=promised.order,
+            outcome=promised.outcome,
+            due=promised.due + now,
+            until=promised.until + now,
+            cost=promised.cost,
+        )
+        promise.spans = promised.spans
+        for schedule, span in zip(self._enter(promise), promise.spans, strict=True):
+            schedule.free_at = max(schedule.free_at, promise.due + span)
+            schedule.owed += promise.cost
 
     def use(self, promise: Promise, now: float) -> None:
         """Note that its request came back. If it was not due yet, its time is free for others."""
@@ -179,6 +207,27 @@ class Promises:
             if first.due >= now - TUNING.promise_lead:
                 return first is promise or first.due > now + TUNING.promise_lead
         return True
+
+    def _enter(self, promise: Promise) -> tuple[Schedule, Schedule]:
+        """Enter a promise, and return the schedules of its flow and of its band."""
+        key = promise.band, promise.flow
+        mine, band = self._flows.get(key), self._bands.get(promise.band)
+        if band is None:
+            band = self._bands[promise.band] = Schedule(0.0)
+        if mine is None:
+            mine = self._flows[key] = Schedule(self._weights.get(promise.flow, 1.0))
+            band.weight += mine.weight
+        for schedule in (mine, band):
+            schedule.promises[promise] = None
+        self._count += 1
+        self._of_flow[promise.flow] += 1
+        self._granted += 1
+        self._by_key.setdefault(promise.key, []).append(promise)
+        heappush(self._ends, (promise.until, self._granted, promise))
+        if len(self._ends) > SLACK + 2 * self._count:
+            self._ends = [entry for entry in self._ends if not entry[2].used]
+            heapify(self._ends)
+        return mine, band
 
     def _schedules(self, promise: Promise) -> tuple[Schedule, Schedule]:
         return self._flows[promise.band, promise.flow], self._bands[promise.band]

@@ -230,6 +230,17 @@ class Queue:
         if known is not None:
             known.settle(flow, delta)
 
+    def debts(self) -> Iterator[tuple[int, str, float]]:
+        """How far flows are ahead in their bands, see `Fairness.debts`."""
+        return ((band.number, flow, debt) for band in self._bands.values() for flow, debt in band.fairness.debts())
+
+    def recall(self, number: int, flow: str, debt: float) -> None:
+        """Let a flow be so far ahead in its band."""
+        band = self._bands.get(number)
+        if band is None:
+            band = self._bands[number] = self._idle[number] = self._new_band(number)
+        band.fairness.recall(flow, debt)
+
     def offer(self, accept: Callable[[RequestRecord], Answer]) -> None:
         """Offer waiting requests to `accept`, in order, until every lane has ended.
 
@@ -284,12 +295,19 @@ class Queue:
         """All waiting requests: by band, then by lane, then by flow."""
         return (request for band in self._order for lane in band.lanes.values() for request in lane)
 
+    @property
+    def tickets(self) -> int:
+        """The highest order of a request that has waited."""
+        return self._tickets
+
+    def _new_band(self, number: int) -> BandQueue:
+        return BandQueue(number, self._settings.get(number, DEFAULTS).reserved, self._weights)
+
     def _begin(self, number: int) -> BandQueue:
         """Activate a band for its first waiting request."""
         band = self._idle.pop(number, None)
         if band is None:
-            band = BandQueue(number, self._settings.get(number, DEFAULTS).reserved, self._weights)
-            self._bands[number] = band
+            band = self._bands[number] = self._new_band(number)
         band.share.begin(self._served)
         insort(self._order, band, key=lambda other: other.number)
         return band

@@ -323,6 +323,10 @@ class TestEndings:
             assert p.endpoint("a").closed_by == ()
             p >> at(second + 1) >> Tick() << Dispatch(1, "a") << Dispatch(2 + second, "a")
 
+    def test_an_arrival_may_be_the_first_to_see_that_an_endpoint_is_tried_again(self, play):
+        p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.UNREACHED) << nothing
+        p >> at(1) >> arrived(2) << Dispatch(1, "a") << Dispatch(2, "a")
+
     def test_another_front_goes_on_where_one_cannot_connect(self, play):
         other = 1 << FRONT_BITS
         p = play() >> up("a", blocks=100) >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.UNREACHED) << nothing

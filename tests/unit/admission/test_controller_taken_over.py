@@ -1,7 +1,10 @@
 """The product, as scripts: a core that takes over what an earlier one had in flight and in its queue."""
 
+from dataclasses import replace
+
 import pytest
 
+from gateway.admission import controller
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Cancelled, EndpointDown, Finished, Returned, ShutdownStarted, Tick, Verdict
 from gateway.admission.outcomes import Outcome
@@ -16,6 +19,7 @@ from tests.unit.admission.playbook import (
     refused,
     up,
 )
+from tests.unit.admission.test_controller_promises import crowded, one, refuse
 from tests.unit.admission.test_controller_turns import at_a_rate, costs_100, let_in
 
 
@@ -247,3 +251,58 @@ class TestInTheQueue:
 def test_one_that_failed_as_often_as_it_may_is_not_tried_again(play):
     p = play() >> up("a") >> up("b") >> arrived(1, waited=3, failures=2)
     p << refused(1, Outcome.UPSTREAM_ERROR)
+
+
+class TestWarmth:
+    def handed_over(self, p, play, time=20, age=0.0, **settings):
+        """A core that takes over from another at its time."""
+        warmth = replace(p.controller.warmth(time), age=age)
+        p.pending.clear()
+        return play(**settings) >> up("a", blocks=100, seqs=1) >> at(100) >> warmth << nothing
+
+    def test_its_drain_rate_is_known_at_once(self, play):
+        p = at_a_rate(play)
+        rate = p.controller.snapshot(20).drain_rate
+        assert self.handed_over(p, play).controller.snapshot(100).drain_rate == rate > 0
+
+    def test_a_promise_is_kept(self, play):
+        p = crowded(play)
+        told = refuse(p, 60, 7)
+        q = self.handed_over(p, play, age=1.5, ttft_target=None)
+        q >> one(1) << Dispatch(1, "a") >> one(2) << nothing
+        q >> at(100 + told - 1.5) >> one(3, 7) << nothing >> done(1) << Dispatch(3, "a")
+
+    def test_one_that_comes_back_early_is_told_the_same_time(self, play):
+        p = crowded(play)
+        told = refuse(p, 60, 7)
+        q = self.handed_over(p, play)
+        q >> one(1) << Dispatch(1, "a") >> one(3, 7)
+        assert q.pending.pop(0).retry_after == pytest.approx(told, abs=0.01)
+
+    def test_a_promise_that_is_over_meanwhile_is_none(self, play):
+        p = crowded(play)
+        refuse(p, 60, 7)
+        q = self.handed_over(p, play, age=600.0, ttft_target=None)
+        q >> one(1) << Dispatch(1, "a") >> one(2) << nothing >> one(3, 7) << nothing
+        assert not len(q.controller._promises)
+
+    def test_who_had_more_than_its_share_waits_for_the_others(self, play):
+        p = play(ttft_target=None) >> up("a", seqs=1) >> arrived(1, flow="x") << Dispatch(1, "a")
+        for number in range(2, 6):
+            p >> arrived(number, 1500, flow="x")
+        p >> arrived(6, 1500, flow="y") << nothing
+        p >> done(1)
+        p.pending.clear()
+        q = self.handed_over(p, play, ttft_target=None)
+        ((_, first, _),) = p.controller.warmth(20).debts
+        other = "y" if first == "x" else "x"
+        q >> arrived(1, flow="z") << Dispatch(1, "a") >> arrived(2, flow=other) >> arrived(3, flow=first)
+        q >> arrived(4, flow=other) << nothing >> done(1) << Dispatch(2, "a") >> done(2) << Dispatch(4, "a")
+
+    def test_what_it_tells_is_bounded(self, play, monkeypatch):
+        p = crowded(play)
+        for key in range(1, 6):
+            refuse(p, 100 + key, key)
+        assert len(p.controller.warmth(20).promises) == 5
+        monkeypatch.setattr(controller, "MOST_WARM", 3)
+        assert len(p.controller.warmth(20).promises) == 3

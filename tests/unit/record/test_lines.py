@@ -20,10 +20,12 @@ from gateway.admission.events import (
     Outputs,
     PolicyChanged,
     Progress,
+    Promised,
     Returned,
     ShutdownStarted,
     Tick,
     Verdict,
+    Warmth,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band, Mode, Policy
@@ -40,6 +42,7 @@ EVERY = (
     EndpointDown("e", "why"),
     EndpointGone("e"),
     Observed("e", 1.0000000000000002, 0.1, None, 3, 4e18, None),
+    Warmth((5.0, 2.0), ((0, "a", 7.5),), (Promised(2**64 - 1, 1, "a", -3, Outcome.QUEUE_FULL, 1, 2, 3, (4, 5)),), 0.5),
     Learned((1, None), (Outputs(9, 11, True, False, (3, None)),)),
     PolicyChanged(Policy(Mode.OBSERVE, ttft_target=None, bands={2: Band(9.0, 0.1)}, weights={"a": 2.0})),
     ShutdownStarted(),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict
+from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict, Warmth
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.tier.frames import (
@@ -27,6 +27,8 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
+    Keep,
+    Kept,
     Left,
     More,
     Moved,
@@ -48,6 +50,7 @@ from gateway.tier.frames import (
     frame,
     from_front,
     from_owner,
+    packed_warmth,
 )
 
 HERE = EndpointId("here:8000")
@@ -72,7 +75,7 @@ CAPACITY = Capacity(max_model_len=4096, kv_blocks=None, max_num_seqs=3, shares_p
 WATCHED = Watched(HERE, ONE, 10, streams=True, brought=False, started=True)
 OF_FRONT = [
     Hello(VERSION, 7),
-    Hello(VERSION, 7, (Recalled(HERE, "m", IDENTITY, CAPACITY, drained=True),)),
+    Hello(VERSION, 7, (Recalled(HERE, "m", IDENTITY, CAPACITY, drained=True),), (Kept("m", 0.5, b"x"),)),
     Declares([], [], [], last=True),
     Declares([("m", Declared(ARRIVAL, HERE, 12))], [WATCHED], [("m", ARRIVAL), ("n", ARRIVAL)], last=False),
     Came("m", ARRIVAL),
@@ -110,6 +113,7 @@ OF_OWNER = [
     Answer(1, None),
     Report(5),
     Pong(),
+    Keep("m", packed_warmth(Warmth())),
 ]
 
 

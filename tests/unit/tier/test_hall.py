@@ -15,6 +15,7 @@ from gateway.admission.events import (
     EndpointId,
     RequestId,
     Verdict,
+    Warmth,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
@@ -23,7 +24,7 @@ from gateway.ops.merged import packed
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
-from gateway.tier import carried
+from gateway.tier import carried, hall
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -38,6 +39,8 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
+    Keep,
+    Kept,
     Left,
     More,
     Moved,
@@ -54,6 +57,8 @@ from gateway.tier.frames import (
     Watched,
     Welcome,
     from_owner,
+    packed_warmth,
+    warmth_of,
 )
 from gateway.tier.hall import DECLARED_WITHIN, Hall
 from tests.unit.tier.lines import Other, turns
@@ -97,7 +102,8 @@ class Monitor:
 class World:
     """An owner: its hall, its cores, and monitors that do as a test says."""
 
-    def __init__(self, expected=1):
+    def __init__(self, expected=1, **policy):
+        self.policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None, **policy)
         self.hall = Hall(expected)
         self.monitors = {}
         self.made = []
@@ -110,8 +116,9 @@ class World:
         self.hall.begin(self.cores, self.monitors, state)
 
     def make(self, model, root):
-        policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None)
-        self.made.append(Driver(AdmissionController(policy), asyncio.get_running_loop().time, self.hall.asker(model)))
+        self.made.append(
+            Driver(AdmissionController(self.policy), asyncio.get_running_loop().time, self.hall.asker(model))
+        )
         return self.made[-1]
 
     async def drain(self, endpoint):
@@ -142,14 +149,18 @@ class World:
     def connect(self):
         return Other(self.hall.line(), from_owner)
 
-    async def join(self, number=1, *, skip=True, known=(), declared=(), watched=(), waiting=()):
+    async def join(self, number=1, *, skip=True, known=(), kept=(), declared=(), watched=(), waiting=()):
         """A front that has said who it is; `skip` what it is told first."""
         front = self.connect()
-        front.say(Hello(VERSION, number, known))
+        front.say(Hello(VERSION, number, known, kept))
         front.say(Declares(list(declared), list(watched), list(waiting), last=True))
         if skip:
             await front.heard()
         return front
+
+    def rate(self):
+        """The measured drain rate of its first core."""
+        return self.made[0].controller.snapshot(asyncio.get_running_loop().time()).drain_rate
 
     def load(self):
         """Requests in flight without those aborted, and waiting."""
@@ -171,6 +182,12 @@ def sent(request, endpoint=HERE):
 
 
 ONE, TWO, THREE = (arrival(number) for number in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_keep(monkeypatch):
+    """No messages about it but where a test is about them."""
+    monkeypatch.setattr(hall, "WARM", 1e6)
 
 
 @pytest.fixture
@@ -344,6 +361,54 @@ async def test_a_flight_is_known_once_its_endpoint_is(world, front):
         assert world.load() == (1, 0)
         assert world.monitors[HERE].requests.keys() == {ONE.request}
     assert await front.heard() == []
+
+
+async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
+    monkeypatch.setattr(hall, "WARM", 1.0)
+    world = World(max_requests=1)
+    world.up()
+    front = await world.join(1)
+    front.say(*[Came("m", arrival(number, key=number)) for number in (1, 2)])
+    for number in range(3, 6):  # the engine ends one each second, and another waits
+        await asyncio.sleep(1.0)
+        front.say(Ended(arrival(number - 2).request, Verdict.DONE, 10), Came("m", arrival(number, key=number)))
+    front.say(Came("m", arrival(6, key=6)))
+    (refused,) = [m.reject for m in await front.heard() if isinstance(m, Refused)]
+    assert refused.outcome is Outcome.QUEUE_FULL
+    await asyncio.sleep(1.1)
+    keep = [m for m in await front.heard() if isinstance(m, Keep)][-1]
+    rate = world.rate()
+    world.hall.close()
+    world.cores.close()
+
+    late = World(expected=2)
+    late.up()
+    first = await late.join(1, kept=[Kept("m", 0.5, keep.warmth), Kept("gone", 0.1, keep.warmth)])
+    await late.join(2, kept=[Kept("m", 7.0, packed_warmth(Warmth()))])
+    assert late.rate() == pytest.approx(rate, rel=0.2)
+    (promise,) = warmth_of(keep.warmth).promises
+    assert promise.key == 6
+    now = asyncio.get_running_loop().time()
+    found = late.made[0].controller._promises.find(6, now)
+    assert found.due == pytest.approx(now - 0.5 + promise.due, abs=0.1)
+    assert found.order < 0
+    first.say(Came("m", arrival(7)))
+    assert late.load() == (1, 0)
+    late.hall.close()
+    late.cores.close()
+
+
+async def test_too_much_to_keep_is_not_told(monkeypatch):
+    monkeypatch.setattr(hall, "MOST_KEPT", 0)
+    monkeypatch.setattr(hall, "WARM", 0.1)
+    world = World()
+    world.up()
+    front = await world.join(1)
+    front.say(Came("m", ONE), Came("m", TWO))
+    await asyncio.sleep(1.0)
+    assert Keep not in {type(message) for message in await front.heard()}
+    world.hall.close()
+    world.cores.close()
 
 
 async def test_an_owner_waits_for_fronts_for_so_long():

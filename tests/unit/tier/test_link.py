@@ -32,6 +32,7 @@ from gateway.tier.frames import (
     GivenBack,
     Gone,
     Hello,
+    Keep,
     Left,
     More,
     Moved,
@@ -145,7 +146,7 @@ async def world():
     world.link.close()
 
 
-NOTHING = [Hello(VERSION, 7, []), Declares([], [], [], last=True)]
+NOTHING = [Hello(VERSION, 7, [], []), Declares([], [], [], last=True)]
 """What a front says first that knows of nothing."""
 
 
@@ -404,6 +405,18 @@ async def test_an_endpoint_configured_later_is_as_the_owner_said_last(world, dow
     world.link.watch(THERE)
     await turns()
     assert world.told == [("down", THERE) if down else ("up", THERE, "m", IDENTITY)]
+
+
+async def test_what_an_owner_had_it_keep_is_given_to_the_next(world):
+    await world.welcome()
+    world.owner.say(Keep("m", b"old"), Keep("n", b"other"), Keep("m", b"new"))
+    since = world.clock()
+    await world.lose(reachable=False)
+    await asyncio.sleep(1.0)
+    world.reachable = True
+    hello, _ = await world.welcome()
+    assert [(kept.model, kept.warmth) for kept in hello.kept] == [("m", b"new"), ("n", b"other")]
+    assert hello.kept[0].age == pytest.approx(world.clock() - since, abs=0.1)
 
 
 async def test_an_endpoint_that_is_gone_is_declared_no_more(world):

@@ -47,3 +47,20 @@ def test_asking_leaves_no_trace():
     for rate in (one, other):
         rate.completed(70.0, 20.5)
     assert one.rate(21.0) == other.rate(21.0)
+
+
+def test_another_core_goes_on_from_what_was_measured():
+    before, after = pressed(3, 20), DrainRate()
+    after.recall(before.measured(20.2), 500.2)
+    assert after.rate(500.2) == before.rate(20.2)
+    for rate, now in ((before, 20.2), (after, 500.2)):
+        rate.pressed(now)
+        rate.completed(70.0, now + 0.5)
+    assert after.rate(501.0) == pytest.approx(before.rate(21.0))
+
+
+def test_what_was_measured_here_counts_more():
+    here = pressed(3, 20)
+    rate = here.rate(20.0)
+    here.recall((1e9, 60.0), 20.0)
+    assert here.rate(20.0) == rate

@@ -172,3 +172,29 @@ def test_what_is_owed_is_bounded():
 @pytest.mark.parametrize("reserved", [0.0, TUNING.starved_share / 2])
 def test_a_band_that_reserved_nothing_has_a_small_share(reserved):
     assert Share(reserved).share == TUNING.starved_share
+
+
+def test_a_debt_is_known_to_another_core():
+    before, after = Fairness({"heavy": 4.0}), Fairness({"heavy": 4.0})
+    for flow in ("heavy", "light", "next"):
+        wait(before, flow)
+    for flow, cost in (("heavy", 80.0), ("light", 50.0), ("next", 10.0)):
+        before.charge(flow, cost)
+    debts = dict(before.debts())
+    assert debts == {"heavy": 10.0, "light": 40.0}
+    for flow, debt in debts.items():
+        after.recall(flow, debt)
+    counters = {flow: wait(after, flow)[1].counter for flow in ("heavy", "light", "next")}
+    assert counters == {"heavy": 10.0, "light": 40.0, "next": 0.0}
+    after.recall("light", 99.0)
+    assert after.active["light"].counter == 40.0
+
+
+def test_who_is_not_ahead_has_no_debt():
+    fairness = Fairness({})
+    fairness.charge("alone", 50.0)
+    request, _ = wait(fairness, "waits")
+    assert list(fairness.debts()) == []
+    fairness.leave(request)
+    fairness.charge("waits", 30.0)
+    assert [flow for flow, _ in fairness.debts()] in ([], ["waits"])
