@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.assembly import moved
 from engine.control import Reload
 from gateway.config.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment, _other
 
 
@@ -16,7 +17,7 @@ def deployed(tmp_path, load, said):
         server=ServerSettings(host="127.0.0.1", port=0),
         models=(ModelSettings(engine=EngineSettings(model=str(tmp_path), python=Path(sys.executable))),),
     )
-    return Deployment(settings, load(settings), lambda _: None, said.append)
+    return Deployment(Discovery(settings), load(settings), lambda _: None, said.append)
 
 
 async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(tmp_path, monkeypatch):
