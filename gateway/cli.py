@@ -33,10 +33,10 @@ from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
 from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import Stop, end_at_once
-from gateway.serve.checks import check, preflight
-from gateway.serve.engine_setup import debugged
 from gateway.serve.alone import Alone
+from gateway.serve.checks import check, preflight
 from gateway.serve.discovery import Discovery
+from gateway.serve.engine_setup import debugged
 from gateway.serve.gateway_process import alone, front, owner_process, run
 from gateway.serve.launch import USAGE_ERROR, worker_count
 from gateway.serve.reload import Deployment

@@ -44,7 +44,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("counting.process_bytes", "counting.max_pending_bytes"),
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
-        "upstream.relay_concurrency",
+        *("upstream.relay_concurrency", "upstream.retry_share"),
         *("auth.keys[].name", "auth.keys[].key", "auth.keys[].key_file", "auth.keys[].key_sha256"),
         *("auth.keys[].priority", "auth.keys[].weight", "auth.keys[].models"),
         *("auth.keys[].limits.requests_per_minute", "auth.keys[].limits.tokens_per_minute"),

@@ -182,7 +182,9 @@ def _service(name: str) -> str:
     """An SRV name with its scheme."""
     name = name.strip()
     if not _SRV.fullmatch(name):
-        raise ValueError("expected the name of SRV records, as _vllm._tcp.example.org or https://_vllm._tcp.example.org")
+        raise ValueError(
+            "expected the name of SRV records, as _vllm._tcp.example.org or https://_vllm._tcp.example.org"
+        )
     return name if "://" in name else f"http://{name}"
 
 
@@ -226,7 +228,8 @@ class DiscoverySettings(_Reached):
         None, description="Address of the name server; the system's where not given.", examples=["127.0.0.1:8600"]
     )
     interval: Seconds = Field(
-        10.0, description="Longest time until DNS is asked again; sooner where a record's TTL (at least 1 s) is shorter."
+        10.0,
+        description="Longest time until DNS is asked again; sooner where a record's TTL (at least 1 s) is shorter.",
     )
 
     @model_validator(mode="after")
@@ -352,7 +355,7 @@ class EngineSettings(_Section):
 
 
 class ModelSettings(_Section):
-    """One model and where it runs: endpoints that run already, given or discovered, an engine to launch, or all of them."""
+    """One model and where it runs: endpoints that run already, given or discovered, and an engine to launch."""
 
     name: str | None = Field(None, description="Served name; what the endpoints report where not given.")
     tokenizer: str | None = Field(
@@ -510,6 +513,14 @@ class UpstreamSettings(_Section):
     first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
+    retry_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Most requests sent again after an endpoint that lives answered with an error, as a share of the "
+        "model's requests in the last 10 s, and 3 a second beside; beyond it the error is passed on. 0: none is. What "
+        "went down with its engine is not counted.",
+    )
     relay_concurrency: int = Field(
         64, ge=1, description="Most relayed requests (embeddings and such) per model, until their answers begin."
     )

@@ -199,7 +199,9 @@ def endpoints_of(source: DiscoverySettings, file: Path) -> tuple[EndpointSetting
         raise ConfigurationError(f"{file}: over {_MOST_BYTES >> 20} MiB: this is no list of endpoints")
     values = _yaml(file)
     if not isinstance(values, list):
-        raise ConfigurationError(f"{file}: expected a list of endpoints, as [{_example(('models', 'endpoints', 'url'), '')}]")
+        raise ConfigurationError(
+            f"{file}: expected a list of endpoints, as [{_example(('models', 'endpoints', 'url'), '')}]"
+        )
     entries = [value if isinstance(value, dict) else {"url": value} for value in values]
     at = ("models", 0, "endpoints")
     sources = {str(file): {"models": [{"endpoints": entries}]}}

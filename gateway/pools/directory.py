@@ -11,6 +11,7 @@ from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import Admission
 from gateway.pools.interface import Watch
+from gateway.pools.retry_budget import RetryBudget
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 
@@ -63,6 +64,7 @@ class Pool:
         self.counter = counter
         self.relay_places = Places(relay_concurrency)
         """The concurrency cap on relayed requests, which are not admitted."""
+        self.retries = RetryBudget()
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self._turn = 0
 

@@ -45,7 +45,10 @@ def _faults(settings: Settings) -> Iterator[str]:
             chat_template(model)
         except ConfigurationError as error:
             yield str(error)
-        named = [*((endpoint.address, endpoint) for endpoint in model.endpoints), *((d.name, d) for d in model.discover)]
+        named = [
+            *((endpoint.address, endpoint) for endpoint in model.endpoints),
+            *((d.name, d) for d in model.discover),
+        ]
         for name, endpoint in named:
             try:
                 read_secret(endpoint.api_key, endpoint.api_key_file)

@@ -209,7 +209,9 @@ class Deployment:
         Raises:
             ConfigurationError: not all of them do.
         """
-        _, gateways = await asyncio.to_thread(programs, settings, self._python, self._sockets, self.engines, self._owner)
+        _, gateways = await asyncio.to_thread(
+            programs, settings, self._python, self._sockets, self.engines, self._owner
+        )
         try:
             await self._become([telling(old, new.settings) for old, new in zip(self._gateways, gateways, strict=True)])
         except TimeoutError:

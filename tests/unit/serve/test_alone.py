@@ -100,7 +100,10 @@ async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
     terminal = SimpleNamespace(there=True)
     monkeypatch.setattr("gateway.serve.alone.has_terminal", lambda: terminal.there)
     closed = asyncio.Event()
-    async with Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(closed.set), asyncio.timeout(5):
+    async with (
+        Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(closed.set),
+        asyncio.timeout(5),
+    ):
         terminal.there = False
         os.kill(os.getpid(), signal.SIGHUP)
         await closed.wait()
