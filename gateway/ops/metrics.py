@@ -211,7 +211,7 @@ class Metrics:
 
     def _forget_model(self, model: str) -> None:
         del self._models[model]
-        for counter in (self.requests, self.returns, self.tokens, self.drift, self.would):
+        for counter in (self.requests, self.returns, self.retries, self.tokens, self.drift, self.would):
             counter.remove_by_labels({"model": model})
         for tallies in (self.lengths, self._sequences, self._waiting):
             tallies.forget(model)

@@ -109,7 +109,9 @@ class _Run:
         self._names = [EndpointId(f"engine {number}") for number in range(WARM + 1)]
         self._where: dict[RequestId, int] = {}
         # Prefix caches are per engine, so each engine has a job of its own for a request; the one dispatched counts.
-        self._jobs = [[engine.job(RequestId(n), request) for n, request in enumerate(offered)] for engine in self._engines]
+        self._jobs = [
+            [engine.job(RequestId(n), request) for n, request in enumerate(offered)] for engine in self._engines
+        ]
         self._offered = offered
         self._slower, self._cold, self._spared = slower, _Cold(), spared
         self._ends = [inf] * len(self._engines)
