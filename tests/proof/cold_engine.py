@@ -1,11 +1,11 @@
 """What it would be worth to spare an engine that has just come up: beside two warm ones, at full load.
 
-    python -m tests.proof.cold_engine [--requests N]
+    python -m tests.proof.cold_engine [--requests N] [--skip N]
 
 The engine comes up a minute after the first request and is cold in one of the ways of `COLD`. `as it is` sends it what
 the core decides. `trial` gives it one sequence until its first token, as an engine that hung before. `ramp` raises its
-sequence limit over half a minute. Goodput is the tokens of requests in SLO of those that arrive in the two minutes after
-it came up, as a share of those an engine that is warm from its first step would lead to.
+sequence limit over half a minute. Goodput is the tokens of requests in SLO, of those that arrive in the two minutes
+after it came up, as a share of what an engine that is warm from its first step leads to.
 """
 
 import argparse
@@ -115,43 +115,48 @@ class _Run:
         self._offered = offered
         self._slower, self._cold, self._spared = slower, _Cold(), spared
         self._ends = [inf] * len(self._engines)
-        self._wake_at = inf
         self._limit: int | None = None
+        self._arrived = 0
+        self._due: dict[Callable[[float], None], float] = {
+            self._arrive: offered[0].arrival,
+            self._report: REPORT,
+            self._poll: POLL,
+            self._join: JOINS,
+            self._wake: inf,
+        }
 
     def play(self, until: float) -> list[Job]:
         """The jobs that were dispatched."""
-        arrived, report, poll, joins = 0, REPORT, POLL, JOINS
         for name in self._names[:WARM]:
             self._tell(EndpointUp(name, self._capacity(None)), 0.0)
-        while True:
-            arrival = self._offered[arrived].arrival if arrived < len(self._offered) else inf
-            now = min(arrival, report, poll, joins, self._wake_at, *self._ends)
-            if now > until:
-                return [self._jobs[where][request] for request, where in self._where.items()]
+        while (now := min(*self._ends, *self._due.values())) <= until:
             if now in self._ends:
                 self._stepped(self._ends.index(now), now)
-            elif now == joins:
-                joins = inf
-                self._join(now)
-            elif now == arrival:
-                request = self._offered[arrived]
-                demand = Demand((request.prompt,), request.max_tokens)
-                prefix = workload.prefix(request, arrived)
-                self._tell(Arrived(RequestId(arrived), demand, flow=request.flow, prefix=prefix), now)
-                arrived += 1
-            elif now == self._wake_at:
-                self._wake_at = inf
-                self._tell(Tick(), now)
-            elif now == report:
-                report += REPORT
-                if progress := tuple(one for engine in self._engines for one in engine.progress()):
-                    self._tell(Progress(progress), now)
             else:
-                poll += POLL
-                self._poll(now)
+                happens = min(self._due, key=self._due.__getitem__)
+                self._due[happens] = inf
+                happens(now)
             for index, engine in enumerate(self._engines):
                 if self._ends[index] == inf and not engine.idle:
                     self._begin(index, now)
+        return [self._jobs[where][request] for request, where in self._where.items()]
+
+    def _arrive(self, now: float) -> None:
+        number, self._arrived = self._arrived, self._arrived + 1
+        request = self._offered[number]
+        if self._arrived < len(self._offered):
+            self._due[self._arrive] = self._offered[self._arrived].arrival
+        demand = Demand((request.prompt,), request.max_tokens)
+        prefix = workload.prefix(request, number)
+        self._tell(Arrived(RequestId(number), demand, flow=request.flow, prefix=prefix), now)
+
+    def _wake(self, now: float) -> None:
+        self._tell(Tick(), now)
+
+    def _report(self, now: float) -> None:
+        self._due[self._report] = now + REPORT
+        if progress := tuple(one for engine in self._engines for one in engine.progress()):
+            self._tell(Progress(progress), now)
 
     def _begin(self, index: int, now: float) -> None:
         end = self._engines[index].begin(now)
@@ -169,6 +174,7 @@ class _Run:
             self._tell(Finished(job.number, Verdict.DONE, job.output), now)
 
     def _poll(self, now: float) -> None:
+        self._due[self._poll] = now + POLL
         for index, (name, engine) in enumerate(zip(self._names, self._engines, strict=True)):
             if index < WARM or now > JOINS:
                 usage = engine.gauge_used / engine.pool.total
@@ -203,7 +209,7 @@ class _Run:
                     self._where[command.request] = where
                     self._engines[where].submit(self._jobs[where][command.request], now)
                 case WakeAt():
-                    self._wake_at = command.at
+                    self._due[self._wake] = command.at
                 case Reject():
                     pass
 
@@ -218,11 +224,13 @@ def goodput(offered: Workload, machine: Machine, slower: Slower, spared: str) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=6000)
-    requests = parser.parse_args().requests
+    parser.add_argument("--skip", type=int, default=0, help="requests of the trace before the first")
+    arguments = parser.parse_args()
+    recorded = workload.load(TRACE, arguments.skip + arguments.requests)[arguments.skip :]
     machine = Machine()
     for outputs in (1.0, 4.0):
         trace = workload.fitted(
-            workload.scaled(workload.load(TRACE, requests), outputs=outputs),
+            workload.scaled(recorded, outputs=outputs),
             machine.max_model_len,
             machine.blocks * machine.block_size,
         )
