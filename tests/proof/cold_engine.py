@@ -1,11 +1,10 @@
-"""What it would be worth to spare an engine that has just come up: beside two warm ones, at full load.
+"""What it is worth to spare an engine that has just come up (`COLD`): beside two warm ones, at full load.
 
     python -m tests.proof.cold_engine [--requests N] [--skip N]
 
-The engine comes up a minute after the first request and is cold in one of the ways of `COLD`. `as it is` sends it what
-the core decides. `trial` gives it one sequence until its first token, as an engine that hung before. `ramp` raises its
-sequence limit over half a minute. Goodput is the tokens of requests in SLO, of those that arrive in the two minutes
-after it came up, as a share of what an engine that is warm from its first step leads to.
+The engine comes up a minute after the first request and is cold in one of the ways of `COLD`. `flooded`: the core is told
+that it is warm, and sends it all that fits. `spared`: what the core does. Goodput is the tokens of requests in SLO, of those
+that arrive in the two minutes after it came up, as a share of what an engine that is warm from its first step leads to.
 """
 
 import argparse
@@ -44,7 +43,6 @@ WARM = 2
 """Engines that are up from the start."""
 JOINS = 60.0
 JUDGED = 120.0
-RAMP = 30.0
 
 Slower = Callable[["_Cold", Engine], float]
 """Seconds that a step takes beyond its own."""
@@ -102,7 +100,7 @@ COLD: Mapping[str, Slower] = {
 class _Run:
     """Engines behind one core, in the order of time."""
 
-    def __init__(self, offered: Workload, machine: Machine, slower: Slower, spared: str) -> None:
+    def __init__(self, offered: Workload, machine: Machine, slower: Slower, *, spared: bool) -> None:
         self._machine = machine
         self._core = AdmissionController(Policy())
         self._engines = [Engine(machine) for _ in range(WARM + 1)]
@@ -115,7 +113,6 @@ class _Run:
         self._offered = offered
         self._slower, self._cold, self._spared = slower, _Cold(), spared
         self._ends = [inf] * len(self._engines)
-        self._limit: int | None = None
         self._arrived = 0
         self._due: dict[Callable[[float], None], float] = {
             self._arrive: offered[0].arrival,
@@ -128,7 +125,7 @@ class _Run:
     def play(self, until: float) -> list[Job]:
         """The jobs that were dispatched."""
         for name in self._names[:WARM]:
-            self._tell(EndpointUp(name, self._capacity(None)), 0.0)
+            self._tell(EndpointUp(name, self._capacity), 0.0)
         while (now := min(*self._ends, *self._due.values())) <= until:
             if now in self._ends:
                 self._stepped(self._ends.index(now), now)
@@ -168,8 +165,6 @@ class _Run:
     def _stepped(self, index: int, now: float) -> None:
         self._ends[index] = inf
         done = self._engines[index].complete(now)
-        if index == WARM and self._limit == 1 and self._spared == "trial":
-            self._up(None, now)  # its first token
         for job in done:
             self._tell(Finished(job.number, Verdict.DONE, job.output), now)
 
@@ -180,24 +175,21 @@ class _Run:
                 usage = engine.gauge_used / engine.pool.total
                 counted = float(engine.tokens), float(engine.preemptions)
                 self._tell(Observed(name, now, usage, engine.gauge_running, engine.gauge_waiting, *counted), now)
-        if self._spared == "ramp" and now > JOINS and self._limit is not None:
-            share = (now - JOINS) / RAMP
-            self._up(None if share >= 1 else max(1, round(share * self._machine.max_num_seqs / 4)), now)
 
     def _join(self, now: float) -> None:
-        self._up(None if self._spared == "as it is" else 1, now)
+        name = self._names[WARM]
+        self._tell(EndpointUp(name, self._capacity), now)
+        if not self._spared:
+            self._tell(Observed(name, now, 0.0, 0, 0, 1.0), now)
 
-    def _up(self, limit: int | None, now: float) -> None:
-        self._limit = limit
-        self._tell(EndpointUp(self._names[WARM], self._capacity(limit)), now)
-
-    def _capacity(self, limit: int | None) -> Capacity:
+    @property
+    def _capacity(self) -> Capacity:
         machine = self._machine
         return Capacity(
             machine.max_model_len,
             machine.blocks,
             machine.block_size,
-            limit or machine.max_num_seqs,
+            machine.max_num_seqs,
             shares_prefix=machine.prefix_caching,
         )
 
@@ -214,9 +206,9 @@ class _Run:
                     pass
 
 
-def goodput(offered: Workload, machine: Machine, slower: Slower, spared: str) -> int:
+def goodput(offered: Workload, machine: Machine, slower: Slower, *, spared: bool) -> int:
     """Tokens of requests in SLO of those that came in the two minutes after the engine."""
-    jobs = _Run(offered, machine, slower, spared).play(JOINS + 2 * JUDGED)
+    jobs = _Run(offered, machine, slower, spared=spared).play(JOINS + 2 * JUDGED)
     judged = (job for job in jobs if JOINS <= job.request.arrival < JOINS + JUDGED)
     return sum(job.output for job in judged if Slo().met(job))
 
@@ -239,10 +231,10 @@ def main() -> None:
             offered = workload.at_rate(trace, one * WARM * load)
             span = JOINS + JUDGED
             offered = tuple(request for request in offered if request.arrival < span)
-            best = goodput(offered, machine, _warm, "as it is")
-            print(f"outputs x{outputs:g}, load {load:g} of {WARM} engines, {len(offered)} requests", flush=True)
+            best = goodput(offered, machine, _warm, spared=False)
+            print(f"outputs x{outputs:g}, load {load:g} of {WARM} engines, {len(offered)} requests: flooded, spared")
             for name, slower in {"warm": _warm, **COLD}.items():
-                shares = [goodput(offered, machine, slower, spared) / best for spared in ("as it is", "trial", "ramp")]
+                shares = [goodput(offered, machine, slower, spared=spared) / best for spared in (False, True)]
                 print(f"  {name:28}", *(f"{100 * share:7.1f}" for share in shares), flush=True)
 
 

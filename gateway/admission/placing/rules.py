@@ -112,6 +112,10 @@ def _sequences(ask: Ask) -> float:
     return ask.endpoint.ledger.sequences + (1 if ask.request is None else ask.request.sequences) - limit
 
 
+def _cold(ask: Ask) -> float:
+    return ask.endpoint.beside_warm and not ask.endpoint.warm
+
+
 def _gate(ask: Ask) -> float:
     return ask.endpoint.gate.closed
 
@@ -153,6 +157,12 @@ SEQUENCES = Rule(
     "it would run more sequences than its limit, configured or learned",
     _sequences,
     Unit.SEQUENCES,
+    closes=True,
+)
+COLD = Rule(
+    "cold",
+    "it has a request and generated nothing since it came up, and another endpoint has",
+    _cold,
     closes=True,
 )
 GATE = Rule(
@@ -204,7 +214,7 @@ SHARE = Rule(
     measures=True,
 )
 
-RULES = (BUSY, SEQUENCES, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
+RULES = (BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
 """All rules in the order of evaluation; those that measure come last. The first that refuses is the reason given."""
 _ASKED_IDLE = tuple(rule for rule in RULES if rule.idle)
 _PLAIN = tuple(rule for rule in RULES if not rule.measures)
