@@ -15,8 +15,8 @@ from gateway.admission.prediction.predictor import Predictor
 class Endpoints:
     """All known endpoints, up or down. One that was removed stays until its last request has ended.
 
-    A cold endpoint beside a warm one gets one request (`COLD`). As the emptiest of the pool it would get all that comes,
-    and all of that would wait for its first step. Where all are cold there is nowhere better to go.
+    A cold endpoint beside a warm one gets one request (`COLD`). As the emptiest of the pool it would get all that
+    comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go.
     """
 
     def __init__(self, policy: Policy, predictor: Predictor) -> None:
