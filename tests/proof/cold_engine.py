@@ -3,9 +3,9 @@
     python -m tests.proof.cold_engine [--requests N] [--skip N]
 
 The engine comes up a minute after the first request and is cold in one of the ways of `COLD`. `flooded`: the core is
-told that it is warm, and sends it all that fits. `spared`: what the core does. Goodput is the tokens of requests in SLO,
-of those that arrive in the two minutes after it came up, as a share of what an engine that is warm from its first step
-leads to.
+told that it is warm, and sends it all that fits. `spared`: what the core does. Goodput is the tokens of requests in
+SLO, of those that arrive in the two minutes after it came up, as a share of what an engine that is warm from its first
+step leads to.
 """
 
 import argparse

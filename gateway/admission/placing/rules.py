@@ -113,7 +113,8 @@ def _sequences(ask: Ask) -> float:
 
 
 def _cold(ask: Ask) -> float:
-    return ask.endpoint.beside_warm and not ask.endpoint.warm
+    endpoint = ask.endpoint
+    return endpoint.beside_warm and not endpoint.warm and not endpoint.idle
 
 
 def _gate(ask: Ask) -> float:
