@@ -33,7 +33,9 @@ from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
 from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import Stop, end_at_once
+from gateway.serve.alone import Alone
 from gateway.serve.checks import check, preflight
+from gateway.serve.discovery import Discovery
 from gateway.serve.engine_setup import debugged
 from gateway.serve.gateway_process import alone, front, owner_process, run
 from gateway.serve.launch import USAGE_ERROR, is_cut
@@ -286,8 +288,11 @@ def _load(flags: dict[str, Any], config: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
+    discovery = Discovery(settings)
+    asyncio.run(discovery.begin())
     if all(model.engine is None for model in settings.models) and not is_cut(settings):
-        return _run(partial(alone, settings), settings, sources)
+        reloads = partial(Alone, sources=sources, discovery=discovery)
+        return _run(partial(alone, discovery.settings), settings, reloads)
 
     from gateway.serve.foresight import foreseen  # noqa: PLC0415 - other commands start without the planner
 
@@ -298,7 +303,7 @@ def _serve(settings: Settings, sources: Sources, *, verbose: bool) -> int:
         preflight(settings)
         for line in foreseen(settings):
             log.say(line)
-        deployment = Deployment(settings, sources.read, log, log.say)
+        deployment = Deployment(discovery, sources.read, log, log.say)
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, SetupError) as error:
@@ -324,12 +329,16 @@ def _stopping(settings: Settings) -> str:
 
 
 def _run(
-    make: Callable[[], Served], settings: Settings, sources: Sources | None = None, *, supervised: bool = False
+    make: Callable[[], Served],
+    settings: Settings,
+    reloads: Callable[[Served], Alone] | None = None,
+    *,
+    supervised: bool = False,
 ) -> int:
     configure(settings.log)
 
     try:
-        code: int = uvloop.run(run(make, sources, supervised=supervised))
+        code: int = uvloop.run(run(make, reloads, supervised=supervised))
     except PortTakenError as error:
         _fail(_with_way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:

@@ -388,8 +388,7 @@ class AdmissionController:
     def _observed(self, event: Observed, now: float) -> None:
         endpoint = self._endpoints.get(event.endpoint)
         if endpoint is not None:
-            endpoint.observe(event, now)
-            endpoint.refresh_forecast(now)
+            self._endpoints.observe(endpoint, event, now)
 
     def _recall(self, event: Learned, _now: float) -> None:
         self._predictor.recall(event)

@@ -95,6 +95,7 @@ class Application:
         self._directory = Directory(
             self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
         )
+        self._directory.expecting = settings.awaits_endpoints
         self._core = self._make_core(place, launched)
         counting = settings.counting
         self._counting = CountingPool(
@@ -290,6 +291,7 @@ class Application:
             listener.limit(settings.server)
         if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
             self._gateway.admin, self._admin_port = self._admin_apps()
+        self._directory.expecting = settings.awaits_endpoints
         self._core.go_by(settings, found.endpoints)
         self._reached.follow(found.endpoints)
         self._preload()

@@ -16,6 +16,7 @@ from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure
 from gateway.relay.server import bind
 from gateway.runtime.interrupts import Stop
+from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
 
@@ -83,7 +84,7 @@ async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool
     log = _Quiet(SupervisionLog(engine_logs(chosen.server.port), for_people=True))
     stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
     stop.listen(asyncio.get_running_loop())
-    running = Deployment(chosen, lambda _file, _changes: chosen, log, log.say, python)
+    running = Deployment(Discovery(chosen), lambda _file, _changes: chosen, log, log.say, python)
     supervising = asyncio.create_task(running.run(stop.event))
     base_url = f"http://127.0.0.1:{chosen.server.port}/v1"
     try:

@@ -8,7 +8,14 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config.settings import AdmissionSettings, EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.config.settings import (
+    AdmissionSettings,
+    DiscoverySettings,
+    EndpointSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+)
 
 
 class Needs(StrEnum):
@@ -37,7 +44,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("counting.process_bytes", "counting.max_pending_bytes"),
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
-        "upstream.relay_concurrency",
+        *("upstream.relay_concurrency", "upstream.retry_share"),
         *("auth.keys[].name", "auth.keys[].key", "auth.keys[].key_file", "auth.keys[].key_sha256"),
         *("auth.keys[].priority", "auth.keys[].weight", "auth.keys[].models"),
         *("auth.keys[].limits.requests_per_minute", "auth.keys[].limits.tokens_per_minute"),
@@ -63,7 +70,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         "models[].engine.reload",
     ),
 }
-"""Settings by need. One of `admission` that is not named here is live."""
+"""Settings by need. One of `admission` that is not named here is live, and all of `models[].discover`."""
 ANSWER = "settings"
 """The prefix of a gateway's answer to new settings. What is wrong with them follows."""
 FIXED = tuple(path.removeprefix("server.") for path in _TABLE[Needs.RESTART])
@@ -132,6 +139,7 @@ def inner_section(annotation: Any) -> type[BaseModel] | None:
 
 NEEDS: Mapping[str, Needs] = {
     **{path: Needs.NOTHING for path, _ in every(AdmissionSettings, "admission.")},
+    **{path: Needs.NOTHING for path, _ in every(DiscoverySettings, "models[].discover[].")},
     **{path: needs for needs, paths in _TABLE.items() for path in paths},
 }
 """The need of every setting, by its name as `every` writes it."""
@@ -177,15 +185,19 @@ def _models(
                 found[f"{key}.{name}"] = Needs.PROCESS
                 kept[name] = getattr(was, name)
         merged = model.model_copy(update=kept)
-        if merged.endpoints or merged.engine is not None:
+        if merged.endpoints or merged.discover or merged.engine is not None:
             models.append(merged)
     if _endpoints(before) != _endpoints(after):
         found["models[].endpoints"] = Needs.NOTHING
+    if _sources(before) != _sources(after):
+        found["models[].discover"] = Needs.NOTHING
     return tuple(models)
 
 
 def _is_same(old: ModelSettings, new: ModelSettings) -> bool:
-    """Whether two entries are the same model: by an endpoint, else by name, else by the launched model."""
+    """Whether two entries are the same model: by an endpoint or a source of them, else by name, else by the engine."""
+    if {*old.discover} & {*new.discover}:
+        return True
     if {endpoint.address for endpoint in old.endpoints} & {endpoint.address for endpoint in new.endpoints}:
         return True
     if old.name is not None or new.name is not None:
@@ -202,3 +214,7 @@ def _of_engine(before: EngineSettings | None, after: EngineSettings | None, key:
 
 def _endpoints(models: tuple[ModelSettings, ...]) -> dict[str, EndpointSettings]:
     return {endpoint.address: endpoint for model in models for endpoint in model.endpoints}
+
+
+def _sources(models: tuple[ModelSettings, ...]) -> list[DiscoverySettings]:
+    return [source for model in models for source in model.discover]

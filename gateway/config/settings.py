@@ -6,6 +6,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -110,51 +111,154 @@ class TlsSettings(_Section):
     key_file: Path | None = Field(None, description="Key of the client certificate (PEM).")
 
 
-class EndpointSettings(_Section):
-    """A vLLM server that already runs."""
+def _as_pasted(url: object) -> object:
+    """Accept the URL people have at hand: the `base_url` of their clients."""
+    if not isinstance(url, str):
+        return url
+    url = url.strip()
+    if "://" not in url:
+        raise ValueError(f"expected a URL with its scheme, as http://{url.rpartition('@')[2]}")
+    if (found := _API_PATH.search(url)) is None:
+        return url
+    if found["more"]:
+        base = _USER.sub("//", url[: found.start()])
+        raise ValueError(f"expected the base URL, {base}: kvgate adds the paths that are asked for")
+    return url[: found.start()]
 
-    url: HttpUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
+
+def _plain(url: HttpUrl) -> HttpUrl:
+    if url.username is not None or url.password is not None:
+        raise ValueError("expected no user or password: give `api_key`")
+    if url.query is not None or url.fragment is not None:
+        raise ValueError("expected a base URL, without `?` and `#`")
+    return url
+
+
+BaseUrl = Annotated[HttpUrl, BeforeValidator(_as_pasted), AfterValidator(_plain)]
+
+
+class _Reached(_Section):
+    """How an endpoint is used, wherever its address comes from."""
+
     api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
     api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
     max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
     kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
 
-    @property
-    def address(self) -> str:
-        """Its host and port, its name in logs, metrics and the admin API."""
-        return urlsplit(str(self.url)).netloc
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _as_pasted(cls, url: object) -> object:
-        """Accept the URL people have at hand: the `base_url` of their clients."""
-        if not isinstance(url, str):
-            return url
-        url = url.strip()
-        if "://" not in url:
-            raise ValueError(f"expected a URL with its scheme, as http://{url.rpartition('@')[2]}")
-        if (found := _API_PATH.search(url)) is None:
-            return url
-        if found["more"]:
-            base = _USER.sub("//", url[: found.start()])
-            raise ValueError(f"expected the base URL, {base}: kvgate adds the paths that are asked for")
-        return url[: found.start()]
-
-    @field_validator("url")
-    @classmethod
-    def _plain(cls, url: HttpUrl) -> HttpUrl:
-        if url.username is not None or url.password is not None:
-            raise ValueError("expected no user or password: give `api_key`")
-        if url.query is not None or url.fragment is not None:
-            raise ValueError("expected a base URL, without `?` and `#`")
-        return url
-
     @model_validator(mode="after")
     def _one_key(self) -> Self:
         if self.api_key is not None and self.api_key_file is not None:
             raise ValueError("give at most one of `api_key` and `api_key_file`")
         return self
+
+
+class EndpointSettings(_Reached):
+    """A vLLM server that already runs."""
+
+    url: BaseUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
+
+    @property
+    def address(self) -> str:
+        """Its host and port, its name in logs, metrics and the admin API."""
+        return urlsplit(str(self.url)).netloc
+
+
+def _is_name(url: HttpUrl) -> HttpUrl:
+    host = (url.host or "").strip("[]")
+    if _is_address(host):
+        raise ValueError(f"expected a name, and {host} is an address: it goes to `endpoints`")
+    return url
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _service(name: str) -> str:
+    """An SRV name with its scheme."""
+    name = name.strip()
+    if not _SRV.fullmatch(name):
+        raise ValueError(
+            "expected the name of SRV records, as _vllm._tcp.example.org or https://_vllm._tcp.example.org"
+        )
+    return name if "://" in name else f"http://{name}"
+
+
+_SRV = re.compile(r"(https?://)?[\w-]+(\.[\w-]+)*\.?")
+
+
+def _server(text: str) -> str:
+    """The address of a name server, with its port."""
+    found = _SERVER.fullmatch(text.strip())
+    host = found["six"] or found["four"] if found is not None else ""
+    if found is None or not _is_address(host):
+        raise ValueError("expected the address of a name server, as 127.0.0.1:8600 or [::1]:53")
+    return text.strip() if found["port"] else f"{text.strip()}:{_DNS_PORT}"
+
+
+_SERVER = re.compile(r"(\[(?P<six>[^]]+)\]|(?P<four>[^:]+))(:(?P<port>\d{1,5}))?")
+_DNS_PORT = 53
+
+
+class DiscoverySettings(_Reached):
+    """A source of endpoints that come and go. Its other settings are those of every endpoint found there."""
+
+    dns: Annotated[BaseUrl, AfterValidator(_is_name)] | None = Field(
+        None,
+        description="URL with a name of which every address is an endpoint: its A records, or AAAA where it has none. "
+        "A name server is asked, and no `/etc/hosts`. With https the certificate must name the address.",
+        examples=["http://vllm-headless.default.svc.cluster.local:8000"],
+    )
+    srv: Annotated[str, AfterValidator(_service)] | None = Field(
+        None,
+        description="Name of SRV records, each with the host and port of an endpoint; `https://` before it for TLS. "
+        "Priority and weight are not used.",
+        examples=["_vllm._tcp.example.org"],
+    )
+    file: Path | None = Field(
+        None,
+        description="YAML or JSON file with a list of endpoints: URLs, or entries as in `endpoints`. Read again when "
+        "it changes.",
+    )
+    nameserver: Annotated[str, AfterValidator(_server)] | None = Field(
+        None, description="Address of the name server; the system's where not given.", examples=["127.0.0.1:8600"]
+    )
+    interval: Seconds = Field(
+        10.0,
+        description="Longest time until DNS is asked again; sooner where a record's TTL (at least 1 s) is shorter.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if sum(source is not None for source in (self.dns, self.srv, self.file)) != 1:
+            raise ValueError("give exactly one of `dns`, `srv` and `file`")
+        if self.file is not None and self.nameserver is not None:
+            raise ValueError("`nameserver` goes with `dns` or `srv`")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return str(self.dns or self.srv or self.file).rstrip("/")
+
+    def endpoint(self, **given: object) -> EndpointSettings:
+        """An endpoint found there; what is `given` goes before the settings of the source.
+
+        Raises:
+            ValidationError: something is wrong with it.
+        """
+        common: dict[str, object] = {name: getattr(self, name) for name in _Reached.model_fields}
+        if not given.keys().isdisjoint(_KEYS):
+            common = {name: value for name, value in common.items() if name not in _KEYS}
+        return EndpointSettings.model_validate({**common, **given})
+
+
+_KEYS = frozenset({"api_key", "api_key_file"})
 
 
 def _is_number(value: object) -> bool:
@@ -252,7 +356,7 @@ class EngineSettings(_Section):
 
 
 class ModelSettings(_Section):
-    """One model and where it runs: endpoints that run already, an engine to launch, or both."""
+    """One model and where it runs: endpoints that run already, given or discovered, and an engine to launch."""
 
     name: str | None = Field(None, description="Served name; what the endpoints report where not given.")
     tokenizer: str | None = Field(
@@ -267,12 +371,17 @@ class ModelSettings(_Section):
     endpoints: tuple[EndpointSettings, ...] = Field(
         (), description="vLLM servers that already run.", examples=[[{"url": "http://127.0.0.1:8000"}]]
     )
+    discover: tuple[DiscoverySettings, ...] = Field(
+        (),
+        description="Where further endpoints are found, and found to be gone.",
+        examples=[[{"dns": "http://vllm-headless.default.svc.cluster.local:8000"}]],
+    )
     engine: EngineSettings | None = Field(None, description="A vLLM to launch.", examples=[{"model": "owner/name"}])
 
     @model_validator(mode="after")
     def _somewhere(self) -> Self:
-        if not self.endpoints and self.engine is None:
-            raise ValueError("a model needs `endpoints`, an `engine`, or both")
+        if not self.endpoints and not self.discover and self.engine is None:
+            raise ValueError("a model needs `endpoints`, `discover` or an `engine`")
         return self
 
 
@@ -405,6 +514,14 @@ class UpstreamSettings(_Section):
     first_byte_timeout: Seconds = Field(600.0, description="Longest time to the first event of an answer; then 504.")
     idle_timeout: Seconds = Field(300.0, description="Longest silence inside an answer.")
     keepalive: Seconds = Field(2.0, description="An idle connection is closed after this; vLLM closes after 5 s.")
+    retry_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Most requests sent again after an endpoint that lives answered with an error, as a share of the "
+        "model's requests in the last 10 s, and 3 a second beside; beyond it the error is passed on. 0: none is. What "
+        "went down with its engine is not counted.",
+    )
     relay_concurrency: int = Field(
         64, ge=1, description="Most relayed requests (embeddings and such) per model, until their answers begin."
     )
@@ -591,6 +708,11 @@ class Settings(BaseSettings):
         if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
             raise ValueError(f"two endpoints cannot share a host and port: {', '.join(twice)}")
         return models
+
+    @property
+    def awaits_endpoints(self) -> bool:
+        """Whether no endpoint of a model was found so far."""
+        return any(model.discover and not model.endpoints for model in self.models)
 
     @classmethod
     def settings_customise_sources(

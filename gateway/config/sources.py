@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from gateway.config.settings import Settings, usable_key
+from gateway.config.settings import DiscoverySettings, EndpointSettings, Settings, usable_key
 
 _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
@@ -27,6 +27,8 @@ _NO_YAML = {
 }
 """The default error for a file, if the parser names none."""
 _SHOWN_LENGTH = 60
+_MOST_BYTES = 2**20
+"""Most bytes of a list of endpoints."""
 _SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env", "redis"})
 _USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
 _EXPECTED = {
@@ -187,9 +189,48 @@ def _not_json(variable: tuple[str, str]) -> str | None:
     return None
 
 
+def endpoints_of(source: DiscoverySettings, file: Path) -> tuple[EndpointSettings, ...]:
+    """The endpoints that a source's file lists.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or an entry is wrong.
+    """
+    if file.exists() and file.stat().st_size > _MOST_BYTES:
+        raise ConfigurationError(f"{file}: over {_MOST_BYTES >> 20} MiB: this is no list of endpoints")
+    values = _yaml(file)
+    if not isinstance(values, list):
+        raise ConfigurationError(
+            f"{file}: expected a list of endpoints, as [{_example(('models', 'endpoints', 'url'), '')}]"
+        )
+    entries = [value if isinstance(value, dict) else {"url": value} for value in values]
+    at = ("models", 0, "endpoints")
+    sources = {str(file): {"models": [{"endpoints": entries}]}}
+    faults, found = [], []
+    for number, entry in enumerate(entries):
+        try:
+            found.append(source.endpoint(**{str(name): value for name, value in entry.items()}))
+        except ValidationError as error:
+            for fault in error.errors():
+                fault["loc"] = (*at, number, *fault["loc"])
+                faults.append(_explain(fault, sources).removeprefix("models[0]."))
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+    return tuple(found)
+
+
 def _from_file(file: Path) -> dict[str, Any]:
+    values = _yaml(file)
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{file}: expected keys and values, got {type(values).__name__}")
+    # Everything in this section is commented out.
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _yaml(file: Path) -> Any:
     try:
-        values = yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
+        return yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -197,12 +238,6 @@ def _from_file(file: Path) -> dict[str, Any]:
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or _NO_YAML.get(type(error), "not text")
         raise ConfigurationError(f"{file}: not valid YAML{where}: {problem}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{file}: expected keys and values, got {type(values).__name__}")
-    # Everything in this section is commented out.
-    return {name: value for name, value in values.items() if value is not None}
 
 
 class _Loader(yaml.SafeLoader):

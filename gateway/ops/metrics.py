@@ -43,6 +43,7 @@ class ModelMetrics:
         self._requests = {outcome: metrics.requests.labels(model=model, outcome=outcome.value) for outcome in Outcome}
         self._returned = metrics.returns.labels(model=model)
         self._returns: Returns[bool] = Returns()
+        self._retries = {sent: metrics.retries.labels(model=model, sent=str(sent).lower()) for sent in (True, False)}
         self._would = metrics.would
         self._model = model
         self._prompt = metrics.tokens.labels(model=model, kind="prompt")
@@ -62,6 +63,10 @@ class ModelMetrics:
     def turned_away(self, key: int, now: float) -> None:
         """Note that a request with this key was refused for lack of room."""
         self._returns.refused(key, True, now)
+
+    def retried(self, *, sent: bool) -> None:
+        """Count a request that an endpoint failed on: sent again, or not, as too many fail."""
+        self._retries[sent].inc()
 
     def used(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count the tokens an endpoint processed for a request."""
@@ -102,6 +107,12 @@ class Metrics:
             "kvgate_returns",
             "Requests that were refused for want of room before, and came back.",
             ("model",),
+            registry=registry,
+        )
+        self.retries = Counter(
+            "kvgate_retries",
+            "Requests that an endpoint failed on: sent again, or not, because of `upstream.retry_share`.",
+            ("model", "sent"),
             registry=registry,
         )
         self.tokens = Counter("kvgate_tokens", "Tokens the endpoints processed.", ("model", "kind"), registry=registry)
@@ -201,7 +212,7 @@ class Metrics:
 
     def _forget_model(self, model: str) -> None:
         del self._models[model]
-        for counter in (self.requests, self.returns, self.tokens, self.drift, self.would):
+        for counter in (self.requests, self.returns, self.retries, self.tokens, self.drift, self.would):
             counter.remove_by_labels({"model": model})
         for tallies in (self.lengths, self._sequences, self._waiting):
             tallies.forget(model)

@@ -11,6 +11,7 @@ from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import Admission
 from gateway.pools.interface import Watch
+from gateway.pools.retry_budget import RetryBudget
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 
@@ -63,6 +64,7 @@ class Pool:
         self.counter = counter
         self.relay_places = Places(relay_concurrency)
         """The concurrency cap on relayed requests, which are not admitted."""
+        self.retries = RetryBudget()
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self._turn = 0
 
@@ -125,6 +127,8 @@ class Directory:
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self.pools: dict[str, Pool] = {}
         self.ever_healthy = False
+        self.expecting = False
+        """Whether a model has no endpoint so far because none was found."""
         self._make_pool = make_pool
         self._verify = verify
         self.evacuate = evacuate
@@ -160,8 +164,8 @@ class Directory:
         return tuple(dict.fromkeys(name for name in names if name is not None and name not in self._by_name))
 
     def undiscovered(self) -> bool:
-        """Whether an endpoint has not yet said what it serves."""
-        return any(endpoint.identity is None for endpoint in self.endpoints.values())
+        """Whether an endpoint has not yet said what it serves, or is yet to be found."""
+        return self.expecting or any(endpoint.identity is None for endpoint in self.endpoints.values())
 
     async def wait_for_endpoint(self, pool: Pool) -> None:
         """Wait until an endpoint of the pool is healthy."""

@@ -58,11 +58,14 @@ class Again:
     Attributes:
         reason: told to the client if this was the last attempt.
         evacuated: it was taken off the endpoint.
+        answered: an endpoint that lives answered with an error. What is sent again for that is bounded
+            (`RetryBudget`).
     """
 
     why: Back
     reason: str
     evacuated: bool = False
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,8 @@ class Attempt:
             return Again(Back.BUSY, message)
         if answer.status >= _SERVER_ERRORS:
             self._endpoint.watch.failed(f"it answered {answer.status}", dead=is_dead(message))
-            return Again(Back.FAILED, f"The endpoint answered {answer.status}: {message}")
+            reason = f"The endpoint answered {answer.status}: {message}"
+            return Again(Back.FAILED, reason, answered=not is_dead(message))
         flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
@@ -181,7 +185,7 @@ class Attempt:
         if facts.failure is not None:
             return await self._failed_unseen(flight, facts.failure)
         if self._response.opened:  # the head of a stream has already left
-            return Again(Back.FAILED, "The endpoint did not stream its answer.")
+            return Again(Back.FAILED, "The endpoint did not stream its answer.", answered=True)
         self._flights.answers(flight, computed=True)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
@@ -281,7 +285,8 @@ class Attempt:
             outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
             return Settled(outcome, Verdict.DONE)
         self._report(failure)
-        return Again(Back.FAILED, f"The endpoint failed: {failure.message}.")
+        lives = failure.kind is not FailureKind.ABORTED and not is_dead(failure.message)
+        return Again(Back.FAILED, f"The endpoint failed: {failure.message}.", answered=lives)
 
     async def _failed_midway(self, failure: Failure) -> Settled:
         self._report(failure)

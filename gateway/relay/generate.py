@@ -169,6 +169,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
         async with heartbeat(exchange, interval):
             dispatch = await _first(plane, exchange, place, work)
         exchange.standing = dispatch.standing
+        pool.retries.sent(plane.clock())
         if dispatch.would is not None:
             plane.metrics.model(pool.name).would(dispatch.would)
         outgoing = Outgoing(
@@ -180,7 +181,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
         )
-        brought = False
+        brought = failed = False
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]
             headers = towards_endpoint(
@@ -207,6 +208,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
                 if usage is not None:
                     pool.counter.settle(work.count, usage.prompt_tokens)
                 return result.outcome
+            if result.answered and not failed:
+                failed = True  # if it fails once more, its own limit ends it
+                _spend_retry(plane, place, pool, result)
             brought = brought or result.evacuated
             async with heartbeat(exchange, interval):
                 dispatch = await _another(plane, exchange, place, work, result)
@@ -232,14 +236,31 @@ async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) ->
 
 
 async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, result: Again) -> Dispatch:
+    metrics = plane.metrics.model(work.pool.name)
     try:
         with exchange.waiting():
-            return await place.again(result.why)
+            dispatch = await place.again(result.why)
     except RejectedError as error:
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:
-            plane.metrics.model(work.pool.name).turned_away(work.key, plane.clock())
+            metrics.turned_away(work.key, plane.clock())
         raise _refusal(command, result.reason) from None
+    if result.why is not Back.BUSY:
+        metrics.retried(sent=True)
+    return dispatch
+
+
+def _spend_retry(plane: Plane, place: _Place, pool: Pool, result: Again) -> None:
+    """Take a retry from the pool's budget.
+
+    Raises:
+        RefusedError: there is none left. The request ends with what the endpoint said.
+    """
+    if pool.retries.take(plane.settings.upstream.retry_share, plane.clock()):
+        return
+    plane.metrics.model(pool.name).retried(sent=False)
+    place.release(Verdict.FAILED)
+    raise RefusedError(Outcome.UPSTREAM_ERROR, f"{result.reason} Too many requests fail to send this one again.")
 
 
 def _over(exceeded: Exceeded) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import structlog
 
 from engine.control import Reload, Say, control
+from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.runtime.interrupts import early, has_terminal
+from gateway.serve.discovery import Discovery
 from gateway.serve.served import Served
 
 _UNCHANGED = 2
@@ -24,24 +26,27 @@ class Alone:
     Args:
         application: the application that serves.
         sources: the sources of its settings.
+        discovery: of its endpoints.
     """
 
-    def __init__(self, application: Served, sources: Sources) -> None:
+    def __init__(self, application: Served, sources: Sources, discovery: Discovery) -> None:
         self._application = application
         self._sources = sources
-        self._turn = asyncio.Lock()
+        self._discovery = discovery
 
     async def reload(self, request: Reload, say: Say) -> int:
         """Apply the current settings. Returns an exit code. Unusable settings change nothing."""
-        async with self._turn:
+        async with self._discovery.turn:
             file = Path(request.config) if request.config is not None else None
             try:
-                settings = await asyncio.to_thread(self._sources.read, file, request.changes)
+                given = await asyncio.to_thread(self._sources.read, file, request.changes)
+                settings = await self._discovery.complete(given)
                 change = await self._application.change(settings)
             except (ConfigurationError, OSError) as error:
                 say(f"{error}\nNothing was changed.")
                 _log.error("settings cannot be used: nothing was changed", reason=str(error))
                 return _UNCHANGED
+            self._discovery.follow(given, settings)
         for line in change.told():
             say(line)
         if change.live:
@@ -69,7 +74,7 @@ class Alone:
         loop.add_signal_handler(signal.SIGHUP, on_signal)
         if early.take():
             hang_up.set()
-        following = asyncio.create_task(self._follow(hang_up))
+        watching = [asyncio.create_task(self._follow(hang_up)), asyncio.create_task(self._discover())]
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(control(self._application.port, self.reload))
@@ -80,7 +85,16 @@ class Alone:
             finally:
                 # Ignore it from now on: its default would end a process that drains.
                 loop.add_signal_handler(signal.SIGHUP, lambda: None)
-                following.cancel()
+                for task in watching:
+                    task.cancel()
+
+    async def _discover(self) -> None:
+        """Go by the endpoints that are found, for ever."""
+
+        async def change(settings: Settings) -> None:
+            await self._application.change(settings)
+
+        await self._discovery.run(change, _log.info)
 
     async def _follow(self, hang_up: asyncio.Event) -> None:
         """Reload on each signal, for ever. A signal during a reload starts another one."""

@@ -43,12 +43,16 @@ def _faults(settings: Settings) -> Iterator[str]:
             chat_template(model)
         except ConfigurationError as error:
             yield str(error)
-        for endpoint in model.endpoints:
+        named = [
+            *((endpoint.address, endpoint) for endpoint in model.endpoints),
+            *((d.name, d) for d in model.discover),
+        ]
+        for name, endpoint in named:
             try:
                 read_secret(endpoint.api_key, endpoint.api_key_file)
                 ssl_context(endpoint.tls)
             except (ConfigurationError, ValueError) as error:
-                yield f"endpoint {endpoint.address}: {error}"
+                yield f"endpoint {name}: {error}"
 
 
 def _of_clients(auth: AuthSettings) -> Iterator[str]:

@@ -21,7 +21,7 @@ from gateway.app.candidate import Candidate
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.live import ANSWER
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, Sources
+from gateway.config.sources import ConfigurationError
 from gateway.runtime.descriptors import raise_limit
 from gateway.runtime.interrupts import Stop, early
 from gateway.serve.alone import Alone
@@ -59,7 +59,7 @@ def front(settings: Settings, listening: Sequence[int], owner: Path) -> Applicat
 
 async def run(
     make: Callable[[], Served],
-    sources: Sources | None = None,
+    reloads: Callable[[Served], Alone] | None = None,
     *,
     supervised: bool = False,
 ) -> int:
@@ -71,7 +71,7 @@ async def run(
 
     Args:
         make: makes what is to run.
-        sources: the sources to reread settings from; None if a supervisor sends them.
+        reloads: makes what changes its settings; None if a supervisor sends them.
         supervised: whether a supervisor started it, and says when it stops.
 
     Raises:
@@ -96,7 +96,7 @@ async def run(
         asyncio.create_task(_converse(application, os.environ.get(NEWS))),
         asyncio.create_task(_spare_collector(application)),
     ]
-    async with Alone(application, sources).asked(stop.set) if sources is not None else contextlib.nullcontext():
+    async with reloads(application).asked(stop.set) if reloads is not None else contextlib.nullcontext():
         await _first(stop.wait(), leave.wait())
     timeout = application.settings.server.shutdown_timeout
     if not stop.is_set():

@@ -28,6 +28,7 @@ from gateway.config.sources import ConfigurationError
 from gateway.relay.server import BACKLOG, bind_all
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
+from gateway.serve.discovery import Discovery
 from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import USAGE_ERROR, Gateway, is_cut, programs, served_name, telling, worker_count
 from gateway.serve.owner_socket import OwnerSocket
@@ -57,7 +58,7 @@ class Deployment:
     and two gateways can accept from them during a handover.
 
     Args:
-        settings: of all that is to run.
+        discovery: of the settings of all that is to run.
         load: rereads them.
         tell: gets every event of the programs.
         say: gets lines for a human about changes to the programs.
@@ -74,7 +75,7 @@ class Deployment:
 
     def __init__(
         self,
-        settings: Settings,
+        discovery: Discovery,
         load: Load,
         tell: Callable[[SupervisorEvent], None],
         say: Say,
@@ -84,12 +85,13 @@ class Deployment:
         self._tell = tell
         self._notes = say
         self._python = python
-        self._settings = settings
-        self._sockets = bind_all(self._settings.server)
+        self._discovery = discovery
+        settings = discovery.settings
+        self._sockets = bind_all(settings.server)
         fronts = worker_count(settings)
         self._owner = OwnerSocket(fronts, tier_key(settings.tier)) if is_cut(settings) else None
         try:
-            self.engines, self._gateways = programs(self._settings, python, self._sockets, owner=self._owner)
+            self.engines, self._gateways = programs(settings, python, self._sockets, owner=self._owner)
         except BaseException:
             self._close()
             raise
@@ -161,8 +163,14 @@ class Deployment:
         return task
 
     async def _reload(self, request: Reload) -> int:
+        async with self._discovery.turn:
+            return await self._carry_out(request)
+
+    async def _carry_out(self, request: Reload) -> int:
         try:
-            settings, engines, gateways, told = await asyncio.to_thread(self._read, request)
+            given, told = await asyncio.to_thread(self._read, request)
+            settings = await self._discovery.complete(given)
+            engines, gateways = await asyncio.to_thread(self._programs, settings)
         except (ConfigurationError, SetupError, OSError) as error:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
@@ -177,21 +185,38 @@ class Deployment:
             for engine in [engine for engine in self.engines if not knows(self._gateways[0].settings, engine)]:
                 await self._stop(engine)
             return _FAILED
-        self._settings = settings
+        self._discovery.follow(given, settings)
         for line in told:
             self._say(line)
         self._say("The new settings are in force.")
         return 0
 
-    def _read(self, request: Reload) -> tuple[Settings, list[Engine], list[Gateway], list[str]]:
+    def _read(self, request: Reload) -> tuple[Settings, list[str]]:
         settings = self._load(Path(request.config) if request.config is not None else None, request.changes)
-        fixed = {name: getattr(self._settings.server, name) for name in FIXED}
-        told = SettingsChange.between(self._settings, settings).told(launches=True)
-        settings = settings.model_copy(update={"server": settings.server.model_copy(update=fixed)})
+        before = self._discovery.settings
+        fixed = {name: getattr(before.server, name) for name in FIXED}
+        told = SettingsChange.between(before, settings).told(launches=True)
+        return settings.model_copy(update={"server": settings.server.model_copy(update=fixed)}), told
+
+    def _programs(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
         engines, gateways = programs(settings, self._python, self._sockets, self.engines, self._owner)
         if any(engine not in self.engines for engine in engines):
             preflight(settings)
-        return settings, engines, gateways, told
+        return engines, gateways
+
+    async def _discovered(self, settings: Settings) -> None:
+        """Have the running gateways go by other endpoints; engines and gateways stay.
+
+        Raises:
+            ConfigurationError: not all of them do.
+        """
+        _, gateways = await asyncio.to_thread(
+            programs, settings, self._python, self._sockets, self.engines, self._owner
+        )
+        try:
+            await self._become([telling(old, new.settings) for old, new in zip(self._gateways, gateways, strict=True)])
+        except TimeoutError:
+            raise ConfigurationError("a gateway does not answer") from None
 
     async def _go_by(self, engines: list[Engine], gateways: list[Gateway]) -> bool:
         """Have the running gateways apply other settings; False if that needs new gateways or other engines.
@@ -206,23 +231,31 @@ class Deployment:
             return False
         if any(self._supervisor.gave_up(engine.name) for engine in engines):
             return False
-        changed = [replace(new, name=old.name) for old, new in zip(before, gateways, strict=True)]
+        try:
+            await self._become([replace(new, name=old.name) for old, new in zip(before, gateways, strict=True)])
+        except TimeoutError:
+            return False
+        names = ", ".join(gateway.name for gateway in self._gateways)
+        self._say(f"{names}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
+        return True
+
+    async def _become(self, changed: list[Gateway]) -> None:
+        """Turn the running gateways into these, which have the same names.
+
+        Raises:
+            ConfigurationError: the settings cannot be used, and nothing was changed.
+            TimeoutError: a gateway does not run, or does not answer.
+        """
         told: list[Gateway] = []
         # The owner comes first in the list, and last here: it may send requests only where fronts can reach.
-        for old, new in reversed(list(zip(before, changed, strict=True))):
+        for old, new in reversed(list(zip(self._gateways, changed, strict=True))):
             told.append(old)
-            try:
-                wrong = await self._applied(new)
-            except TimeoutError:
-                return False
+            wrong = await self._applied(new)
             if wrong:
                 for known in told:
                     self._supervisor.become(known.name, known, known.stdin or b"")
                 raise ConfigurationError(wrong)
         self._gateways = changed
-        names = ", ".join(gateway.name for gateway in changed)
-        self._say(f"{names}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
-        return True
 
     async def _applied(self, gateway: Gateway) -> str | None:
         """Have a running gateway become this one; return what is wrong with its settings.
@@ -345,7 +378,10 @@ class Deployment:
         ending = asyncio.Event()
         supervising = asyncio.create_task(self._supervisor.run(ending))
         stopping = asyncio.create_task(stop.wait())
-        looking = asyncio.create_task(self._look_for_hangs())
+        looking = [
+            asyncio.create_task(self._look_for_hangs()),
+            asyncio.create_task(self._discovery.run(self._discovered, self._notes)),
+        ]
         try:
             await asyncio.wait({supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if self._reloading is not None:
@@ -355,7 +391,8 @@ class Deployment:
             return await supervising
         finally:
             stopping.cancel()
-            looking.cancel()
+            for task in looking:
+                task.cancel()
             if not supervising.done():
                 supervising.cancel()
                 await asyncio.wait([supervising])

@@ -174,6 +174,34 @@ async def test_a_request_that_two_endpoints_fail_on_is_not_given_to_a_third():
         assert await kvgate.outcomes() == {"upstream_error": 1}
 
 
+async def test_a_storm_of_errors_is_passed_on_and_not_doubled(monkeypatch):
+    monkeypatch.setattr("gateway.pools.retry_budget.WINDOW", 1000.0)  # however slow the machine is
+    monkeypatch.setattr("gateway.pools.retry_budget.ALWAYS", 0.01)
+    async with FakeVllm() as one, FakeVllm() as two, FakeVllm() as three, gateway(one, two, three) as kvgate:
+        for fake in (one, two, three):
+            fake.faults.add(Fault(FaultKind.STATUS, path=CHAT, status=500, times=1000))
+        answers = [answer for _ in range(5) for answer in await asyncio.gather(*(kvgate.post() for _ in range(20)))]
+        assert {answer.status_code for answer in answers} == {502}
+        sent = len(generations(one, two, three))
+        assert 110 < sent <= 100 + 0.2 * 100 + 10
+        withheld = [answer for answer in answers if "Too many requests fail" in answer.json()["error"]["message"]]
+        assert len(withheld) == 200 - sent
+        assert withheld[0].json()["error"]["message"].startswith("The endpoint answered 500: ")
+        metrics = (await kvgate.client.get("/metrics")).text
+        assert f'kvgate_retries_total{{model="fake",sent="true"}} {sent - 100}.0' in metrics
+        assert f'kvgate_retries_total{{model="fake",sent="false"}} {200 - sent}.0' in metrics
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CLOSE_BEFORE_ANSWER, FaultKind.ENGINE_DEATH, FaultKind.ABORT])
+async def test_what_went_down_with_its_engine_goes_elsewhere_whatever_the_budget(kind):
+    upstream = {"retry_share": 0}
+    async with FakeVllm() as dies, FakeVllm() as lives, gateway(dies, lives, upstream=upstream) as kvgate:
+        dies.faults.add(Fault(kind, path=CHAT, times=1000))
+        answers = await asyncio.gather(*(kvgate.post() for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert generations(dies)
+
+
 @pytest.mark.parametrize("kind", MIDWAY)
 async def test_a_stream_that_breaks_ends_with_an_error_of_its_protocol(kind):
     paths = [path for path in APIS if kind is not FaultKind.NO_FINISH or path in WITH_DONE]

@@ -34,6 +34,8 @@ class EndpointRecord:
         self._predictor = predictor
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.fill)
+        self.beside_warm = False
+        """Whether another live endpoint is `warm`."""
         self._was_busy = False
         self._settled_at = -inf
         self.next_change = inf
@@ -76,6 +78,8 @@ class EndpointRecord:
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
         self.limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
         self.observed: Observed | None = None
+        self.warm = False
+        """Whether it has generated since it came up: its first step may compile, and lasts seconds."""
         blocks = self.capacity.kv_blocks
         self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
@@ -199,6 +203,7 @@ class EndpointRecord:
             self.next_change = now
         else:
             self.ledger.release(reservation, completion_tokens, now)
+        self.warm = self.warm or bool(completion_tokens or reservation.seen)
         if self.capacity.shares_prefix:
             self.recent.sent((), tokens=completion_tokens or reservation.seen)
         self.outlook.left()
@@ -248,6 +253,7 @@ class EndpointRecord:
             return
         self.settle(now)  # requests that do not report have grown since the last event
         self.observed = sample
+        self.warm = self.warm or sample.generation_tokens is None or sample.generation_tokens > 0
         self.gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)
         if previous is None or not _same(previous, sample):

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from gateway.admission.events import EndpointId, EndpointUp
+from gateway.admission.events import EndpointId, EndpointUp, Observed
 from gateway.admission.placing.endpoint import UNBOUNDED, EndpointRecord
 from gateway.admission.placing.presence import EndpointEvent, Presence
 from gateway.admission.placing.reach import Reach
@@ -14,7 +14,11 @@ from gateway.admission.prediction.predictor import Predictor
 
 
 class Endpoints:
-    """All known endpoints, up or down. One that was removed stays until its last request has ended."""
+    """All known endpoints, up or down. One that was removed stays until its last request has ended.
+
+    A cold endpoint beside a warm one gets one request (`COLD`). As the emptiest of the pool it would get all that
+    comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go.
+    """
 
     def __init__(self, policy: Policy, predictor: Predictor) -> None:
         self._policy = policy
@@ -57,6 +61,14 @@ class Endpoints:
             endpoint.govern(policy)
             self.settle(endpoint, now)
 
+    def observe(self, endpoint: EndpointRecord, sample: Observed, now: float) -> None:
+        """Take a scrape of an endpoint."""
+        was_warm = endpoint.warm
+        endpoint.observe(sample, now)
+        endpoint.refresh_forecast(now)
+        if endpoint.warm != was_warm:
+            self._note_warm()
+
     def settle(self, endpoint: EndpointRecord, now: float) -> None:
         """Bring an endpoint's account up to this time."""
         endpoint.settle(now)
@@ -98,5 +110,11 @@ class Endpoints:
         if was_live != bool(self.live):
             self.since = now
         self._common_reach = min((e.longest_prompt for e in self.live), default=-1)
+        self._note_warm()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.reaches = tuple(sorted({e.longest_prompt for e in known}))
+
+    def _note_warm(self) -> None:
+        warm = any(endpoint.warm for endpoint in self.live)
+        for endpoint in self.live:
+            endpoint.beside_warm = warm

@@ -112,6 +112,11 @@ def _sequences(ask: Ask) -> float:
     return ask.endpoint.ledger.sequences + (1 if ask.request is None else ask.request.sequences) - limit
 
 
+def _cold(ask: Ask) -> float:
+    endpoint = ask.endpoint
+    return endpoint.beside_warm and not endpoint.warm and not endpoint.idle
+
+
 def _gate(ask: Ask) -> float:
     return ask.endpoint.gate.closed
 
@@ -153,6 +158,12 @@ SEQUENCES = Rule(
     "it would run more sequences than its limit, configured or learned",
     _sequences,
     Unit.SEQUENCES,
+    closes=True,
+)
+COLD = Rule(
+    "cold",
+    "it has a request and generated nothing since it came up, and another endpoint has",
+    _cold,
     closes=True,
 )
 GATE = Rule(
@@ -204,7 +215,7 @@ SHARE = Rule(
     measures=True,
 )
 
-RULES = (BUSY, SEQUENCES, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
+RULES = (BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
 """All rules in the order of evaluation; those that measure come last. The first that refuses is the reason given."""
 _ASKED_IDLE = tuple(rule for rule in RULES if rule.idle)
 _PLAIN = tuple(rule for rule in RULES if not rule.measures)

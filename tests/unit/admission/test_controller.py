@@ -40,6 +40,14 @@ class TestRoom:
         p >> arrived(3, blocks=1) << nothing
         p >> done(2) << Dispatch(3, "a")
 
+    def test_a_cold_endpoint_beside_a_warm_one_gets_one_request_until_it_generates(self, play):
+        p = play() >> up("a", blocks=100) >> arrived(1, blocks=10) << Dispatch(1, "a") >> progress(r1=1)
+        p >> scrape("a", 0.0, tokens=1) >> up("b", blocks=100)
+        assert p.endpoint("b").closed_by == ()
+        p >> arrived(2, blocks=1) << Dispatch(2, "b") >> arrived(3, blocks=1) << Dispatch(3, "a")
+        assert p.endpoint("b").closed_by == ("cold",)
+        p >> progress(r2=1) >> scrape("b", 0.0, tokens=1) >> arrived(4, blocks=1) << Dispatch(4, "b")
+
     def test_nobody_overtakes_the_head_of_the_queue(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")
         p >> arrived(2, blocks=60) << nothing

@@ -75,6 +75,18 @@ def test_a_model_whose_only_endpoint_is_another_is_the_same_by_its_name():
     assert (change.settings.models[0].tokenizer, list(change.later)) == ("t", ["models[0].tokenizer"])
 
 
+def test_a_source_of_endpoints_changes_live_and_its_model_is_the_same_whoever_is_found():
+    source = {"discover": [{"file": "/f"}]}
+    change = between(
+        {"models": [{"tokenizer": "t", "endpoints": [{"url": "http://a:1"}], **source}]},
+        {"models": [{"tokenizer": "u", "endpoints": [{"url": "http://b:1"}], **source}]},
+    )
+    assert (change.settings.models[0].tokenizer, change.later) == ("t", {"models[0].tokenizer": Needs.PROCESS})
+    change = between({"models": [source]}, {"models": [{"discover": [{"file": "/g"}]}]})
+    assert (change.live, change.later) == (("models[].discover",), {})
+    assert change.settings.models[0].discover[0].name == "/g", "a model without endpoints yet stays"
+
+
 @pytest.mark.parametrize(("beside", "left"), [({}, 1), ({"endpoints": [{"url": "http://b:1"}]}, 2)])
 def test_an_engine_cannot_be_launched_by_a_gateway_alone(beside, left):
     engine = {"name": "new", "engine": {"model": "m"}, **beside}

@@ -97,7 +97,7 @@ def test_every_default_is_a_valid_setting():
         ("health: {interval: 0}", "health.interval", "0", "greater than 0"),
         ("health: {interval: .inf}", "health.interval", "inf", "finite"),
         ("models: [{endpoints: [{url: nowhere}]}]", "models[0].endpoints[0].url", "'nowhere'", "URL"),
-        ("models: [{}]", "models[0]", "", "`endpoints`, an `engine`, or both"),
+        ("models: [{}]", "models[0]", "", "`endpoints`, `discover` or an `engine`"),
         ("admission: {kv_low: 0.95}", "admission", "", "kv_low (0.95) must be below kv_high (0.9)"),
         ("server: {prot: 1}", "server.prot", "", "did you mean `port`"),
         ("sever: {port: 1}", "sever", "", "did you mean `server`"),

@@ -10,6 +10,7 @@ from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewaySta
 
 PUBLIC = {
     "kvgate_requests_total": {"model", "outcome"},
+    "kvgate_retries_total": {"model", "sent"},
     "kvgate_queue_depth": {"model"},
     "kvgate_queue_wait_seconds_bucket": {"le"},
     "kvgate_in_flight": {"endpoint"},

@@ -10,6 +10,7 @@ from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.serve.alone import Alone
+from gateway.serve.discovery import Discovery
 from tests.until import until
 
 ENDPOINT = {"models": [{"endpoints": [{"url": "http://a:1"}]}]}
@@ -52,7 +53,7 @@ async def reloaded(alone, **request):
 
 
 async def test_what_changed_and_what_did_not_is_said(application):
-    alone = Alone(application, Sources(ENDPOINT))
+    alone = Alone(application, Sources(ENDPOINT), Discovery(application.settings))
     changes = {"admission": {"mode": "observe"}, "server": {"port": 1}}
     assert await reloaded(alone, changes=changes) == (0, ["server.port: needs a restart", "Changed: admission.mode."])
     assert await reloaded(alone) == (0, ["Changed: admission.mode."])
@@ -61,7 +62,7 @@ async def test_what_changed_and_what_did_not_is_said(application):
 
 
 async def test_what_is_wrong_is_said_and_nothing_changed(application, tmp_path):
-    alone = Alone(application, Sources(ENDPOINT))
+    alone = Alone(application, Sources(ENDPOINT), Discovery(application.settings))
     code, (said,) = await reloaded(alone, changes={"admission": {"mode": "x"}})
     assert (code, application.changes) == (2, 0)
     assert said.endswith("Nothing was changed.")
@@ -74,7 +75,7 @@ async def test_what_is_wrong_is_said_and_nothing_changed(application, tmp_path):
 
 async def test_a_signal_during_a_reload_is_followed_by_another_one(application):
     application.goes_on.clear()
-    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+    async with Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(lambda: None):
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: application.asked == 1)
         for _ in range(2):
@@ -90,7 +91,7 @@ async def test_a_signal_during_a_reload_is_followed_by_another_one(application):
 async def test_where_nobody_can_reach_it_signals_still_do(application, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path / "file"))
-    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+    async with Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(lambda: None):
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: application.changes)
 
@@ -99,7 +100,10 @@ async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
     terminal = SimpleNamespace(there=True)
     monkeypatch.setattr("gateway.serve.alone.has_terminal", lambda: terminal.there)
     closed = asyncio.Event()
-    async with Alone(application, Sources(ENDPOINT)).asked(closed.set), asyncio.timeout(5):
+    async with (
+        Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(closed.set),
+        asyncio.timeout(5),
+    ):
         terminal.there = False
         os.kill(os.getpid(), signal.SIGHUP)
         await closed.wait()
@@ -112,7 +116,7 @@ async def test_a_reload_that_breaks_off_leaves_signals_heard(application, monkey
         failed.set()
         raise ZeroDivisionError
 
-    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+    async with Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(lambda: None):
         with monkeypatch.context() as patched:
             patched.setattr(application, "change", fail)
             os.kill(os.getpid(), signal.SIGHUP)
@@ -122,7 +126,7 @@ async def test_a_reload_that_breaks_off_leaves_signals_heard(application, monkey
 
 
 async def test_a_signal_after_it_serves_no_more_does_not_end_what_drains(application):
-    async with Alone(application, Sources(ENDPOINT)).asked(lambda: None):
+    async with Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(lambda: None):
         pass
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     os.kill(os.getpid(), signal.SIGHUP)

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.assembly import moved
 from engine.control import Reload
 from gateway.config.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment, _other
 
 
@@ -16,7 +17,7 @@ def deployed(tmp_path, load, said):
         server=ServerSettings(host="127.0.0.1", port=0),
         models=(ModelSettings(engine=EngineSettings(model=str(tmp_path), python=Path(sys.executable))),),
     )
-    return Deployment(settings, load(settings), lambda _: None, said.append)
+    return Deployment(Discovery(settings), load(settings), lambda _: None, said.append)
 
 
 async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(tmp_path, monkeypatch):
@@ -66,10 +67,10 @@ def with_workers(workers, level="info"):
 async def test_workers_are_as_many_as_at_the_start_whatever_cpus_there_are_now(monkeypatch):
     settings, cpus = with_workers("auto"), {0, 1, 2}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
-    deployment = Deployment(settings, lambda *_: settings, lambda _: None, lambda _: None)
+    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     try:
         cpus.add(3)
-        _, _, gateways, _ = deployment._read(Reload())
+        _, gateways = deployment._programs(deployment._read(Reload())[0])
         assert [gateway.name for gateway in gateways] == [gateway.name for gateway in deployment._gateways]
     finally:
         deployment._close()
@@ -99,7 +100,7 @@ class NextOwnerFails:
 async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_leave_all_the_same():
     said = []
     before, after = with_workers(2, level="info"), with_workers(2, level="debug")
-    deployment = Deployment(before, lambda *_: after, lambda _: None, said.append)
+    deployment = Deployment(Discovery(before), lambda *_: after, lambda _: None, said.append)
     deployment._supervisor = supervisor = NextOwnerFails()
     try:
         assert await deployment.reload(Reload(), lambda _: None) == 1

@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointGone, EndpointUp
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointGone, EndpointUp, Observed
 from gateway.admission.placing.endpoint import UNBOUNDED
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.request import RequestRecord
@@ -133,3 +133,27 @@ def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["a"]
     endpoints.take(EndpointUp("b", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]
+
+
+def warmth(endpoints):
+    return {endpoint.id: (endpoint.warm, endpoint.beside_warm) for endpoint in endpoints}
+
+
+def scraped(endpoints, name, tokens, now=1.0):
+    endpoints.observe(endpoints.get(name), Observed(name, now, 0.0, 0, 0, tokens), now)
+
+
+def test_who_is_warm_and_who_is_beside_one(endpoints):
+    for name in ("a", "b", "c"):
+        endpoints.take(EndpointUp(name, of(100)), 0.0)
+    scraped(endpoints, "a", 0.0)
+    assert warmth(endpoints) == dict.fromkeys("abc", (False, False))
+    scraped(endpoints, "b", 5.0)
+    assert warmth(endpoints) == {"a": (False, True), "b": (True, True), "c": (False, True)}
+    scraped(endpoints, "c", None)
+    assert endpoints.get("c").warm, "what an engine does not say is no reason to spare it"
+    for name in ("b", "c"):
+        endpoints.take(EndpointDown(name, "killed"), 2.0)
+    assert endpoints.get("a").beside_warm is False, "nobody is left to go to"
+    endpoints.take(EndpointUp("b", of(100)), 3.0)
+    assert not endpoints.get("b").warm, "it is another process by now"

@@ -86,9 +86,16 @@ def engine_waits():
     return e
 
 
+def cold_beside_a_warm_one():
+    e = holding(10, seen=False)
+    e.beside_warm = True
+    return e
+
+
 SAY_NO = {
     "busy": (lambda: (e := holding(10), e.hold(NOW))[0], 1),
     "sequences": (lambda: holding(10, max_num_seqs=1), 1),
+    "cold": (cold_beside_a_warm_one, 1),
     "gate": (gate_closed, 1),
     "engine_waiting": (engine_waits, 1),
     "prefill": (lambda: holding(30, seen=False), 10),
