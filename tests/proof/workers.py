@@ -167,7 +167,10 @@ async def loaded(
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(10.0)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, Bench(session, 1, options) as bench:
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+        Bench(session, 1, options) as bench,
+    ):
         target = Target("kvgate", workers.url, "fake", tuple(f"{url}/metrics" for url in workers.urls))
         document = Document("workers", {}, scenario, CAPACITY, [target])
         before = await _preemptions(session, workers)
