@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ TTFT = 4.0
 """Seconds of queue and prefill that kvgate aims at; the limit of clients is a second more."""
 SLO = Slo(ttft=5.0, gap=2.0)
 OVERLOAD, BELOW = 2.0, 0.5
-WAIT = 3.0
-"""Most seconds to the first token while something is killed: below capacity it is there at once otherwise."""
-BACK_WITHIN = 10.0
+BACK_WITHIN = 30.0
 """Seconds until a killed process has a successor. They are judged by what clients see; this ends a broken run."""
 LATE = ("wait_too_long", "queue_timeout", "queue_full")
 """Why a request may be refused under overload."""
@@ -163,7 +162,7 @@ async def loaded(
     async def kill() -> None:
         if harm is not None:
             async for killed in harm():
-                kills.append(killed)
+                kills.append(killed)  # noqa: PERF401 - those until it is cancelled
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(10.0)
@@ -217,20 +216,20 @@ async def killing(
         ports = _clients(pid)
         os.kill(pid, signal.SIGKILL)
         yield Kill(pid, ports)
-        if not await asyncio.to_thread(eventually, lambda pid=pid: back(pid), BACK_WITHIN):
+        if not await asyncio.to_thread(eventually, partial(back, pid), BACK_WITHIN):
             raise RuntimeError(f"{pid} was killed and has no successor after {BACK_WITHIN:.0f} s")
         number += 1
 
 
 def killing_fronts(workers: Workers, every: float, seconds: float) -> AsyncIterator[Kill]:
     """Kill a front at a time, drawn at random."""
-    draw = random.Random(1)  # noqa: S311
-    return killing(
-        lambda: draw.choice(workers.fronts()),
-        lambda pid: pid not in (fronts := workers.fronts()) and len(fronts) == FRONTS,
-        every,
-        seconds,
-    )
+    draw = random.Random(1)  # noqa: S311 - the same victims every time
+
+    def back(pid: int) -> bool:
+        fronts = workers.fronts()
+        return pid not in fronts and len(fronts) == FRONTS
+
+    return killing(lambda: draw.choice(workers.fronts()), back, every, seconds)
 
 
 def killing_owners(workers: Workers, every: float, seconds: float) -> AsyncIterator[Kill]:
@@ -243,7 +242,7 @@ def _clients(pid: int) -> frozenset[int]:
     sockets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            sockets.add(os.readlink(descriptor).removeprefix("socket:[").rstrip("]"))
+            sockets.add(str(descriptor.readlink()).removeprefix("socket:[").rstrip("]"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return frozenset(int(row[2].partition(":")[2], 16) for row in rows if row[9] in sockets)
 
@@ -267,11 +266,13 @@ class Bounds:
     """Least, of what it is compared with."""
     share: float
     """Most difference of a flow's share of service, of what it has behind one gateway."""
+    killed: float
+    """Least tokens in SLO while something is killed, of all that are asked for."""
+    wait: float
+    """Most seconds to the first token then: below capacity it is there at once otherwise."""
 
 
-LONG = Bounds(goodput=0.97, share=0.05)
-KILLED = 0.93
-"""Least tokens in SLO while something is killed, of all that are asked for."""
+LONG = Bounds(goodput=0.97, share=0.05, killed=0.93, wait=3.0)
 
 
 async def overload(folder: Path, seconds: float) -> tuple[Run, Run]:
@@ -309,15 +310,15 @@ async def killed(folder: Path, seconds: float, what: str, every: float) -> tuple
         return await loaded(made, BELOW, seconds, lambda: harm(made, every, seconds))
 
 
-def broken_by_kills(run: Run, kills: Sequence[Kill], what: str, least: float = KILLED) -> list[str]:
+def broken_by_kills(run: Run, kills: Sequence[Kill], what: str, bounds: Bounds) -> list[str]:
     """The bounds broken while something was killed. Of fronts, their own connections may break."""
     of_victims = frozenset[int]().union(*(kill.ports for kill in kills)) if what == "fronts" else frozenset[int]()
     failed = [row for row in run.rows if row["loss"] is not None and row["port"] not in of_victims]
-    waits = [row["ttft"] for row in run.rows if row["loss"] is None and row["ttft"] > WAIT]
+    waits = [row["ttft"] for row in run.rows if row["loss"] is None and row["ttft"] > bounds.wait]
     broken = [
         f"{len(failed)} requests failed that no killed front had: {_why(failed)}" if failed else None,
-        f"{len(waits)} waited over {WAIT:g} s, up to {max(waits):.1f} s" if waits else None,
-        _at_least("goodput, of what was asked for", run.goodput / run.offered, least),
+        f"{len(waits)} waited over {bounds.wait:g} s, up to {max(waits):.1f} s" if waits else None,
+        _at_least("goodput, of what was asked for", run.goodput / run.offered, bounds.killed),
         f"left behind: {run.left}" if run.left else None,
         f"{run.preemptions:.0f} preemptions" if run.preemptions else None,
     ]
@@ -373,7 +374,7 @@ async def main() -> bool:
             if what in arguments.only:
                 run, kills = await killed(folder, arguments.seconds, what, every)
                 columns[f"{what} killed"] = figures(run, kills)
-                broken += [f"{what} killed: {line}" for line in broken_by_kills(run, kills, what)]
+                broken += [f"{what} killed: {line}" for line in broken_by_kills(run, kills, what, LONG)]
     print_table(f"{arguments.seconds:g} s each", columns)
     for line in broken:
         print(f"broken: {line}")
