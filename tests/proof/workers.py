@@ -130,6 +130,7 @@ class Peaks:
                     usage = (await _series(self._session, url))["vllm:kv_cache_usage_perc"]
                     self.engines[url] = max(self.engines[url], usage)
                 async with self._session.get(f"{self._workers.url}/kvgate/state") as response:
+                    response.raise_for_status()  # there may be no owner to ask
                     for endpoint in (await response.json())["endpoints"]:
                         held = (endpoint["kv"] or {}).get("ledger") or 0.0
                         self.ledgers[endpoint["url"]] = max(self.ledgers.get(endpoint["url"], 0.0), held)
@@ -137,10 +138,12 @@ class Peaks:
 
 
 @contextlib.contextmanager
-def running(workers: int, folder: Path, ttft_target: float | None = None) -> Iterator[Workers]:
+def running(
+    workers: int, folder: Path, ttft_target: float | None = None, engine: Sequence[str] = ENGINE
+) -> Iterator[Workers]:
     """New engines, and kvgate with so many workers in front of them. Without a target nobody is refused for waiting."""
     file = folder / f"kvgate-{workers}.yaml"
-    with fake_processes(ENGINES, *ENGINE) as fakes:
+    with fake_processes(ENGINES, *engine) as fakes:
         urls = [url for url, _ in fakes]
         configure(file, urls, workers=workers, admission={"ttft_target": ttft_target}, log={"access": False})
         with serving(file.with_suffix(".log"), free_port(), "--config", str(file)) as kvgate:
@@ -374,6 +377,7 @@ async def main() -> bool:
             if what in arguments.only:
                 run, kills = await killed(folder, arguments.seconds, what, every)
                 columns[f"{what} killed"] = figures(run, kills)
+                print(f"{what} killed: {columns[f'{what} killed']}", flush=True)
                 broken += [f"{what} killed: {line}" for line in broken_by_kills(run, kills, what, LONG)]
     print_table(f"{arguments.seconds:g} s each", columns)
     for line in broken:
