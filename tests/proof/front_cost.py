@@ -10,11 +10,10 @@ more two fronts carry on two cores is twice the CPU of a request alone, over tha
 import argparse
 import asyncio
 import platform
-import statistics
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import aiohttp
 
@@ -22,8 +21,8 @@ from loadtests.processes import cpu_seconds
 from loadtests.results import Document, Target
 from loadtests.run import Bench, Options
 from loadtests.scenario import Flow, Phase, Request, Scenario
-from tests.proof.workers import running
 from tests.integration.workers import Workers
+from tests.proof.workers import running
 
 FRONTS = 2
 ENGINE = ("--step-seconds=0.02", "--num-blocks=100000", "--max-num-seqs=4096", "--max-batched-tokens=100000")
@@ -96,19 +95,18 @@ async def main() -> None:
                     for shape in SHAPES:
                         spent = await measure(workers, shape, fronts, arguments.seconds)
                         found.setdefault((shape.name, fronts), []).append(spent)
-    median: Callable[[str, int, int], float] = lambda name, fronts, which: statistics.median(
-        each[which] for each in found[name, fronts]
-    )
-    print(f"Python {platform.python_version()}, {platform.machine()}; us of CPU of a request, median of {arguments.rounds}")
-    print(f"{'':24}{'alone':>8}{'front':>8}{'owner':>8}{'front/alone':>13}{'two fronts':>12}")
+    print(f"Python {platform.python_version()}, {platform.machine()}; us of CPU a request: least to most, median")
     for shape in SHAPES:
-        alone, front, owner = median(shape.name, 1, 0), median(shape.name, FRONTS, 0), median(shape.name, FRONTS, 1)
-        ratio = front / alone
-        print(f"{shape.name:24}{alone:8.0f}{front:8.0f}{owner:8.0f}{ratio:13.2f}{FRONTS / ratio:11.2f}x")
-    for (name, fronts), rounds in found.items():
-        print(f"  {name}, {'alone' if fronts == 1 else 'front, owner'}: " + "; ".join(
-            ", ".join(f"{each:.0f}" for each in one[:fronts]) for one in rounds
-        ))
+        alone, front = found[shape.name, 1], found[shape.name, FRONTS]
+        columns = {
+            "alone": [spent for spent, _ in alone],
+            "front": [spent for spent, _ in front],
+            "owner": [spent for _, spent in front],
+        }
+        for name, rounds in columns.items():
+            print(f"{shape.name:22} {name}: {min(rounds):.0f} to {max(rounds):.0f}, {median(rounds):.0f}")
+        ratio = median(columns["front"]) / median(columns["alone"])
+        print(f"{shape.name:22} a front is {ratio:.2f} of alone; two carry {FRONTS / ratio:.2f} times as much")
 
 
 if __name__ == "__main__":
