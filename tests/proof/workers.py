@@ -6,7 +6,7 @@ Two fake vLLMs make a token every 40 ms for each of their sequences, so that the
 and not the cores that everything here shares. Three flows send requests of unlike sizes.
 
 - overload: twice what the engines can do, to one gateway, then to four fronts, with the same arrivals.
-- fronts: half of it, to four fronts, one of which is killed every 20 s.
+- fronts: 0.3 of it, so that nobody waits otherwise, to four fronts, one of which is killed every 20 s.
 - owner: the same, with the owner killed every 30 s.
 
 The exit code is 1 if a bound is broken.
@@ -55,7 +55,7 @@ FLOWS = (
 TTFT = 4.0
 """Seconds of queue and prefill that kvgate aims at; the limit of clients is a second more."""
 SLO = Slo(ttft=5.0, gap=2.0)
-OVERLOAD, BELOW = 2.0, 0.5
+OVERLOAD, BELOW = 2.0, 0.3
 BACK_WITHIN = 30.0
 """Seconds until a killed process has a successor. They are judged by what clients see; this ends a broken run."""
 LATE = ("wait_too_long", "queue_timeout", "queue_full")
