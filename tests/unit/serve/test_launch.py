@@ -148,7 +148,7 @@ def test_the_gateway_has_longer_to_stop_than_its_streams():
 
 @pytest.fixture
 def owner():
-    made = OwnerSocket()
+    made = OwnerSocket(2)
     yield made
     made.close()
 
