@@ -56,6 +56,8 @@ class Record:
     """Seconds."""
     loss: str | None = None
     """Why the answer is incomplete; None if it is complete."""
+    port: int | None = None
+    """The client's own, of its connection."""
 
     @property
     def ttft(self) -> float | None:
@@ -135,9 +137,10 @@ async def exchange(address: Address, request: bytes, record: Record, epoch: floa
     record.sent = time.monotonic() - epoch
     try:
         async with asyncio.timeout(timeout):
-            _, stream = await loop.create_connection(
+            transport, stream = await loop.create_connection(
                 lambda: _Stream(request, record, epoch), address.host, address.port, ssl=address.tls
             )
+            record.port = transport.get_extra_info("sockname")[1]
             try:
                 await stream.ended
             finally:

@@ -124,5 +124,18 @@ def rows_of(judged: Judged) -> list[dict[str, object]]:
 def _row(record: Record, ended: str) -> dict[str, object]:
     planned = record.planned
     asked = {name: getattr(planned, name) for name in ("flow", "kind", "prompt", "output", "max_tokens")}
-    got = ("arrived", "sent", "ttft", "worst_gap", "ended", "tokens", "status", "code", "reason", "retry_after", "loss")
+    got = (
+        "arrived",
+        "sent",
+        "ttft",
+        "worst_gap",
+        "ended",
+        "tokens",
+        "status",
+        "code",
+        "reason",
+        "retry_after",
+        "loss",
+        "port",
+    )
     return {**asked, "outcome": ended, **{name: getattr(record, name) for name in got}}

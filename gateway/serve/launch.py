@@ -28,6 +28,9 @@ USAGE_ERROR = 2
 """Exit code when kvgate cannot run as configured and another try would not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own time limit for running streams."""
+_GATEWAY_STEADY = 10.0
+"""Seconds of service after which a gateway's earlier ends are forgotten: it loads no weights, and without it nobody is
+served."""
 _OWNER_BACKOFF = 0.05
 """Seconds before the first new start of an owner that ended by itself."""
 KEY = "KVGATE_HASH_KEY"
@@ -200,7 +203,9 @@ def _gateway(name: str, settings: Settings, arguments: tuple[str, ...], fds: tup
         fds=fds,
         tells=True,
         final_codes=frozenset({USAGE_ERROR}),
-        policy=Policy(stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP),
+        policy=Policy(
+            stop_timeout=settings.server.shutdown_timeout + _GATEWAY_EXTRA_STOP, steady_after=_GATEWAY_STEADY
+        ),
         described=_code(),
         settings=settings,
     )

@@ -1,5 +1,6 @@
 """The simulation's loop: arrivals, engine steps, and the gateway's events in between, in the order of time."""
 
+from collections import deque
 from dataclasses import replace
 from math import inf
 
@@ -29,15 +30,19 @@ POLL = 1.0
 """Seconds between two scrapes."""
 
 
-def simulate(workload: Workload, machine: Machine, contender: Contender) -> Result:
-    """Play a workload, cut to what the machine can serve, against one contender, until every request has ended."""
+def simulate(workload: Workload, machine: Machine, contender: Contender, delay: float = 0.0) -> Result:
+    """Play a workload, cut to what the machine can serve, against one contender, until every request has ended.
+
+    What requests say reaches the contender, and what it decides reaches them, `delay` seconds later: it is then behind
+    a socket. Its scrapes are its own.
+    """
     machine = replace(machine, watermark=watermarked(contender, machine))
     fitting = fitted(workload, machine.max_model_len, machine.blocks * machine.block_size)
-    return _Run(machine, contender, fitting).play()
+    return _Run(machine, contender, fitting, delay).play()
 
 
 class _Run:
-    def __init__(self, machine: Machine, contender: Contender, workload: Workload) -> None:
+    def __init__(self, machine: Machine, contender: Contender, workload: Workload, delay: float) -> None:
         self._machine = machine
         self._contender = contender
         self._engine = Engine(machine)
@@ -51,6 +56,9 @@ class _Run:
         self._report_at = REPORT if contender.reports else inf
         self._poll_at = POLL
         self._samples: list[Sample] = []
+        self._delay = delay
+        self._on_the_way: deque[tuple[float, Event | Job]] = deque()
+        """Events and dispatched requests, and when each is there: in order, as all take the same time."""
 
     def play(self) -> Result:
         engine, machine = self._engine, self._machine
@@ -74,7 +82,7 @@ class _Run:
                 now = last_end = end
                 for job in engine.complete(now):
                     self._open -= 1
-                    self._tell(Finished(job.number, Verdict.DONE, job.output), now)
+                    self._send(Finished(job.number, Verdict.DONE, job.output), now)
         return Result(
             self._contender.name,
             tuple(self._jobs),
@@ -93,24 +101,27 @@ class _Run:
             arrival = inf
         else:
             return inf
-        return min(arrival, self._report_at, self._poll_at, self._wake_at)
+        there = self._on_the_way[0][0] if self._on_the_way else inf
+        return min(there, arrival, self._report_at, self._poll_at, self._wake_at)
 
     def _happen(self, now: float) -> None:
         """Carry out one of the events due at this time."""
         contender, engine = self._contender, self._engine
-        if self._arrived < len(self._jobs) and self._jobs[self._arrived].request.arrival <= now:
+        if self._on_the_way and self._on_the_way[0][0] <= now:
+            self._receive(self._on_the_way.popleft()[1], now)
+        elif self._arrived < len(self._jobs) and self._jobs[self._arrived].request.arrival <= now:
             job = self._jobs[self._arrived]
             self._arrived += 1
             self._open += 1
             self._queued += 1
-            self._tell(_arrival(job), now)
+            self._send(_arrival(job), now)
         elif self._wake_at <= now:
             self._wake_at = inf
             self._tell(Tick(), now)
         elif self._report_at <= now:
             self._report_at += REPORT
             if progress := engine.progress():
-                self._tell(Progress(progress), now)
+                self._send(Progress(progress), now)
         else:
             self._poll_at += POLL
             usage = engine.gauge_used / engine.pool.total
@@ -120,11 +131,23 @@ class _Run:
                 tokens, preemptions = float(engine.tokens), float(engine.preemptions)
                 self._tell(Observed(ENDPOINT, now, usage, running, waiting, tokens, preemptions), now)
 
+    def _send(self, what: Event | Job, now: float) -> None:
+        if self._delay:
+            self._on_the_way.append((now + self._delay, what))
+        else:
+            self._receive(what, now)
+
+    def _receive(self, what: Event | Job, now: float) -> None:
+        if isinstance(what, Job):
+            self._engine.submit(what, now)
+        else:
+            self._tell(what, now)
+
     def _tell(self, event: Event, now: float) -> None:
         for command in self._admission.handle(event, now):
             if isinstance(command, Dispatch):
                 self._queued -= 1
-                self._engine.submit(self._jobs[command.request], now)
+                self._send(self._jobs[command.request], now)
             elif isinstance(command, Reject):
                 self._queued -= 1
                 self._open -= 1

@@ -6,63 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from engine.process import free_port
-from tests.integration.kvgate import Kvgate, serving
+from tests.integration.kvgate import serving
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, events, fake_processes
+from tests.integration.workers import Workers, configure
 from tests.unit.engine.processes import descendants, eventually
 from tests.until import until
 
 pytestmark = pytest.mark.slow
-
-
-def configure(file: Path, urls: list[str], **sections: object) -> None:
-    model = {"endpoints": [{"url": url} for url in urls], "tokenizer": "/nonexistent"}
-    settings = {"models": [model], "health": {"interval": 0.2}, "admission": {"ttft_target": None}, **sections}
-    server = {"workers": 2, "state_dir": "none"}
-    file.write_text(yaml.safe_dump({"server": server, **settings}))
-
-
-class Workers:
-    """A running kvgate with two workers, and its file."""
-
-    def __init__(self, kvgate: Kvgate, file: Path, urls: list[str]) -> None:
-        self.kvgate = kvgate
-        self.url = kvgate.url
-        self.file = file
-        self.urls = urls
-
-    def owner(self) -> int:
-        (owner,) = self._processes("--owner=")
-        return owner
-
-    def owned_by_another_than(self, before: int) -> Callable[[], bool]:
-        return lambda: self._processes("--owner=") not in ([], [before])
-
-    def fronts(self) -> list[int]:
-        return self._processes("--owner-at=")
-
-    def in_flight(self) -> int:
-        return sum(endpoint["in_flight"] for endpoint in self.kvgate.state()["endpoints"])
-
-    def _processes(self, mark: str) -> list[int]:
-        found = []
-        for pid in descendants(self.kvgate.process.pid):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            guard = any(word.endswith("guard.py") for word in words)
-            if not guard and any(word.startswith(mark) for word in words):
-                found.append(pid)
-        return found
 
 
 @pytest.fixture

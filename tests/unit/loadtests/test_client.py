@@ -41,6 +41,7 @@ async def test_a_whole_answer_is_timed_token_by_token_however_it_is_framed(fault
     assert 0 < record.ttft <= record.ttft + sum(record.gaps) <= record.ended
     assert record.worst_gap == max(record.gaps)
     assert not record.refused
+    assert record.port
 
 
 async def test_waiting_counts_from_the_arrival_not_from_the_sending():
@@ -78,7 +79,7 @@ async def test_nobody_there_is_lost():
         address = Address.of(fake.url)
     record = Record(PLANNED, arrived=0.0)
     await exchange(address, b"", record, time.monotonic(), 5.0)
-    assert record.loss == "ConnectionRefusedError"
+    assert (record.loss, record.port) == ("ConnectionRefusedError", None)
 
 
 async def test_an_answer_may_stop_before_its_max_tokens():

@@ -134,12 +134,13 @@ def test_a_kvgate_that_ends_is_told_with_its_last_words(run, kvgate):
 
 
 def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
-    ran = run("--only", "calibration", "relay_cost", *COSTS, "plan_accuracy")
+    ran = run("--only", "calibration", "relay_cost", "workers", *COSTS, "plan_accuracy")
     for module, rest in ran:
         assert importlib.util.find_spec(module), module
         if module == "pytest":
             assert Path(rest[-1]).is_file()
     assert ("tests.proof.counting_cost", ["/models/random"]) in ran, "it needs a real tokenizer"
+    assert ("tests.proof.workers", ["--seconds", "300", "--out", str(tmp_path / "workers.json")]) in ran
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         f"{name}.txt": "a table\n" for name in COSTS
     }

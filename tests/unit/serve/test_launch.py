@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from engine.gpu import Gpu
+from engine.lifecycle import BecameReady, Exited, Lifecycle, Start, State, Tick
 from engine.program import Role
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.serve import launch
 from gateway.serve.launch import programs, served_name
+from gateway.serve.owner_socket import OwnerSocket
 
 PYTHON = Path("/engine/bin/python")
 
@@ -142,6 +144,35 @@ def test_an_upgrade_of_the_code_is_noticed(monkeypatch, tmp_path):
 def test_the_gateway_has_longer_to_stop_than_its_streams():
     _, gateway = launched({}, server={"shutdown_timeout": 33})
     assert gateway.policy.stop_timeout > 33
+
+
+@pytest.fixture
+def owner():
+    made = OwnerSocket(2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gateway_killed_now_and_then_is_never_given_up_and_one_that_cannot_run_is(workers, owner):
+    models = [{"endpoints": [{"url": "http://e"}]}]
+    settings = Settings.model_validate({"models": models, "server": {"workers": workers}})
+    _, gateways = programs(settings, PYTHON, owner=owner if workers > 1 else None)
+    for gateway in gateways:
+        life, now = Lifecycle(gateway.policy), 0.0
+        life.handle(Start(), now)
+        for _ in range(20):
+            life.handle(BecameReady(), now + 2)
+            life.handle(Exited(permanent=False), now + 20)
+            assert life.state is State.BACKOFF
+            assert life.delay() <= 1, "it is back at once each time"
+            now += 20 + life.delay()
+            life.handle(Tick(), now)
+        for _ in range(20):
+            life.handle(Exited(permanent=False), now)
+            now += life.delay()
+            life.handle(Tick(), now)
+        assert life.state is State.FAILED
 
 
 def test_each_replica_has_its_own_gpu(monkeypatch):

@@ -47,9 +47,9 @@ class Listener:
         return [(event, now) for event, now in self.heard if isinstance(event, kind)]
 
 
-def listen(offered):
+def listen(offered, delay=0.0):
     listener = Listener()
-    return listener, simulate(offered, MACHINE, Contender("listener", lambda *_: listener))
+    return listener, simulate(offered, MACHINE, Contender("listener", lambda *_: listener), delay)
 
 
 def test_the_core_is_told_all_that_a_gateway_would_tell_it():
@@ -67,6 +67,17 @@ def test_the_core_is_told_all_that_a_gateway_would_tell_it():
     assert polls == [float(second) for second in range(1, len(polls) + 1)]
     assert result.jobs[3].refused == "queue_full"
     assert result.jobs[0].dispatched_at == 1.5  # each `WakeAt` replaces the one before
+
+
+def test_behind_a_socket_it_hears_of_requests_later_and_they_of_it():
+    (first, second), polled = (0.0, 0.5), 1.0
+    offered = (Request(first, 100, 50), Request(second, 100, 90))
+    listener, result = listen(offered, delay=0.125)
+    assert [now for _, now in listener.of(Arrived)] == [first + 0.125, second + 0.125]
+    (tick,) = (now for _, now in listener.of(Tick))  # a second after the last that it heard
+    assert [job.dispatched_at for job in result.jobs] == [tick + 0.125] * 2
+    assert [now for _, now in listener.of(Finished)][:1] == [result.jobs[0].ended_at + 0.125]
+    assert [now for _, now in listener.of(Observed)][:1] == [polled], "it scrapes by itself"
 
 
 def test_progress_comes_in_batches_and_only_grows():
