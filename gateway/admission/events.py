@@ -252,6 +252,15 @@ class Promised:
 
 
 @dataclass(frozen=True, slots=True)
+class Owed:
+    """What a tenant has used of its rates: seconds until all of each is there again."""
+
+    flow: str
+    requests: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class Warmth:
     """What another core of this model knew of its demand, for a core that takes over."""
 
@@ -262,6 +271,8 @@ class Warmth:
     promises: tuple[Promised, ...] = ()
     age: float = 0.0
     """Seconds since it was so."""
+    owed: tuple[Owed, ...] = ()
+    """By all tenants with limits, over all models; the driver's, not the core's."""
 
 
 @dataclass(frozen=True, slots=True)

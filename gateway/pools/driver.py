@@ -100,11 +100,14 @@ class Driver:
                 self._tenants.refund(request, now)
             case Finished(request, _, completion_tokens):
                 self._tenants.settle(request, completion_tokens, now)
+            case Warmth():
+                self._tenants.restore(event.owed, now - event.age)
         return None
 
     def warmth(self) -> Warmth:
-        """See `AdmissionController.warmth`."""
-        return self._controller.warmth(self._clock())
+        """What the core knows of its demand, and what tenants owe, for the next owner of the decisions."""
+        now = self._clock()
+        return replace(self._controller.warmth(now), owed=self._tenants.owed(now))
 
     async def explained(self, arrival: Arrived) -> Explanation:
         """See `Decider.explained`."""

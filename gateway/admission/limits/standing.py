@@ -53,12 +53,3 @@ class Exceeded:
     limit: int
     asked: int
     retry_after: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Debt:
-    """Seconds until all of a tenant's rates are there again: what the next owner of the decisions must know."""
-
-    flow: str
-    requests: float
-    tokens: float

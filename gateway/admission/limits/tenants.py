@@ -8,9 +8,9 @@ request. What is held (requests at once) is held by a request's id, so that noth
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from gateway.admission.events import RequestId
+from gateway.admission.events import Owed, RequestId
 from gateway.admission.limits.gcra import Rate
-from gateway.admission.limits.standing import Debt, Exceeded, Limit, Limits, Standing
+from gateway.admission.limits.standing import Exceeded, Limit, Limits, Standing
 
 
 class _Account:
@@ -114,23 +114,23 @@ class Tenants:
         charged = self._charged.get(request)
         return None if charged is None else _standing(charged.account, now)
 
-    def debts(self, now: float) -> tuple[Debt, ...]:
+    def owed(self, now: float) -> tuple[Owed, ...]:
         """What tenants have used, for the next owner of the decisions."""
-        debts = [
-            Debt(flow, *[0.0 if rate is None else rate.debt(now) for rate in (account.requests, account.tokens)])
+        owed = [
+            Owed(flow, *[0.0 if rate is None else rate.debt(now) for rate in (account.requests, account.tokens)])
             for flow, account in self._accounts.items()
         ]
-        return tuple(debt for debt in debts if debt.requests or debt.tokens)
+        return tuple(its for its in owed if its.requests or its.tokens)
 
-    def restore(self, debts: Iterable[Debt], now: float) -> None:
-        """Take over what an earlier owner of the decisions had charged. The larger debt counts."""
-        for debt in debts:
-            account = self._accounts.get(debt.flow)
+    def restore(self, owed: Iterable[Owed], at: float) -> None:
+        """Take over what an earlier owner of the decisions had charged at that time, if it is more."""
+        for its in owed:
+            account = self._accounts.get(its.flow)
             if account is None:
                 continue
-            for rate, seconds in ((account.requests, debt.requests), (account.tokens, debt.tokens)):
+            for rate, seconds in ((account.requests, its.requests), (account.tokens, its.tokens)):
                 if rate is not None:
-                    rate.full_at = max(rate.full_at, now + seconds)
+                    rate.full_at = max(rate.full_at, at + seconds)
 
     def _hold(self, account: _Account, request: RequestId, prompt_tokens: int) -> None:
         self._charged[request] = _Charged(account, prompt_tokens)

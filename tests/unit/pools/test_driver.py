@@ -15,6 +15,7 @@ from gateway.admission.events import (
     EndpointId,
     EndpointUp,
     Finished,
+    Owed,
     Progress,
     RequestId,
     ShutdownStarted,
@@ -287,3 +288,16 @@ async def test_a_request_that_an_earlier_owner_charged_is_not_charged_again():
     driver.handle(Finished(RequestId(1), Verdict.DONE, 3))
     assert asker.told[-1] == Dispatch(2, HERE, standing=Standing(Quota(1, 1, 0.0), None))
     driver.close()
+
+
+async def test_what_tenants_owe_outlives_the_owner():
+    driver, _ = limited(requests_per_minute=10, tokens_per_minute=100)
+    driver.handle(arrived(1))
+    warmth = driver.warmth()
+    assert warmth.owed == (Owed("", 6.0, 6.0),)
+    driver.close()
+    successor, asker = limited(requests_per_minute=10, tokens_per_minute=100)
+    successor.handle(replace(warmth, age=1.5))
+    successor.handle(arrived(2))
+    assert asker.told[-1].standing == Standing(Quota(10, 8, 10.5), Quota(100, 82, 10.5))
+    successor.close()

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.limits.standing import Debt, Limit, Limits
+from gateway.admission.events import Owed
+from gateway.admission.limits.standing import Limit, Limits
 from gateway.admission.limits.tenants import Tenants
 
 
@@ -95,18 +96,18 @@ def test_other_limits_keep_what_was_used_and_what_is_held():
 def test_the_next_owner_knows_what_was_used_and_what_is_held():
     account = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=2)
     account.take("alice", 1, 30, 100.0)
-    debts = account.debts(100.0)
-    assert debts == (Debt("alice", pytest.approx(6.0), pytest.approx(18.0)),)
+    owed = account.owed(100.0)
+    assert owed == (Owed("alice", pytest.approx(6.0), pytest.approx(18.0)),)
     successor = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=2)
-    successor.restore([*debts, Debt("of nobody", 1.0, 1.0)], 7.0)
-    successor.restore(debts, 7.0)
+    successor.restore([*owed, Owed("of nobody", 1.0, 1.0)], 7.0)
+    successor.restore(owed, 7.0)
     successor.declare("alice", 1, 30, 4)
     successor.declare("alice", 1, 30, 4)
     standing = successor.standing("alice", 7.0)
     assert (standing.requests.remaining, standing.tokens.remaining) == (9, 70)
     successor.settle(1, None, 7.0)
     assert successor.standing("alice", 7.0).tokens.remaining == 66
-    assert tenants(requests_per_minute=10).debts(0.0) == ()
+    assert tenants(requests_per_minute=10).owed(0.0) == ()
 
 
 STEPS = st.lists(
