@@ -695,12 +695,6 @@ class Settings(BaseSettings):
     tier: TierSettings = Field(default_factory=TierSettings, description="Several gateways on several machines.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
 
-    @model_validator(mode="after")
-    def _reached_by_all(self) -> Self:
-        if self.tier.redis is not None and any(model.engine is not None for model in self.models):
-            raise ValueError("with a `tier`, models are `endpoints` that all its gateways reach: launch engines apart")
-        return self
-
     @field_validator("models")
     @classmethod
     def _distinct(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:

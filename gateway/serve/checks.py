@@ -38,6 +38,8 @@ def _faults(settings: Settings) -> Iterator[str]:
             read()
         except ConfigurationError as error:
             yield f"{where}: {error}"
+    if settings.tier.redis is not None and any(model.engine is not None for model in settings.models):
+        yield "tier: its models are `endpoints` that all its gateways reach: serve the engines apart"
     for model in settings.models:
         try:
             chat_template(model)

@@ -1,3 +1,5 @@
+from hashlib import sha256
+
 import pytest
 
 from gateway.config.settings import Settings
@@ -53,3 +55,21 @@ def test_a_tiers_secret_that_cannot_be_used_is_found_before_anything_starts(tmp_
         check(Settings.model_validate(served))
     (tmp_path / "missing").write_text("0123456789abcdef" * 2)
     check(Settings.model_validate(served))
+
+
+def test_a_tier_launches_no_engine_that_only_one_of_its_gateways_would_reach(tmp_path):
+    (tmp_path / "key").write_text("0123456789abcdef" * 2)
+    (tmp_path / "key").chmod(0o600)
+    tier = {"redis": "redis://h", "advertise": "h:1", "key_file": str(tmp_path / "key")}
+    with pytest.raises(ConfigurationError, match="serve the engines apart"):
+        check(Settings.model_validate({"models": [{"engine": {"model": "m"}}], "tier": tier}))
+
+
+def test_two_clients_may_not_have_one_key_however_it_is_written():
+    secret = sha256(b"secret").hexdigest()
+    models = [{"endpoints": [{"url": "http://a:1"}]}]
+    keys = [{"name": "a", "key": "secret"}, {"name": "b", "key_sha256": sha256(b"other").hexdigest()}]
+    check(Settings.model_validate({"models": models, "auth": {"keys": keys}}))
+    keys.append({"name": "c", "key_sha256": secret})
+    with pytest.raises(ConfigurationError, match=r"auth.keys\[2\]: it is the same key as auth.keys\[0\]"):
+        check(Settings.model_validate({"models": models, "auth": {"keys": keys}}))
