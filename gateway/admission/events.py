@@ -188,6 +188,8 @@ class EndpointDown:
 
     endpoint: EndpointId
     reason: str
+    capacity: Capacity | None = None
+    """Makes it known, if it was never up: requests on it can be declared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Owner:
         self._tenants = Tenants(settings.auth.limits)
         self._recorder = _recorder(settings)
         self._learned = _learned(settings)
-        self.cores = Cores(self._make_driver, follower)
+        self.cores = Cores(self._make_driver, follower, before=before)
         self.monitors = Monitors(
             self.cores,
             settings=lambda: self._settings,

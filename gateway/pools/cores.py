@@ -41,11 +41,19 @@ class Cores:
     Args:
         make: makes the driver of a model's core, from the model's name and the folder or hub id of its weights.
         follower: the front, or all of them.
+        before: called before an endpoint is given to its core: it may `restrict` what is given.
     """
 
-    def __init__(self, make: Callable[[str, str | None], Driver], follower: Follower) -> None:
+    def __init__(
+        self,
+        make: Callable[[str, str | None], Driver],
+        follower: Follower,
+        *,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         self._make = make
         self._follower = follower
+        self._before = before
         self._configured: dict[EndpointId, str | None] = {}
         """Name under which each endpoint is configured; None for the one it reports."""
         self._known: dict[EndpointId, Known] = {}
@@ -119,6 +127,8 @@ class Cores:
 
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
         """An endpoint takes traffic, or its identity or capacity changed."""
+        if self._before is not None:
+            self._before()
         model = self._configured[endpoint] or identity.names[0]
         if self.serves(endpoint) not in {None, model}:
             self._leave(endpoint)
@@ -136,8 +146,7 @@ class Cores:
             return
         self._known[endpoint] = known
         driver = self._drivers.get(known.model) or self._open(known.model, known.identity.root)
-        driver.handle(EndpointUp(endpoint, known.capacity))
-        driver.handle(EndpointDown(endpoint, "not probed yet"))
+        driver.handle(EndpointDown(endpoint, "not probed yet", known.capacity))
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
         """An endpoint takes no traffic."""
@@ -161,9 +170,10 @@ class Cores:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
         model, _, capacity = self._known[endpoint]
         driver = self._drivers[model]
-        driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
-        if not self._share:
-            driver.handle(EndpointDown(endpoint, "this gateway may not decide now"))
+        if self._share:
+            driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
+        else:
+            driver.handle(EndpointDown(endpoint, "this gateway may not decide now", capacity))
 
     def _report(self, endpoint: EndpointId, event: Event) -> None:
         driver = self.driver_of(endpoint)
@@ -193,7 +203,7 @@ class Cores:
 
 def _part(capacity: Capacity, share: float) -> Capacity:
     """A share of an endpoint. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
-    if share in {0.0, 1.0}:
+    if share == 1.0:
         return capacity
     blocks, sequences = capacity.kv_blocks, capacity.max_num_seqs
     return replace(

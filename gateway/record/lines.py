@@ -15,6 +15,8 @@ from gateway.admission.commands import Command, WakeAt
 from gateway.admission.events import Event
 
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_OF_DRIVER = frozenset({"standing", "exceeded"})
+"""Fields of commands that are empty when the core is done."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="line"):
@@ -113,9 +115,10 @@ def happened(at: float, pool: int, event: Event, commands: Sequence[Command]) ->
     return Happened(at, pool, type(event).__name__, event, decisions(commands))
 
 
-def decisions(commands: Sequence[Command]) -> tuple[Command, ...]:
-    """The decisions among the commands, without those meant only for the driver."""
-    return tuple(command for command in commands if type(command) is not WakeAt)
+def decisions(commands: Sequence[Command]) -> list[dict[str, Any]]:
+    """The decisions among the commands, as a record holds them: without what is the driver's alone."""
+    plain = [msgspec.to_builtins(command) for command in commands if type(command) is not WakeAt]
+    return [{name: value for name, value in one.items() if name not in _OF_DRIVER} for one in plain]
 
 
 def read(file: Path) -> Iterator[Line]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.admission.commands import Command
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Event, PolicyChanged
 from gateway.admission.policy import Policy
@@ -144,12 +143,7 @@ def verify(file: Path) -> Replayed:
     """
     replayed = Replayed()
     for step in steps(file, replayed, {}):
-        decided = plain(step.controller.handle(step.event, step.at))
+        decided = decisions(step.controller.handle(step.event, step.at))
         if decided != list(step.decided):
             replayed.differences.append(Difference(step.key, step.since, step.decided, decided))
     return replayed
-
-
-def plain(commands: Sequence[Command]) -> list[dict[str, Any]]:
-    """The decisions as a record holds them."""
-    return [msgspec.to_builtins(command) for command in decisions(commands)]

@@ -172,8 +172,12 @@ class _Run:
                 watched = self._found.endpoints.setdefault(event.endpoint, Watched(model, event.capacity))
                 watched.capacity = event.capacity
                 watched.up_since = at if watched.up_since is None else watched.up_since
-            case EndpointDown() | EndpointGone() if (lost := self._found.endpoints.get(event.endpoint)) is not None:
-                lost.up_since = None
+            case EndpointDown() | EndpointGone():
+                if isinstance(event, EndpointDown) and event.capacity is not None:  # requests may be declared on it
+                    model = self.models.get(line.pool, "")
+                    self._found.endpoints.setdefault(event.endpoint, Watched(model, event.capacity))
+                if (lost := self._found.endpoints.get(event.endpoint)) is not None:
+                    lost.up_since = None
             case Observed() if (observed := self._found.endpoints.get(event.endpoint)) is not None:
                 observed.take(event, at)
             case Arrived() | Declared() | Progress() | Finished() | Returned():

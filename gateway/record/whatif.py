@@ -35,7 +35,8 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM
 from gateway.ops.returns import Returns
-from gateway.record.replay import Changes, Difference, PoolKey, Replayed, Step, plain, steps
+from gateway.record.lines import decisions
+from gateway.record.replay import Changes, Difference, PoolKey, Replayed, Step, steps
 
 DISPATCHED = "dispatched"
 LEFT = "client left the queue"
@@ -251,7 +252,7 @@ class _Alternative:
         commands = self._handle(step.event, step.at)
         if isinstance(step.event, (Finished, Returned)) and not _dispatched(commands, step.event.request):
             self._running.pop(step.event.request, None)
-        decided = plain(commands)
+        decided = decisions(commands)
         if _gist(decided) != _gist(list(step.decided)):
             self._diverged = True
             self._compared.differences.append(Difference(self._key, step.since, step.decided, decided))

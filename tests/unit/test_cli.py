@@ -64,6 +64,7 @@ def test_events_are_recorded_where_a_flag_says(run):
 
 def test_a_tier_is_named_by_three_flags(run, tmp_path):
     (tmp_path / "key").write_text("0123456789abcdef" * 2)
+    (tmp_path / "key").chmod(0o600)
     flags = ("--tier-redis", "redis://:hidden@h", "--tier-advertise", "h:1", "--tier-key-file", str(tmp_path / "key"))
     tier = run("serve", "--endpoint", "http://a:1", *flags).served.tier
     assert tier.redis.get_secret_value() == "redis://:hidden@h"

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from gateway.admission.events import EndpointId, EndpointUp, Observed
+from gateway.admission.events import EndpointGone, EndpointId, EndpointUp, Observed
 from gateway.admission.placing.endpoint import UNBOUNDED, EndpointRecord
 from gateway.admission.placing.presence import EndpointEvent, Presence
 from gateway.admission.placing.reach import Reach
@@ -48,8 +48,9 @@ class Endpoints:
         if endpoint is not None:
             endpoint.take(event)
             self.settle(endpoint, now)
-        elif isinstance(event, EndpointUp):
-            self._endpoints[key] = EndpointRecord(key, event.capacity, self._policy, self._predictor)
+        elif not isinstance(event, EndpointGone) and event.capacity is not None:
+            endpoint = self._endpoints[key] = EndpointRecord(key, event.capacity, self._policy, self._predictor)
+            endpoint.take(event)
         if isinstance(event, EndpointUp):
             self.reach.found(key)
         self._changed(now)

@@ -27,6 +27,7 @@ class World:
 
     def __init__(self, *, in_pool: bool, not_here: Sequence[NotHere] = ()) -> None:
         self.told: list[tuple[str, str]] = []
+        self.ready = True
         counter = SimpleNamespace(not_here=lambda: list(not_here), mode=Source.LOCAL, reason="it differs")
         self.directory = SimpleNamespace(
             pools={"m": SimpleNamespace(name="m", counter=counter)} if in_pool else {}, ever_healthy=in_pool
@@ -59,6 +60,12 @@ async def test_it_is_ready_once_an_endpoint_was_healthy() -> None:
     before, after = [await World(in_pool=in_pool).view.state() for in_pool in (False, True)]
     assert (before.ready, before.draining, before.counting) == (False, False, ())
     assert (after.ready, after.draining) == (True, False)
+
+
+async def test_it_is_not_ready_while_nobody_decides() -> None:
+    world = World(in_pool=True)
+    world.ready = False
+    assert not (await world.view.state()).ready
 
 
 async def test_what_is_not_counted_here_is_told_with_its_reason() -> None:

@@ -53,7 +53,7 @@ class Launch:
         self.stopped = False
 
     def __call__(self, chosen, _load, log, say, _python):
-        self.port, self.say = chosen.server.port, say
+        self.port, self.say = chosen.settings.server.port, say
         return self
 
     async def run(self, stop):

@@ -1,10 +1,18 @@
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.admission.commands import Dispatch
+from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
+    Arrived,
     Capacity,
+    Declared,
+    Demand,
     EndpointDown,
     EndpointGone,
     EndpointId,
@@ -15,8 +23,10 @@ from gateway.admission.events import (
     ShutdownStarted,
     Tick,
 )
+from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
-from gateway.pools.cores import Cores
+from gateway.pools.cores import Cores, Known
+from gateway.pools.driver import Driver as RealDriver
 
 A, B, C = EndpointId("a"), EndpointId("b"), EndpointId("c")
 CAPACITY = Capacity(max_model_len=100, kv_blocks=10)
@@ -212,3 +222,122 @@ def test_a_shutdown_reaches_every_core_whenever_it_was_made(world: World) -> Non
     for driver in (left, moved, late):
         assert ShutdownStarted() in driver.events
     assert late.events == [ShutdownStarted(), EndpointUp(B, CAPACITY)], "before anything can be sent there"
+
+
+class Restricted:
+    """The cores of the endpoints a and b, as those of a tier; both serve one model. Its core is a real one."""
+
+    def __init__(self, before: Callable[[], None] | None = None) -> None:
+        self.said: list[object] = []
+        nothing = dict.fromkeys(("up", "down", "gone", "evacuate", "expire"), lambda *_: None)
+        follower: Any = SimpleNamespace(**nothing)
+        self.cores = Cores(self._make, follower, before=before)
+        self.made = 0
+        for endpoint in (A, B):
+            self.cores.add(endpoint, None)
+
+    def _make(self, model: str, root: str | None) -> RealDriver:
+        del model, root
+        asker: Any = SimpleNamespace(decided=self._decided, want=lambda *_, **__: None, renew=lambda: None)
+        policy = Policy(ttl=60.0, no_endpoint_ttl=60.0, ttft_target=None)
+        return RealDriver(AdmissionController(policy), time.monotonic, asker)
+
+    def _decided(self, command: object) -> bool:
+        self.said.append(command)
+        return True
+
+    @property
+    def sent(self) -> list[EndpointId]:
+        """Where requests went, since the last look."""
+        said, self.said = self.said, []
+        return [command.endpoint for command in said if isinstance(command, Dispatch)]
+
+    def up(self, endpoint: EndpointId = A, *, blocks: int | None = 100, sequences: int | None = 4) -> None:
+        self.cores.up(endpoint, identity("m"), Capacity(max_model_len=1000, kv_blocks=blocks, max_num_seqs=sequences))
+
+    def arrive(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.made += 1
+            self.cores.drivers["m"].handle(Arrived(RequestId(self.made), Demand((10,), 10)))
+
+    def capacity(self, endpoint: EndpointId = A) -> Capacity:
+        found = self.cores.drivers["m"].controller._endpoints.get(endpoint)
+        assert found is not None
+        return found.capacity
+
+
+@pytest.fixture
+async def restricted() -> Any:
+    restricted = Restricted()
+    yield restricted
+    restricted.cores.close()
+
+
+async def test_with_no_share_nothing_is_dispatched(restricted: Restricted) -> None:
+    restricted.up()
+    restricted.cores.restrict(0.0)
+    restricted.arrive()
+    restricted.up(B)
+    restricted.up(A)
+    restricted.cores.tell(Tick())
+    assert restricted.sent == [], "neither at those that were up, nor at those that come up meanwhile"
+    restricted.cores.restrict(1.0)
+    assert len(restricted.sent) == 1
+
+
+async def test_half_a_share_is_half_of_the_blocks_and_sequences(restricted: Restricted) -> None:
+    restricted.cores.restrict(0.5)
+    restricted.up()
+    assert (restricted.capacity().kv_blocks, restricted.capacity().max_num_seqs) == (50, 2)
+    restricted.arrive(4)
+    assert len(restricted.sent) == 2
+    restricted.cores.restrict(0.0)
+    assert restricted.sent == [], "who may decide nothing fills nothing up first"
+    restricted.cores.restrict(1.0)
+    assert len(restricted.sent) == 2
+    assert restricted.capacity() == Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=4)
+
+
+async def test_of_a_small_endpoint_a_share_is_something_and_of_an_unknown_limit_all(restricted: Restricted) -> None:
+    restricted.cores.restrict(0.01)
+    restricted.up(A, blocks=3, sequences=1)
+    restricted.up(B, blocks=None, sequences=None)
+    assert (restricted.capacity(A).kv_blocks, restricted.capacity(A).max_num_seqs) == (1, 1)
+    assert (restricted.capacity(B).kv_blocks, restricted.capacity(B).max_num_seqs) == (None, None)
+
+
+async def test_another_share_brings_back_nobody_who_is_down(restricted: Restricted) -> None:
+    restricted.up()
+    restricted.cores.down(A, "it does not answer")
+    restricted.arrive()
+    for share in (0.0, 0.5, 1.0):
+        restricted.cores.restrict(share)
+    assert restricted.sent == []
+
+
+async def test_what_is_in_flight_can_be_declared_while_nothing_may_be_dispatched(restricted: Restricted) -> None:
+    restricted.cores.restrict(0.0)
+    restricted.up(sequences=1)
+    driver = restricted.cores.drivers["m"]
+    driver.handle(Declared(Arrived(RequestId(99), Demand((10,), 10)), A, 1))
+    restricted.arrive()
+    restricted.cores.restrict(1.0)
+    assert restricted.sent == [], "its place is taken"
+
+
+async def test_an_endpoint_of_an_earlier_owner_gets_nothing_before_it_was_probed(restricted: Restricted) -> None:
+    restricted.up()
+    restricted.cores.down(A, "it does not answer")
+    restricted.arrive()
+    restricted.cores.recall(B, Known("m", identity("m"), CAPACITY))
+    assert restricted.sent == []
+    restricted.up(B)
+    assert restricted.sent == [B]
+
+
+async def test_who_may_decide_no_more_when_an_endpoint_comes_up_dispatches_nothing_there() -> None:
+    world = Restricted(before=lambda: world.cores.restrict(0.0))
+    world.up()
+    world.arrive()
+    assert world.sent == []
+    world.cores.close()

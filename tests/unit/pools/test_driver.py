@@ -12,6 +12,7 @@ from gateway.admission.events import (
     Capacity,
     Declared,
     Demand,
+    EndpointDown,
     EndpointId,
     EndpointUp,
     Finished,
@@ -301,3 +302,44 @@ async def test_what_tenants_owe_outlives_the_owner():
     successor.handle(arrived(2))
     assert asker.told[-1].standing == Standing(Quota(10, 8, 10.5), Quota(100, 82, 10.5))
     successor.close()
+
+
+async def test_before_each_event_its_right_to_decide_is_looked_at():
+    looks = []
+    asker = Asker()
+    clock = asyncio.get_running_loop().time
+    driver = Driver(AdmissionController(Policy()), clock, asker, before=lambda: looks.append(len(asker.told)))
+    for event in (UP, arrived(1), arrived(2)):
+        driver.handle(event)
+    assert looks == [0, 1, 2], "before the event, not after what comes of it"
+    driver.close()
+
+
+async def test_an_event_dispatches_nothing_where_the_right_to_decide_is_lost_right_before():
+    lost = False
+
+    def look():
+        nonlocal lost
+        if lost:
+            lost = False
+            driver.handle(EndpointDown(HERE, "it may decide no more"))
+
+    asker = Asker()
+    driver = Driver(AdmissionController(Policy()), asyncio.get_running_loop().time, asker, before=look)
+    driver.handle(ROOMY)
+    driver.handle(arrived(1))
+    lost = True
+    driver.handle(arrived(2))
+    assert [said for said in asker.told if isinstance(said, Dispatch)] == [Dispatch(1, HERE)]
+    driver.close()
+
+
+async def test_a_timer_too_looks_first_whether_it_may_decide():
+    looks = []
+    world = World()
+    world.driver._before = lambda: looks.append("looked")
+    world.handle(arrived(1))
+    looks.clear()
+    world.driver._wake(0.0)
+    assert looks == ["looked"]
+    world.driver.close()

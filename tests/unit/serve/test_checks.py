@@ -54,6 +54,7 @@ def test_a_tiers_secret_that_cannot_be_used_is_found_before_anything_starts(tmp_
     with pytest.raises(ConfigurationError, match=r"tier\.key_file: .*missing: cannot read the key"):
         check(Settings.model_validate(served))
     (tmp_path / "missing").write_text("0123456789abcdef" * 2)
+    (tmp_path / "missing").chmod(0o600)
     check(Settings.model_validate(served))
 
 

@@ -62,7 +62,7 @@ async def test_it_takes_a_lease_holds_it_and_gives_it_back():
         assert [view.standing for view in views][-1] is Standing.OWNING
         assert len(views) <= 3, "told once for each change"
         state = tier_state(election, asyncio.get_running_loop().time())
-        assert (state.role, state.id, state.owner, state.epoch, state.members) == ("owner", "a", "a", 1, 1)
+        assert (state.role, state.id, state.owner, state.epoch, state.gateways) == ("owner", "a", "a", 1, 1)
         assert 0 < state.lease_seconds <= TERMS.term
     assert redis.decided_last is False, "the next one decides as soon as it is given back"
     assert redis.kept.holder == "-"

@@ -36,12 +36,14 @@ from gateway.tier.frames import (
     Pong,
     Recalled,
     Refused,
+    Reigns,
     Report,
     Reported,
     Scrape,
     Sent,
     ShowState,
     Stepped,
+    Surpassed,
     Unwatched,
     Up,
     Wanted,
@@ -76,6 +78,7 @@ WATCHED = Watched(HERE, ONE, 10, streams=True, brought=False, started=True)
 OF_FRONT = [
     Hello(VERSION, 7),
     Hello(VERSION, 7, (Recalled(HERE, "m", IDENTITY, CAPACITY, drained=True),), (Kept("m", 0.5, b"x"),)),
+    Hello(VERSION, 7, epoch=(3, "a")),
     Declares([], [], [], last=True),
     Declares([("m", Declared(ARRIVAL, HERE, 12))], [WATCHED], [("m", ARRIVAL), ("n", ARRIVAL)], last=False),
     Came("m", ARRIVAL),
@@ -96,6 +99,8 @@ OF_FRONT = [
     Reported(5, b"\x00"),
     Reported(None, b""),
     Ping(),
+    Ping(7),
+    Surpassed((3, "a")),
 ]
 OF_OWNER = [
     More(),
@@ -113,6 +118,8 @@ OF_OWNER = [
     Answer(1, None),
     Report(5),
     Pong(),
+    Pong(7),
+    Reigns((3, "a")),
     Keep("m", packed_warmth(Warmth())),
 ]
 

@@ -20,11 +20,13 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
-from gateway.ops.merged import packed
+from gateway.ops.merged import Family, packed
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier import carried, hall
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -44,13 +46,18 @@ from gateway.tier.frames import (
     Left,
     More,
     Moved,
+    Ping,
+    Pong,
     Recalled,
     Refused,
+    Reigns,
+    Report,
     Reported,
     Scrape,
     Sent,
     ShowState,
     Stepped,
+    Surpassed,
     Unwatched,
     Up,
     Wanted,
@@ -102,9 +109,9 @@ class Monitor:
 class World:
     """An owner: its hall, its cores, and monitors that do as a test says."""
 
-    def __init__(self, expected=1, **policy):
+    def __init__(self, expected=1, reign=None, **policy):
         self.policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None, **policy)
-        self.hall = Hall(expected)
+        self.hall = Hall(expected, reign)
         self.monitors = {}
         self.made = []
         self.drained = []
@@ -127,7 +134,7 @@ class World:
         self.drained.append(endpoint)
 
     async def figures(self, fronts):
-        return []
+        return [counted("pools", fronts)]
 
     async def decided(self):
         return Decided(endpoints=(), queues=())
@@ -146,13 +153,15 @@ class World:
         del self.monitors[endpoint]
         self.cores.remove(endpoint)
 
-    def connect(self):
-        return Other(self.hall.line(), from_owner)
+    def connect(self, machine=None):
+        return Other(self.hall.line(machine), from_owner)
 
-    async def join(self, number=1, *, skip=True, known=(), kept=(), declared=(), watched=(), waiting=()):
+    async def join(
+        self, number=1, machine=None, *, skip=True, known=(), kept=(), epoch=None, declared=(), watched=(), waiting=()
+    ):
         """A front that has said who it is; `skip` what it is told first."""
-        front = self.connect()
-        front.say(Hello(VERSION, number, known, kept))
+        front = self.connect(machine)
+        front.say(Hello(VERSION, number, known, kept, epoch))
         front.say(Declares(list(declared), list(watched), list(waiting), last=True))
         if skip:
             await front.heard()
@@ -167,6 +176,33 @@ class World:
         now = asyncio.get_running_loop().time()
         states = [driver.controller.snapshot(now) for driver in self.made]
         return sum(e.in_flight - e.aborting for s in states for e in s.endpoints), sum(s.queue.depth for s in states)
+
+
+class Election:
+    """What a hall tells the election."""
+
+    epoch = Epoch(3, "a")
+
+    def __init__(self):
+        self.epochs = []
+        self.machines = []
+
+    def heard(self, epoch):
+        self.epochs.append(epoch)
+
+    def connected(self, machines):
+        self.machines.append(set(machines))
+
+
+def counted(name, value):
+    return Family(name, "What.", "counter", [(f"{name}_total", (), value)])
+
+
+async def beat(front, seconds):
+    """Heartbeats for so long."""
+    for _ in range(int(seconds / BEAT)):
+        front.say(Ping())
+        await asyncio.sleep(BEAT)
 
 
 def arrival(number, front=1, **fields):
@@ -196,6 +232,18 @@ async def world():
     yield world
     world.hall.close()
     world.cores.close()
+
+
+@pytest.fixture
+async def tier():
+    """An owner in a tier of several gateways."""
+    tier = World(expected=None, reign=Election())
+    tier.election = tier.hall._reign
+    tier.up()
+    await asyncio.sleep(DECLARED_WITHIN)
+    yield tier
+    tier.hall.close()
+    tier.cores.close()
 
 
 @pytest.fixture
@@ -672,3 +720,125 @@ async def test_an_owner_that_ended_begins_nothing():
     assert world.load() == (0, 0)
     assert Sent not in {type(message) for message in await front.heard()}
     world.cores.close()
+
+
+# In a tier of several gateways.
+
+
+async def test_in_a_tier_the_epoch_is_said_before_anything_else(tier):
+    front = await tier.join(skip=False)
+    reigns, *further = await front.heard()
+    assert reigns == Reigns((3, "a"))
+    assert further[-1] == Welcome()
+    again = await tier.join(skip=False)
+    assert (await again.heard())[0] == reigns, "on each connection"
+
+
+async def test_the_election_hears_of_every_epoch_that_a_front_followed(tier):
+    front = await tier.join(1, epoch=(2, "z"))
+    await tier.join(2)
+    assert tier.election.epochs == [Epoch(2, "z")]
+    front.say(Surpassed((5, "b")))
+    assert tier.election.epochs == [Epoch(2, "z"), Epoch(5, "b")]
+
+
+async def test_an_owner_that_hears_of_a_later_one_as_a_front_comes_ends_in_peace(tier):
+    tier.election.heard = lambda epoch: (tier.cores.restrict(0.0), tier.hall.close())
+    front = await tier.join(epoch=(5, "b"), waiting=[("m", ONE)])
+    await turns()
+    assert front.aborted
+    assert tier.load()[0] == 0
+
+
+async def test_the_election_hears_which_gateways_have_declared_all_they_have(tier):
+    await tier.join(1)
+    far = tier.connect("b:1")
+    far.say(Hello(VERSION, 2))
+    far.say(Declares([], [], [], last=False))
+    assert set().union(*tier.election.machines) == set(), "neither this one, nor one that has more to say"
+    far.say(Declares([], [], [], last=True))
+    other = await tier.join(3, "c:1")
+    assert tier.election.machines[-1] == {"b:1", "c:1"}
+    await far.end()
+    await beat(other, GIVEN_UP_AFTER + 2 * BEAT)
+    assert tier.election.machines[-1] == {"c:1"}
+
+
+async def test_a_heartbeat_is_returned_with_its_number(tier):
+    front = await tier.join()
+    front.say(Ping(4), Ping(5))
+    assert await front.heard() == [Pong(4), Pong(5)]
+
+
+@pytest.mark.parametrize("machine", [None, "b:1"])
+async def test_a_front_without_heartbeats_is_given_up_and_all_it_had_is_taken_out(tier, machine):
+    front, other = await tier.join(1, machine), await tier.join(2)
+    front.say(Came("m", ONE), Came("m", TWO))
+    await turns()
+    assert tier.load() == (1, 1)
+    await beat(other, GIVEN_UP_AFTER - BEAT)
+    assert tier.load() == (1, 1), "it is heard of again in time"
+    front.say(Ping())
+    await beat(other, GIVEN_UP_AFTER - BEAT)
+    assert tier.load() == (1, 1)
+    assert not front.aborted
+    await front.heard()
+    await beat(other, 3 * BEAT)
+    assert tier.load() == (0, 0)
+    assert front.aborted
+    assert tier.hall.fronts == 1
+    front.say(Ping(9))
+    assert Pong(9) not in await front.heard(), "who was given up is never told to obey again"
+
+
+async def test_what_a_lost_front_of_another_gateway_had_is_held_until_it_may_obey_nothing_more(tier):
+    front, other = await tier.join(1, "b:1"), await tier.join(2)
+    front.say(Came("m", ONE), Ping())
+    await front.end()
+    await beat(other, GIVEN_UP_AFTER - BEAT)
+    assert tier.load() == (1, 0), "an engine may still run it"
+    await beat(other, 3 * BEAT)
+    assert tier.load() == (0, 0)
+    assert tier.hall.fronts == 1
+
+
+async def test_a_front_of_another_gateway_may_come_back_with_all_it_has(tier):
+    front = await tier.join(1, "b:1")
+    front.say(Came("m", ONE), Came("m", TWO))
+    await front.end()
+    await asyncio.sleep(GIVEN_UP_AFTER / 2)
+    again = await tier.join(1, "b:1", declared=[("m", Declared(ONE, HERE, 3))], waiting=[("m", TWO)])
+    assert tier.load() == (1, 1)
+    await beat(again, 2 * GIVEN_UP_AFTER)
+    assert tier.load() == (1, 1), "its earlier connection is forgotten"
+    assert tier.hall.fronts == 1
+
+
+async def test_each_gateway_is_told_its_own_figures_and_the_owners_those_of_the_pools(tier):
+    fronts = {1: None, 2: "b:1", 3: "b:1"}
+    said = {number: await tier.join(number, machine) for number, machine in fronts.items()}
+
+    async def told(asks):
+        said[asks].say(Scrape(7))
+        for number, front in said.items():
+            for message in await front.heard():
+                if isinstance(message, Report):
+                    assert fronts[number] == fronts[asks], "the others are not even asked"
+                    front.say(Reported(message.number, packed([counted("c", 10**number)])))
+        while not (answers := await said[asks].heard()):  # a thread writes the text
+            pass
+        (answer,) = answers
+        lines = answer.body.decode().splitlines()
+        return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
+
+    assert await told(1) == {"c_total": 10, "pools_total": 1}
+    assert await told(2) == await told(3) == {"c_total": 1100}
+
+
+async def test_in_a_tier_the_state_names_the_epoch_and_all_fronts(tier):
+    front = await tier.join(1)
+    await tier.join(2, "b:1")
+    front.say(ShowState(1))
+    (answer,) = await front.heard()
+    shown = Decided.model_validate_json(answer.body).tier
+    assert (shown.owner, shown.epoch, shown.members) == ("a", 3, ("1", "2"))

@@ -18,6 +18,8 @@ from gateway.endpoints.identity import Identity
 from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.admission import RejectedError
 from gateway.tier import carried
+from gateway.tier.epoch import Epoch
+from gateway.tier.fence import BEAT, OBEYED_WITHIN, Allegiance
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -40,12 +42,14 @@ from gateway.tier.frames import (
     Pong,
     Recalled,
     Refused,
+    Reigns,
     Report,
     Reported,
     Scrape,
     Sent,
     ShowState,
     Stepped,
+    Surpassed,
     Unwatched,
     Up,
     Wanted,
@@ -69,7 +73,7 @@ PATIENCE = 3.0
 class World:
     """A front's link, the owners it connects to, and what its follower was told."""
 
-    def __init__(self):
+    def __init__(self, allegiance=None):
         self.reachable = True
         self.told = []
         self.moved = []
@@ -84,6 +88,7 @@ class World:
             progressed=self.moved.extend,
             patience=lambda: PATIENCE,
             figures=lambda: FIGURES,
+            allegiance=allegiance,
         )
         self.running = asyncio.create_task(self.link.run())
 
@@ -540,3 +545,170 @@ async def test_a_question_is_not_asked_for_ever(world):
     assert world.clock() - before == pytest.approx(ANSWERED_WITHIN, abs=0.1)
     assert Explain(1, "m", arrival) in await world.owner.heard()
     assert not world.link._questions
+
+
+# In a tier of several gateways.
+
+
+class Member(World):
+    """A front that follows owners by their epochs."""
+
+    def __init__(self):
+        self.allegiance = Allegiance()
+        super().__init__(self.allegiance)
+
+    async def follow(self, epoch=(3, "a")):
+        """What the front says first to an owner of this epoch."""
+        await asyncio.sleep(2 * RETRY)
+        self.owner.say(Reigns(epoch))
+        return await self.welcome()
+
+    async def beat(self, seconds=BEAT):
+        """Return heartbeats for so long; what else the front said."""
+        said = []
+        for _ in range(round(seconds / BEAT)):
+            await asyncio.sleep(BEAT)
+            for message in await self.owner.heard():
+                if isinstance(message, Ping):
+                    self.owner.say(Pong(message.number))
+                else:
+                    said.append(message)
+        return said
+
+
+@pytest.fixture
+async def member():
+    member = Member()
+    member.link.watch(HERE)
+    yield member
+    member.running.cancel()
+    member.link.close()
+
+
+def hello(said):
+    (hello,) = [message for message in said if isinstance(message, Hello)]
+    return hello
+
+
+async def test_a_front_names_the_epoch_that_it_followed_last(member):
+    assert hello(await member.follow()).epoch is None
+    assert member.allegiance.epoch == Epoch(3, "a")
+    await member.lose()
+    assert hello(await member.follow((4, "b"))).epoch == (3, "a")
+    await member.lose()
+    assert hello(await member.follow((4, "b"))).epoch == (4, "b")
+
+
+async def test_heartbeats_have_numbers_of_their_own(member):
+    await member.follow()
+    await asyncio.sleep(4 * BEAT)
+    numbers = [message.number for message in await member.owner.heard() if isinstance(message, Ping)]
+    assert len(numbers) >= 4
+    assert sorted(set(numbers)) == numbers
+
+
+async def test_while_heartbeats_come_back_dispatches_are_obeyed(member):
+    await member.follow()
+    await member.beat(5 * OBEYED_WITHIN)
+    before = member.owner
+    arrival, task = member.ask()
+    await turns()
+    member.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE
+    assert member.owner is before
+
+
+@pytest.mark.parametrize("beats", [0, 1])
+async def test_a_dispatch_without_a_fresh_heartbeat_is_not_obeyed_and_all_is_declared_anew(member, beats):
+    """An owner that was stopped, and goes on with what it had decided."""
+    await member.follow()
+    await member.beat(beats * BEAT)
+    arrival, task = member.ask()
+    await asyncio.sleep(OBEYED_WITHIN + BEAT)
+    before = member.owner
+    before.say(Sent(Dispatch(arrival.request, HERE)))
+    await turns()
+    assert before.aborted
+    assert not task.done()
+    said = await member.follow()
+    (declared,) = [message for message in said if isinstance(message, Declares)]
+    assert [waiting.request for _, waiting in declared.waiting] == [arrival.request]
+    assert declared.flights == []
+    await member.beat()
+    member.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE
+
+
+async def test_a_heartbeat_that_comes_back_late_counts_from_when_it_was_sent(member):
+    await member.follow()
+    arrival, task = member.ask()
+    await asyncio.sleep(BEAT)
+    (ping, *_) = [message for message in await member.owner.heard() if isinstance(message, Ping)]
+    await asyncio.sleep(OBEYED_WITHIN)
+    member.owner.say(Pong(ping.number), Sent(Dispatch(arrival.request, HERE)))
+    await turns()
+    assert not task.done()
+    task.cancel()
+    await turns()
+
+
+async def test_an_owner_that_has_not_said_its_epoch_is_not_obeyed(member):
+    await member.welcome()
+    await member.beat()
+    arrival, task = member.ask()
+    await turns()
+    member.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    await turns()
+    assert not task.done()
+    task.cancel()
+    await turns()
+
+
+@pytest.mark.parametrize("earlier", [(4, "z"), (5, "a")])
+async def test_nothing_that_a_surpassed_owner_says_counts(member, earlier):
+    await member.follow((5, "b"))
+    arrival, task = member.ask()
+    await turns()
+    await member.lose()
+    await asyncio.sleep(2 * RETRY)
+    old = member.owner
+    refused = Refused(Reject(arrival.request, Outcome.QUEUE_FULL, 1.0))
+    old.say(Reigns(earlier), up(), More(), Welcome(), refused)
+    old.say(Sent(Dispatch(arrival.request, HERE)))
+    said = await old.heard()
+    assert Surpassed((5, "b")) in said, "so that it hears of the later one"
+    assert not any(isinstance(message, Declares) for message in said)
+    assert not old.aborted, "first it is to hear that"
+    assert (task.done(), member.told, member.link.connected.is_set()) == (False, [], False)
+    await asyncio.sleep(BEAT)
+    assert old.aborted
+    assert member.allegiance.epoch == Epoch(5, "b")
+    await member.follow((5, "b"))
+    await member.beat()
+    member.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE, "the next connection is heard again"
+
+
+async def test_who_is_to_turn_leaves_its_owner_and_connects_anew(member):
+    await member.follow()
+    await member.beat()
+    arrival = await member.in_flight()
+    before = member.owner
+    member.link.turn()
+    said = await member.follow((4, "b"))
+    assert before.aborted
+    assert member.owner is not before
+    (declared,) = [message for message in said if isinstance(message, Declares)]
+    assert [flight.arrival.request for _, flight in declared.flights] == [arrival.request]
+    member.link.turn()
+    await turns()
+    member.link.turn()  # without an owner it is nothing
+
+
+async def test_in_a_tier_an_owner_that_says_nothing_is_given_up_before_it_was_welcome(member):
+    await asyncio.sleep(2 * RETRY)
+    before = member.owner
+    await asyncio.sleep(SILENT - 2 * BEAT)
+    assert not before.aborted
+    await asyncio.sleep(3 * BEAT)
+    assert before.aborted
