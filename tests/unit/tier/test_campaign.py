@@ -62,7 +62,7 @@ async def test_it_takes_a_lease_holds_it_and_gives_it_back():
         assert [view.standing for view in views][-1] is Standing.OWNING
         assert len(views) <= 3, "told once for each change"
         state = tier_state(election, asyncio.get_running_loop().time())
-        assert (state.role, state.id, state.owner, state.epoch, state.members) == ("owner", "a", "a", 1, 1)
+        assert (state.role, state.id, state.owner, state.epoch, state.gateways) == ("owner", "a", "a", 1, 1)
         assert 0 < state.lease_seconds <= TERMS.term
     assert redis.decided_last is False, "the next one decides as soon as it is given back"
     assert redis.kept.holder == "-"
@@ -81,6 +81,17 @@ async def test_what_becomes_of_redis_is_told_once(caplog):
         standings = [view.standing for view in views]
         assert Standing.CUT_OFF in standings
     assert redis.closed
+
+
+async def test_an_error_that_nobody_thought_of_does_not_end_the_election(monkeypatch):
+    monkeypatch.setattr("gateway.runtime.background.FIRST_PAUSE", 0.01)
+    redis = Redis()
+    async with campaign(redis) as (running, _, _):
+        await until(running.may_decide)
+        redis.fails = RuntimeError("what is this?")
+        await until(lambda: not running.may_decide())
+        redis.fails = None
+        await until(running.may_decide)
 
 
 async def test_a_redis_that_is_gone_keeps_nobody_from_ending():
