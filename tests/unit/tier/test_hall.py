@@ -25,6 +25,7 @@ from gateway.ops.state import Decided, UnknownEndpointError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier import carried, hall
+from gateway.tier.epoch import Epoch
 from gateway.tier.frames import (
     VERSION,
     Answer,
@@ -102,9 +103,9 @@ class Monitor:
 class World:
     """An owner: its hall, its cores, and monitors that do as a test says."""
 
-    def __init__(self, expected=1, **policy):
+    def __init__(self, expected=1, reign=None, **policy):
         self.policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None, **policy)
-        self.hall = Hall(expected)
+        self.hall = Hall(expected, reign)
         self.monitors = {}
         self.made = []
         self.drained = []
@@ -671,4 +672,33 @@ async def test_an_owner_that_ended_begins_nothing():
     await asyncio.sleep(2 * DECLARED_WITHIN)
     assert world.load() == (0, 0)
     assert Sent not in {type(message) for message in await front.heard()}
+    world.cores.close()
+
+
+class Reign:
+    """What a hall tells the election."""
+
+    epoch = Epoch(1, "a")
+
+    def __init__(self):
+        self.there = []
+
+    def heard(self, epoch):
+        pass
+
+    def connected(self, machines):
+        self.there.append(machines)
+
+
+async def test_an_owner_that_ended_says_nothing_of_fronts_that_are_the_next_ones_now(monkeypatch):
+    monkeypatch.setattr(hall, "GIVEN_UP_AFTER", 0.05)
+    reign = Reign()
+    world = World(reign=reign)
+    front = Other(world.hall.line("b:1"), from_owner)
+    front.say(Hello(VERSION, 1, (), ()), Declares([], [], [], last=True))
+    await turns()
+    assert reign.there == [{"b:1"}]
+    world.hall.close()
+    await asyncio.sleep(0.1)
+    assert reign.there == [{"b:1"}]
     world.cores.close()
