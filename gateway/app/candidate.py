@@ -25,7 +25,7 @@ from gateway.tier.epoch import Epoch
 from gateway.tier.guide import BEAT, Follow, Post, guide_path
 from gateway.tier.key_file import mark, tier_key
 from gateway.tier.registry import Registry
-from gateway.tier.seal import Claim, Peer, Role
+from gateway.tier.seal import Peer, Role
 
 _POLL = 0.1
 """Seconds between two checks for connected fronts."""
@@ -65,7 +65,9 @@ class Candidate:
         registry = Registry(address, name, f"{tier.advertise} {mark(key)}", self._election.terms.timeout)
         self._campaign = Campaign(self._election, registry, self._changed)
         self._post = Post(guide_path(Path(listening.getsockname())), self._followed)
-        self._entrance = Entrance(key, self._claim, self._welcome)
+        self._said = claim(Role.OWNER, key, settings)
+        """To whoever comes: strangers, too, so it is made once."""
+        self._entrance = Entrance(key, lambda: self._said, self._welcome)
         self._background = Background()
         self._reign: Reign | None = None
         self._epoch: Epoch | None = None
@@ -73,6 +75,8 @@ class Candidate:
         self._wanted: Epoch | None = None
         """Of the reign that there is to be."""
         self._turn = asyncio.Event()
+        self._ending: asyncio.Future[None] | None = None
+        """The end of the reign before, which writes files: whoever stops waits for it."""
         self._servers: list[asyncio.Server] = []
 
     @property
@@ -120,6 +124,7 @@ class Candidate:
         change = Change.between(self.settings, settings)
         found = await asyncio.to_thread(opened, change.settings)
         self.settings, self._endpoints = change.settings, found.endpoints
+        self._said = claim(Role.OWNER, self._key, change.settings)
         if self._reign is not None:
             self._reign.go_by(change.settings, found.endpoints)
         return change
@@ -147,6 +152,8 @@ class Candidate:
             server.close()
         self._post.close()
         self._entrance.close()
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
         if self._reign is not None:
             await self._reign.end()
         _log.info("stopped")
@@ -157,13 +164,13 @@ class Candidate:
         """Stop deciding at once where it must not any more; all else is done by `_succeed`."""
         lapsed = view.standing is Standing.LAPSED
         self._wanted = view.epoch if view.decides else self._epoch if lapsed else None
+        self._turn.set()
         if self._reign is not None and self._epoch is not None:
             if self._wanted == self._epoch:
                 self._reign.restrict(view.share if view.decides else 0.0)
             else:
                 self._epoch = None
                 self._reign.leave()
-        self._turn.set()
         self._tell()
 
     def _check(self) -> None:
@@ -172,12 +179,14 @@ class Candidate:
 
     async def _succeed(self) -> None:
         """End the reign that is over, and begin the next."""
+        self._turn.set()  # a reign that could not begin is tried again
         while True:
             await self._turn.wait()
             self._turn.clear()
             if self._reign is not None and self._epoch is None:
                 over, self._reign = self._reign, None
-                await over.end()
+                self._ending = asyncio.ensure_future(over.end())
+                await asyncio.shield(self._ending)
             if self._reign is None and (epoch := self._wanted) is not None:
                 reigning = _Reigning(self._campaign, epoch)
                 self._reign = Reign(self.settings, self._endpoints, (), None, election=reigning, before=self._check)
@@ -197,9 +206,6 @@ class Candidate:
                 self._campaign.accounted()
 
     # The fronts.
-
-    def _claim(self) -> Claim:
-        return claim(Role.OWNER, self._key, self.settings)
 
     def _admit(self) -> asyncio.Protocol:
         return _Closed() if self._epoch is None or self._reign is None else self._reign.hall.line()

@@ -12,8 +12,8 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.config.settings import DiscoverySettings, EndpointSettings, Settings
-from gateway.config.sources import ConfigurationError, endpoints_of
-from gateway.endpoints.names import NoAnswerError, endpoints_behind
+from gateway.config.sources import endpoints_of
+from gateway.endpoints.names import endpoints_behind
 
 MOST_ENDPOINTS = 256
 """Most endpoints of one source. More are a mistake, and each is scraped every second."""
@@ -133,8 +133,8 @@ class Discovery:
             else:
                 urls, holds = await endpoints_behind(source)
                 known.endpoints = _bounded([source.endpoint(url=url) for url in urls])
-        except (_NothingFoundError, NoAnswerError, ConfigurationError, OSError) as error:
-            fault = "; ".join(str(error).splitlines())
+        except Exception as error:  # noqa: BLE001 - whatever one source tells, the others are asked, and asked again
+            fault = "; ".join(str(error).splitlines()) or type(error).__name__
         known.due = self._clock() + (_LOOK if source.file is not None else min(source.interval, max(holds, _LEAST_TTL)))
         known.fault = fault
         if (before is None) != (fault is None):

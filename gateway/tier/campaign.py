@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from gateway.ops.state import TierState
+from gateway.runtime.background import Background
 from gateway.tier.election import Election, Standing, View
 from gateway.tier.epoch import Epoch
 from gateway.tier.registry import Registry, RegistryError
@@ -39,18 +40,15 @@ class Campaign:
         self._told: object = None
         self._trouble: str | None = None
         self._early = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     def start(self) -> None:
         """Begin to ask."""
-        self._task = asyncio.create_task(self._run())
+        self._background.spawn("election", self._run)
 
     async def stop(self) -> None:
         """Decide no more, give the lease back, if it is held, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._background.stop()
         self._election.resign(self._clock())
         self._tell()
         try:

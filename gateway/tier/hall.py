@@ -31,6 +31,7 @@ from gateway.ops.merged import Figures
 from gateway.ops.state import Deciding, TierState, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
+from gateway.runtime.background import kept_up
 from gateway.tier import carried
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER, Patience
@@ -182,9 +183,9 @@ class Hall:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
-        self._spawn(self._have_kept())
+        self._spawn(kept_up("what the next owner is to know", self._have_kept))
         if self._reign is not None:
-            self._spawn(self._watch_fronts())
+            self._spawn(kept_up("fronts that say nothing", self._watch_fronts))
 
     @property
     def fronts(self) -> int:
@@ -209,6 +210,7 @@ class Hall:
             seat.line.cut()
         for task in self._tasks:
             task.cancel()
+        self._reign = None  # seats that are left later say nothing of the fronts that the next owner has
 
     def asker(self, model: str) -> "_Fronts":
         """Who asks the core of a model."""

@@ -113,7 +113,7 @@ class Registry:
         found = await self._run(_CLAIM, self._me, claim.beat, self._entry, *numbers, claim.over, *claim.forget)
         try:
             return _kept(found)
-        except (TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise RegistryError(f"{KEY} in Redis holds what no kvgate wrote: {error}") from None
 
     async def leave(self) -> None:
@@ -141,7 +141,7 @@ class Registry:
         except (TimeoutError, RedisTimeoutError):
             self._drop()
             raise RegistryError(f"Redis did not answer in {self._timeout:g} s") from None
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, ValueError, RecursionError) as error:  # the last two: it is no Redis that answers
             self._drop()
             raise RegistryError(_reason(error), denied=_denies(error)) from None
 

@@ -47,11 +47,7 @@ class Place:
 
     async def die(self) -> None:
         """End without a word to Redis."""
-        task = self.campaign._task
-        assert task is not None
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await self.campaign._background.stop()
         await self.registry.close()
 
 

@@ -164,6 +164,18 @@ async def test_a_name_without_an_answer_keeps_who_is_known(names):
     assert watched.said == ["http://vllm.test:8000 names no endpoints, and those known (1) stay: there is no such name"]
 
 
+async def test_a_source_that_names_what_is_no_address_keeps_nobody_from_the_others(names, file):
+    names.records["_vllm._tcp.test.", "SRV"] = ["0 0 8000 300.300.300.300."]
+    listed(file, "http://10.0.0.9:8000")
+    service = {"srv": "http://_vllm._tcp.test", "nameserver": names.address}
+    watched = Watched({"discover": [service, {"file": str(file)}]})
+    await watched.discovery.begin()
+    assert addresses(watched.discovery.settings) == [["10.0.0.9:8000"]]
+    names.records["_vllm._tcp.test.", "SRV"] = ["0 0 8000 10.0.0.1."]
+    await watched.look(60.0)
+    assert watched.changes == [[["10.0.0.1:8000", "10.0.0.9:8000"]]]
+
+
 async def test_what_is_found_nowhere_at_the_start_is_found_later(file):
     watched = Watched({"discover": [{"file": str(file)}]})
     await watched.discovery.begin()

@@ -83,6 +83,17 @@ async def test_what_becomes_of_redis_is_told_once(caplog):
     assert redis.closed
 
 
+async def test_an_error_that_nobody_thought_of_does_not_end_the_election(monkeypatch):
+    monkeypatch.setattr("gateway.runtime.background.FIRST_PAUSE", 0.01)
+    redis = Redis()
+    async with campaign(redis) as (running, _, _):
+        await until(running.may_decide)
+        redis.fails = RuntimeError("what is this?")
+        await until(lambda: not running.may_decide())
+        redis.fails = None
+        await until(running.may_decide)
+
+
 async def test_a_redis_that_is_gone_keeps_nobody_from_ending():
     redis = Redis()
     redis.fails = RegistryError("away")

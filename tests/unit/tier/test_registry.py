@@ -57,7 +57,10 @@ async def test_who_takes_connections_and_says_nothing_is_given_up_in_time(url):
     assert took < 1.0
 
 
-async def test_who_speaks_something_else_is_an_error():
-    async with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+@pytest.mark.parametrize(
+    "says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$2\r\n\xff\xfe\r\n", b":many\r\n", b"*1\r\n" * 4000]
+)
+async def test_who_speaks_something_else_is_an_error(says):
+    async with listening(says) as port:
         error, _ = await refused(f"redis://127.0.0.1:{port}", 2.0)
     assert str(error)
