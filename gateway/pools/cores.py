@@ -1,7 +1,6 @@
 """The admission cores of all models, and what their endpoints' monitors report to them."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -161,7 +160,7 @@ class Cores:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
         model, _, capacity = self._known[endpoint]
         driver = self._drivers[model]
-        driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
+        driver.handle(EndpointUp(endpoint, capacity.part(self._share or 1.0)))
         if not self._share:
             driver.handle(EndpointDown(endpoint, "this gateway may not decide now"))
 
@@ -189,15 +188,3 @@ class Cores:
             # No longer served; its waiting requests still time out.
             del self._drivers[model], self._roots[model]
         driver.handle(EndpointGone(endpoint))
-
-
-def _part(capacity: Capacity, share: float) -> Capacity:
-    """A share of an endpoint. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
-    if share in {0.0, 1.0}:
-        return capacity
-    blocks, sequences = capacity.kv_blocks, capacity.max_num_seqs
-    return replace(
-        capacity,
-        kv_blocks=None if blocks is None else max(1, int(blocks * share)),
-        max_num_seqs=None if sequences is None else max(1, int(sequences * share)),
-    )
