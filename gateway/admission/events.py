@@ -174,7 +174,7 @@ class Capacity:
             raise ValueError(f"{self.kv_blocks} blocks of {self.block_size} tokens are no KV cache")
 
     def part(self, share: float) -> "Capacity":
-        """A share of it, up to 1. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
+        """A share of it. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
         if share == 1.0:
             return self
         blocks, sequences = self.kv_blocks, self.max_num_seqs
