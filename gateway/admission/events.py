@@ -3,7 +3,7 @@
 Times are seconds on one monotonic clock. Sizes are tokens unless said otherwise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NewType
 
@@ -172,6 +172,17 @@ class Capacity:
         """
         if self.block_size < 1 or (self.kv_blocks is not None and self.kv_blocks < 1):
             raise ValueError(f"{self.kv_blocks} blocks of {self.block_size} tokens are no KV cache")
+
+    def part(self, share: float) -> "Capacity":
+        """A share of it. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
+        if share == 1.0:
+            return self
+        blocks, sequences = self.kv_blocks, self.max_num_seqs
+        return replace(
+            self,
+            kv_blocks=None if blocks is None else max(1, int(blocks * share)),
+            max_num_seqs=None if sequences is None else max(1, int(sequences * share)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ def simulate(
     scale_outputs: Annotated[float, typer.Option(min=0, help="Outputs so many times as long.")] = 1.0,
     shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of each prompt common to its group.")] = 0.0,
     prefix_groups: Annotated[int, typer.Option(min=1, help="Groups that share a prefix.")] = 8,
+    flows: Annotated[
+        int, typer.Option(min=1, help="Clients: the second sends twice as many requests as the first, and so on.")
+    ] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="What clients ask for at most (scaled with outputs).")] = 2048,
     max_model_len: Annotated[int, typer.Option(min=2, help="Longer prompts are cut.")] = 32_768,
     block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
@@ -42,6 +45,14 @@ def simulate(
     ] = "0.016,0.0001,0.00012,0.00000013",
     ttft: Annotated[float, typer.Option(help="SLO and target: seconds to the first token.")] = 5.0,
     gap: Annotated[float, typer.Option(help="SLO: most seconds between two tokens.")] = 0.5,
+    gateways: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=2,
+            help="Compare, instead, one core for all gateways with so many gateways that have one and an equal share "
+            "of the engine each; several times for several.",
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw goodput over load, and KV usage, to this .png or .svg.")
@@ -50,7 +61,7 @@ def simulate(
     """Compare vLLM alone, its watermark, a gate on scraped metrics, kvgate and an oracle on a trace."""
     from gateway.admission.policy import Policy  # noqa: PLC0415 - other commands start without all this
     from gateway.simulation import report, workload  # noqa: PLC0415
-    from gateway.simulation.compare import Row, capacity, compare, contenders  # noqa: PLC0415
+    from gateway.simulation.compare import Row, capacity, compare, contenders, together_and_apart  # noqa: PLC0415
     from gateway.simulation.machine import Machine, StepTime  # noqa: PLC0415
     from gateway.simulation.result import Slo  # noqa: PLC0415
 
@@ -71,11 +82,14 @@ def simulate(
         offered = workload.scaled(offered, scale_prompts, scale_outputs)
         if shared_prefix:
             offered = workload.sharing(offered, shared_prefix, prefix_groups)
+        if flows > 1:
+            offered = workload.in_flows(offered, flows)
         known = capacity(offered, machine)
         rows: list[Row] = []
         for rate_ in [rate] if rate is not None else [known.requests_per_second * each for each in load or [1.0]]:
             relative = rate_ / known.requests_per_second
-            compared = contenders(Policy(ttft_target=ttft), slo, known)
+            policy = Policy(ttft_target=ttft)
+            compared = together_and_apart(policy, gateways) if gateways else contenders(policy, slo, known)
             found = compare(workload.at_rate(offered, rate_), machine, compared, slo, relative)
             title = f"{len(offered):,} requests at {rate_:.2f}/s, load {relative:.2f}"
             console.print(report.table(found, title))

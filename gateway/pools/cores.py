@@ -1,7 +1,6 @@
 """The admission cores of all models, and what their endpoints' monitors report to them."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -170,10 +169,16 @@ class Cores:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
         model, _, capacity = self._known[endpoint]
         driver = self._drivers[model]
+<<<<<<< HEAD
         if self._share:
             driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
         else:
             driver.handle(EndpointDown(endpoint, "this gateway may not decide now", capacity))
+=======
+        driver.handle(EndpointUp(endpoint, capacity.part(self._share or 1.0)))
+        if not self._share:
+            driver.handle(EndpointDown(endpoint, "this gateway may not decide now"))
+>>>>>>> x
 
     def _report(self, endpoint: EndpointId, event: Event) -> None:
         driver = self.driver_of(endpoint)

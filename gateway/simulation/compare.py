@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.admission.policy import Bounds, Policy
-from gateway.simulation.contenders import Contender, direct, kvgate, oracle, scraped
+from gateway.simulation.contenders import Contender, apart, direct, kvgate, oracle, scraped
 from gateway.simulation.machine import Machine
 from gateway.simulation.result import Result, Slo
 from gateway.simulation.simulate import simulate
@@ -13,6 +13,9 @@ from gateway.simulation.workload import Workload
 
 ROOM = 0.8
 """Share of the TTFT target that a queue inside the engine may cost, for a careful operator's bound on requests."""
+
+SOCKET = (0.0001, 0.0003)
+"""Seconds to a core behind a socket: the least and the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Row:
             "ttft_p99": result.ttft(0.99),
             "worst_gap_p99": result.worst_gap(0.99),
             "kv_usage": result.kv_usage,
+            "fairness": result.fairness,
             "seconds": result.seconds,
         }
 
@@ -90,6 +94,12 @@ def contenders(policy: Policy, slo: Slo, known: Capacity) -> tuple[Contender, ..
         scraped(policy.kv_high, policy.kv_low),
         *(kvgate(replace(policy, bounds=bounds)) for bounds in Bounds),
     )
+
+
+def together_and_apart(policy: Policy, gateways: Sequence[int]) -> tuple[Contender, ...]:
+    """One core that decides for all gateways, beside as many gateways with a core and a share of the engine each."""
+    together = [kvgate(policy, delay) for delay in (0.0, *SOCKET)]
+    return (*together, *(apart(policy, number) for number in gateways))
 
 
 def compare(

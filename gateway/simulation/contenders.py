@@ -2,12 +2,23 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
-from gateway.admission.commands import Command, Dispatch, Reject
+from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, EndpointId, Event, Observed, RequestId
+from gateway.admission.events import (
+    Arrived,
+    EndpointId,
+    EndpointUp,
+    Event,
+    Finished,
+    Observed,
+    Progress,
+    RequestId,
+    Tick,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.simulation.engine import Engine, Job
@@ -38,6 +49,8 @@ class Contender:
     """Whether it wants the requests' progress."""
     polls: bool = True
     """Whether it wants scrapes of the engine."""
+    delay: float = 0.0
+    """Seconds to it, and back: it is behind a socket. Its scrapes are its own."""
 
 
 class Direct:
@@ -82,6 +95,52 @@ class ScrapedGate:
         return commands
 
 
+class Apart:
+    """Gateways that know nothing of each other. Each decides for its own requests within its share of the engine.
+
+    Requests are dealt to them in turn, as `deploy/nginx` does.
+    """
+
+    def __init__(self, cores: Sequence[Admission]) -> None:
+        self._cores = cores
+        self._wake_at = [inf] * len(cores)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Let each gateway handle what it hears of this event."""
+        commands: list[Command] = []
+        for number, core in enumerate(self._cores):
+            heard = self._heard(event, number, now)
+            if heard is None:
+                continue
+            if isinstance(heard, Tick):
+                self._wake_at[number] = inf
+            for command in core.handle(heard, now):
+                if isinstance(command, WakeAt):
+                    self._wake_at[number] = command.at
+                else:
+                    commands.append(command)
+        wake_at = min(self._wake_at)
+        if wake_at < inf:
+            commands.append(WakeAt(wake_at))
+        return commands
+
+    def _heard(self, event: Event, number: int, now: float) -> Event | None:
+        """What a gateway hears of an event; None for nothing. Requests are numbered in the order in which they came."""
+        gateways = len(self._cores)
+        match event:
+            case Arrived() | Finished():
+                return event if event.request % gateways == number else None
+            case Progress():
+                own = tuple(each for each in event.generated if each[0] % gateways == number)
+                return Progress(own) if own else None
+            case Tick():
+                return event if self._wake_at[number] <= now else None
+            case EndpointUp():
+                return replace(event, capacity=event.capacity.part(1 / gateways))
+            case _:
+                return event
+
+
 def direct(watermark: float | None = None, max_queued: int | None = None) -> Contender:
     """VLLM alone, perhaps with a watermark, and with a bound on its requests, running and waiting."""
     name = "vllm"
@@ -99,9 +158,18 @@ def scraped(high: float = 0.9, low: float = 0.8) -> Contender:
     return Contender(f"scraped {high:.0%}/{low:.0%}".replace("%", ""), lambda *_: ScrapedGate(high, low), reports=False)
 
 
-def kvgate(policy: Policy, name: str | None = None) -> Contender:
-    """The admission core."""
-    return Contender(name or f"kvgate {policy.bounds.value}", lambda *_: AdmissionController(policy))
+def kvgate(policy: Policy, delay: float = 0.0) -> Contender:
+    """The admission core; `delay` seconds away if it is behind a socket."""
+    name = f"kvgate {policy.bounds.value}"
+    if delay:
+        name += f", {1000 * delay:g} ms away"
+    return Contender(name, lambda *_: AdmissionController(policy), delay=delay)
+
+
+def apart(policy: Policy, gateways: int) -> Contender:
+    """Several gateways with a core each, which decides within an equal share of the engine."""
+    name = f"{gateways} with 1/{gateways} each"
+    return Contender(name, lambda *_: Apart([AdmissionController(policy) for _ in range(gateways)]))
 
 
 def oracle(ttft_target: float | None) -> Contender:

@@ -30,7 +30,8 @@ def table(rows: Sequence[Row], title: str) -> Table:
     grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", no_wrap=True)
     headers = ("preempted", "tok/s", "in SLO", "goodput", "/ oracle", "refused", "TTFT p50", "p99 s", "gap p99", "KV")
-    for name in headers:
+    several = len({job.request.flow for job in rows[0].result.jobs}) > 1
+    for name in (*headers, "fair") if several else headers:
         grid.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         result, slo = row.result, row.slo
@@ -46,8 +47,11 @@ def table(rows: Sequence[Row], title: str) -> Table:
             _seconds(result.ttft(0.99)),
             _seconds(result.worst_gap(0.99)),
             f"{result.kv_usage:.0%}",
+            *([f"{result.fairness:.1%}"] if several else []),
         )
     grid.caption = "goodput: generated tokens of requests in SLO; refused ones are not; KV: mean usage"
+    if several:
+        grid.caption += "\nfair: what the worst flow was served, of what it was owed"
     return grid
 
 

@@ -1,8 +1,10 @@
 """The result of a simulation, and its figures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.admission.placing.request import service
 from gateway.simulation.engine import Job
 
 
@@ -93,6 +95,26 @@ class Result:
     def worst_gap(self, quantile: float) -> float | None:
         """Seconds of the longest gap of each request that ended."""
         return _quantile([job.worst_gap for job in self.jobs if job.ended_at is not None], quantile)
+
+    @property
+    def fairness(self) -> float:
+        """What the flow that came off worst was served, as a share of what it was owed of all that was served.
+
+        A flow is owed what it asked for, or as much as any other if there is not enough for all (max-min). 1 is fair.
+        """
+        asked: Counter[str] = Counter()
+        served: Counter[str] = Counter()
+        for job in self.jobs:
+            tokens = round(service(job.prompt, job.output))
+            asked[job.request.flow] += tokens
+            served[job.request.flow] += tokens if job.ended_at is not None else 0
+        left, worst = float(served.total()), 1.0
+        for number, (flow, tokens) in enumerate(reversed(asked.most_common())):
+            owed = min(tokens, left / (len(asked) - number))
+            left -= owed
+            if owed:
+                worst = min(worst, served[flow] / owed)
+        return worst
 
     def saturated_rate(self) -> float:
         """Requests per second from the tenth to the ninetieth percent of ends: the capacity, if work never lacked."""

@@ -30,19 +30,15 @@ POLL = 1.0
 """Seconds between two scrapes."""
 
 
-def simulate(workload: Workload, machine: Machine, contender: Contender, delay: float = 0.0) -> Result:
-    """Play a workload, cut to what the machine can serve, against one contender, until every request has ended.
-
-    What requests say reaches the contender, and what it decides reaches them, `delay` seconds later: it is then behind
-    a socket. Its scrapes are its own.
-    """
+def simulate(workload: Workload, machine: Machine, contender: Contender) -> Result:
+    """Play a workload, cut to what the machine can serve, against one contender, until every request has ended."""
     machine = replace(machine, watermark=watermarked(contender, machine))
     fitting = fitted(workload, machine.max_model_len, machine.blocks * machine.block_size)
-    return _Run(machine, contender, fitting, delay).play()
+    return _Run(machine, contender, fitting).play()
 
 
 class _Run:
-    def __init__(self, machine: Machine, contender: Contender, workload: Workload, delay: float) -> None:
+    def __init__(self, machine: Machine, contender: Contender, workload: Workload) -> None:
         self._machine = machine
         self._contender = contender
         self._engine = Engine(machine)
@@ -56,7 +52,6 @@ class _Run:
         self._report_at = REPORT if contender.reports else inf
         self._poll_at = POLL
         self._samples: list[Sample] = []
-        self._delay = delay
         self._on_the_way: deque[tuple[float, Event | Job]] = deque()
         """Events and dispatched requests, and when each is there: in order, as all take the same time."""
 
@@ -132,8 +127,8 @@ class _Run:
                 self._tell(Observed(ENDPOINT, now, usage, running, waiting, tokens, preemptions), now)
 
     def _send(self, what: Event | Job, now: float) -> None:
-        if self._delay:
-            self._on_the_way.append((now + self._delay, what))
+        if delay := self._contender.delay:
+            self._on_the_way.append((now + delay, what))
         else:
             self._receive(what, now)
 

@@ -196,6 +196,14 @@ def sharing(workload: Workload, share: float, groups: int, seed: int = 0) -> Wor
     )
 
 
+def in_flows(workload: Workload, flows: int, seed: int = 0) -> Workload:
+    """The same requests, drawn at random for so many flows: the second sends twice as many as the first, and so on."""
+    random = Random(seed)  # noqa: S311 - a model, not a secret
+    numbers = range(1, flows + 1)
+    drawn = random.choices(numbers, numbers, k=len(workload))
+    return tuple(replace(request, flow=str(flow)) for request, flow in zip(workload, drawn, strict=True))
+
+
 def capped(workload: Workload, max_tokens: int) -> Workload:
     """The same requests from clients that ask for at most this many tokens."""
     return tuple(

@@ -36,7 +36,7 @@ def crowd(seed, requests=500):
 
 
 def played(policy, delay, seed=3):
-    return simulate(crowd(seed), MACHINE, kvgate(policy), delay)
+    return simulate(crowd(seed), MACHINE, kvgate(policy, delay))
 
 
 def order(result):

@@ -40,6 +40,25 @@ def test_a_rate_and_what_changes_the_trace(trace, tmp_path):
     assert all(row["requests"] == 50 for row in json.loads(figures.read_text())["rows"])
 
 
+def test_several_gateways_are_held_to_one_core(trace, tmp_path):
+    figures = tmp_path / "figures.json"
+    result = run(
+        "--trace", trace, "--kv-tokens", 4000, "--gateways", 2, "--gateways", 4, "--flows", 3, "--json", figures
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(figures.read_text())["rows"]
+    assert [row["contender"] for row in rows] == [
+        "kvgate both",
+        "kvgate both, 0.1 ms away",
+        "kvgate both, 0.3 ms away",
+        "2 with 1/2 each",
+        "4 with 1/4 each",
+        "oracle",
+    ]
+    assert "what the worst flow was served" in result.output
+    assert all(0 < row["fairness"] <= 1 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -47,6 +66,7 @@ def test_a_rate_and_what_changes_the_trace(trace, tmp_path):
         (("--kv-tokens", 3), "no block"),
         (("--max-num-seqs", 4096), "max_num_batched_tokens"),
         (("--rate", 0), "more than 0"),
+        (("--gateways", 1), "greater than or equal to 2"),
         (("--load", -1), "more than 0"),
         (("--step", "0.016 0.0001 0.00012 0"), "four numbers"),
         (("--step", "0.016,0.0001,0.00012"), "four numbers"),

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from gateway.admission.policy import Policy
-from gateway.simulation.compare import capacity, compare, contenders
+from gateway.simulation.compare import capacity, compare, contenders, together_and_apart
 from gateway.simulation.machine import Machine, StepTime
 from gateway.simulation.result import Slo
 from gateway.simulation.workload import Request, at_rate
@@ -37,3 +37,12 @@ def test_all_are_held_to_the_oracle():
     figures = by_name["vllm"].as_json()
     assert figures["load"] == 1.5
     assert figures["goodput_tokens"] == by_name["vllm"].result.goodput(slo)
+
+
+def test_one_core_for_all_is_held_to_several_with_a_share():
+    compared = together_and_apart(Policy(), [2, 8])
+    names = [contender.name for contender in compared]
+    assert names[:1] + names[-2:] == ["kvgate both", "2 with 1/2 each", "8 with 1/8 each"]
+    assert [contender.delay for contender in compared] == [0.0, 0.0001, 0.0003, 0.0, 0.0]
+    rows = compare(crowd(100), MACHINE, compared, Slo(), 1.0)
+    assert [row.result.contender for row in rows] == [*names, "oracle"]

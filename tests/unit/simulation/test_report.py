@@ -10,7 +10,7 @@ from gateway.simulation.compare import compare
 from gateway.simulation.contenders import direct
 from gateway.simulation.machine import Machine
 from gateway.simulation.result import Slo
-from gateway.simulation.workload import Request, at_rate
+from gateway.simulation.workload import Request, at_rate, in_flows
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,17 @@ def test_a_table_has_a_row_for_each_and_nothing_is_cut(rows):
     assert "title" in text
     assert text.count("oracle") >= 2
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_only_of_several_flows_a_table_says_how_fair_it_was(rows):
+    several = compare(
+        in_flows(tuple(job.request for job in rows[0].result.jobs), 3), Machine(kv_tokens=4000), (direct(),), Slo(), 2.0
+    )
+    console = Console(width=report.WIDTH)
+    for compared, said in ((rows, False), (several, True)):
+        with console.capture() as capture:
+            console.print(report.table(compared, "title"))
+        assert ("fair" in capture.get()) is said
 
 
 def test_json_has_the_figures_and_what_they_are_of(rows, tmp_path):

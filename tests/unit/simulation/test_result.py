@@ -36,3 +36,25 @@ def test_who_is_refused_is_not_in_slo():
 def test_nobody_served_has_no_figures():
     result = simulate((Request(0.0, 10, 4),), SECOND_STEPS, direct(max_queued=0))
     assert (result.ttft(0.5), result.worst_gap(0.5), result.throughput, result.kv_usage) == (None, None, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flows", "fairness"),
+    [
+        ("aaaaaa", 1.0),  # 4 of 6 are served, and all that was served went to it
+        ("abbbbb", 1.0),  # a asked for one and got it
+        ("aabbbb", 1.0),
+        ("aaaaab", 0.0),  # b asked for one and got none
+        ("aaabbb", 0.5),  # each is owed two, b got one
+        ("abcaab", 2 / 3),  # c got its one; of the other three a and b are owed half each, b got one
+    ],
+)
+def test_fairness_is_what_the_worst_flow_got_of_what_it_was_owed(flows, fairness):
+    offered = tuple(Request(0.0, 10, 4, flow=flow) for flow in flows)
+    result = simulate(offered, SECOND_STEPS, direct(max_queued=4))
+    assert result.refused == 2
+    assert result.fairness == pytest.approx(fairness)
+
+
+def test_of_nothing_that_was_served_nobody_is_owed_anything():
+    assert simulate((Request(0.0, 10, 4),), SECOND_STEPS, direct(max_queued=0)).fairness == 1.0

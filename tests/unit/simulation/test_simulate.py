@@ -49,7 +49,7 @@ class Listener:
 
 def listen(offered, delay=0.0):
     listener = Listener()
-    return listener, simulate(offered, MACHINE, Contender("listener", lambda *_: listener), delay)
+    return listener, simulate(offered, MACHINE, Contender("listener", lambda *_: listener, delay=delay))
 
 
 def test_the_core_is_told_all_that_a_gateway_would_tell_it():

@@ -1,4 +1,5 @@
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,14 @@ def test_groups_share_the_hashes_of_what_they_share_and_no_more():
 def test_prompts_are_cut_into_parts_where_the_gateway_cuts_them(prompt):
     parts = workload.prefix(Request(0, prompt, 1), 0)
     assert [tokens for tokens, _ in parts] == [tokens for tokens, _ in prefix_of([1] * prompt, b"key", "")]
+
+
+def test_flows_send_unequal_parts_and_nothing_else_changes():
+    offered = tuple(Request(float(number), 10, 20) for number in range(6000))
+    dealt = workload.in_flows(offered, 3)
+    parts = Counter(request.flow for request in dealt)
+    assert [parts[flow] / 1000 for flow in ("1", "2", "3")] == pytest.approx([1, 2, 3], rel=0.1)
+    assert [(request.arrival, request.prompt, request.output) for request in dealt] == [
+        (request.arrival, request.prompt, request.output) for request in offered
+    ]
+    assert dealt == workload.in_flows(offered, 3)
