@@ -13,8 +13,8 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ClientKey, LogSettings, Settings
 from gateway.ops.logs import AccessLine, AccessLog
-from gateway.ops.metrics import Metrics, exposed
-from gateway.ops.state import GatewayState
+from gateway.ops.metrics import Metrics, exposed, exposed_tier
+from gateway.ops.state import GatewayState, TierState
 from gateway.relay.generate import _SENTENCES
 from gateway.wire.errors import REFUSALS
 from tests.deploy.stack import ROOT
@@ -38,7 +38,9 @@ def test_every_metric_is_explained() -> None:
     state = GatewayState(version="1", mode="enforce", draining=False, ready=True)
     shown = re.findall(r"^# TYPE (kvgate_\w+) ", exposed(metrics.figures(state, fronts=2)).decode(), re.MULTILINE)
     of_gpus = re.findall(r'GaugeMetricFamily\("(kvgate_\w+)"', (ROOT / "gateway" / "app" / "gpus.py").read_text())
-    names = {name for name in [*shown, *of_gpus] if not name.endswith("_created")}
+    tier = TierState(role="owner", epoch=1, share=1.0, lease_seconds=1.0, redis=True, gateways=2)
+    of_tiers = re.findall(r"^# TYPE (kvgate_\w+) ", exposed_tier(tier).decode(), re.MULTILINE)
+    names = {name for name in [*shown, *of_gpus, *of_tiers] if not name.endswith("_created")}
     explained = set(re.findall(r"^\| `(kvgate_\w+)", PAGE, re.MULTILINE))
     assert explained == names
 
