@@ -54,9 +54,6 @@ class Kvgate:
         lines = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == event]
 
-    def terminate(self) -> None:
-        self.process.terminate()
-
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
 

@@ -45,7 +45,9 @@ def test_it_follows_the_compose_specification() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_without_a_profile_it_is_one_kvgate_beside_a_vllm_and_the_tier_brings_the_rest(services: dict[str, Any]) -> None:
+def test_without_a_profile_it_is_one_kvgate_beside_a_vllm_and_the_tier_brings_the_rest(
+    services: dict[str, Any],
+) -> None:
     assert {name for name, service in services.items() if "profiles" not in service} == {"vllm", "kvgate"}
     tier = {name for name, service in services.items() if service.get("profiles") == ["tier"]}
     assert tier == {*BEHIND_NGINX, "nginx", "valkey"}
