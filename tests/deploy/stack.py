@@ -74,8 +74,10 @@ async def kvgate(folder: Path, *endpoints: str, environ: Mapping[str, str] | Non
 
 
 @contextlib.asynccontextmanager
-async def nginx(binary: str, folder: Path, upstreams: Sequence[int]) -> AsyncIterator[str]:
-    """nginx with the shipped file, its addresses and folders changed; yields its URL."""
+async def nginx(
+    binary: str, folder: Path, upstreams: Sequence[int], change: Callable[[str], str] = str
+) -> AsyncIterator[str]:
+    """nginx with the shipped file, its addresses and folders changed, and what `change` does to it; yields its URL."""
     port = free_port()
     temporary = folder / "nginx"
     temporary.mkdir()
@@ -84,7 +86,7 @@ async def nginx(binary: str, folder: Path, upstreams: Sequence[int]) -> AsyncIte
         if parent.is_relative_to("/tmp") and parent.stat().st_uid == os.getuid():  # noqa: S108
             parent.chmod(parent.stat().st_mode | 0o011)
     file = temporary / "nginx.conf"
-    file.write_text(here(NGINX_CONF.read_text(), port, upstreams, temporary))
+    file.write_text(change(here(NGINX_CONF.read_text(), port, upstreams, temporary)))
     log = temporary / "log"
     argv = [binary, "-p", str(temporary), "-c", str(file), "-g", "daemon off;"]
     async with _running(argv, log, os.environ) as process:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +12,8 @@ import pytest
 import yaml
 
 from gateway.config.settings import Settings
-from gateway.config.sources import load
+from gateway.config.sources import ConfigurationError, load
+from gateway.tier.key_file import read_key
 from tests.deploy.dockerfile import parse
 from tests.deploy.stack import NGINX_CONF, ROOT
 
@@ -43,10 +45,12 @@ def test_it_follows_the_compose_specification() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_without_a_profile_it_is_one_kvgate_beside_a_vllm_and_the_pair_brings_nginx(services: dict[str, Any]) -> None:
+def test_without_a_profile_it_is_one_kvgate_beside_a_vllm_and_the_tier_brings_the_rest(
+    services: dict[str, Any],
+) -> None:
     assert {name for name, service in services.items() if "profiles" not in service} == {"vllm", "kvgate"}
-    pair = {name for name, service in services.items() if service.get("profiles") == ["pair"]}
-    assert pair == {*BEHIND_NGINX, "nginx"}
+    tier = {name for name, service in services.items() if service.get("profiles") == ["tier"]}
+    assert tier == {*BEHIND_NGINX, "nginx", "valkey"}
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
@@ -65,7 +69,7 @@ def test_kvgate_reads_the_tokenizer_where_the_engine_put_the_model(name: str, se
     assert (place, mode) == (home, "ro")
     assert services["vllm"]["volumes"][0] == f"{volume}:/root/.cache/huggingface"
     # vLLM has the model before it is healthy, and kvgate asks for nothing before that.
-    assert services[name]["depends_on"] == {"vllm": {"condition": "service_started"}}
+    assert services[name]["depends_on"]["vllm"] == {"condition": "service_started"}
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
@@ -134,6 +138,38 @@ def test_only_gateways_that_nginx_alone_reaches_trust_the_flow_it_names(services
     assert trusted == {"kvgate": None} | dict.fromkeys(BEHIND_NGINX, header.lower())
 
 
+def test_the_gateways_behind_nginx_are_one_tier(services: dict[str, Any]) -> None:
+    tiers = {name: settings_of(services[name]).tier for name in BEHIND_NGINX}
+    assert settings_of(services["kvgate"]).tier.redis is None
+    for name, tier in tiers.items():
+        assert tier.advertise is not None
+        assert tier.advertise.partition(":")[0] == name
+        assert tier.members == len(BEHIND_NGINX)
+        assert tier.redis is not None
+        found = urlsplit(tier.redis.get_secret_value())
+        assert found.hostname == "valkey"
+        assert services["valkey"]["expose"] == [str(found.port)]
+        assert services[name]["secrets"] == [str(tier.key_file).removeprefix("/run/secrets/")]
+    assert len({tier.key_file for tier in tiers.values()}) == 1
+
+
+def test_nobody_but_the_gateways_reaches_what_they_agree_by(services: dict[str, Any]) -> None:
+    networks = yaml.safe_load(FILE.read_text())["networks"]
+    assert networks["tier"] == {"internal": True}
+    assert services["valkey"]["networks"] == ["tier"]
+    assert "ports" not in services["valkey"]
+    assert {name for name, service in services.items() if "tier" in service.get("networks", [])} == {
+        "valkey",
+        *BEHIND_NGINX,
+    }
+
+
+def test_without_a_key_the_tier_does_not_start() -> None:
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    with pytest.raises(ConfigurationError, match="expected a file with a key"):
+        read_key(Path(yaml.safe_load(text)["secrets"]["tier"]["file"]))
+
+
 def test_nginx_has_its_file_and_knows_the_gateways(services: dict[str, Any]) -> None:
     nginx = services["nginx"]
     source, target, mode = nginx["volumes"][0].split(":")
@@ -159,4 +195,5 @@ def test_every_health_check_asks_for_what_exists(services: dict[str, Any]) -> No
     # Those of the gateways are the image's.
     for name in services["nginx"]["depends_on"]:
         assert "healthcheck" not in services[name]
+    assert services["valkey"]["healthcheck"]["test"] == ["CMD", "valkey-cli", "ping"]
     assert parse((ROOT / "Dockerfile").read_text())[-1].last("HEALTHCHECK")

@@ -13,8 +13,8 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ClientKey, LogSettings, Settings
 from gateway.ops.logs import AccessLine, AccessLog
-from gateway.ops.metrics import Metrics, exposed
-from gateway.ops.state import GatewayState
+from gateway.ops.metrics import Metrics, exposed, exposed_tier
+from gateway.ops.state import GatewayState, TierState
 from gateway.relay.generate import _SENTENCES
 from gateway.wire.errors import REFUSALS
 from tests.deploy.stack import ROOT
@@ -38,7 +38,9 @@ def test_every_metric_is_explained() -> None:
     state = GatewayState(version="1", mode="enforce", draining=False, ready=True)
     shown = re.findall(r"^# TYPE (kvgate_\w+) ", exposed(metrics.figures(state, fronts=2)).decode(), re.MULTILINE)
     of_gpus = re.findall(r'GaugeMetricFamily\("(kvgate_\w+)"', (ROOT / "gateway" / "app" / "gpus.py").read_text())
-    names = {name for name in [*shown, *of_gpus] if not name.endswith("_created")}
+    tier = TierState(role="owner", epoch=1, share=1.0, lease_seconds=1.0, redis=True, gateways=2)
+    of_tiers = re.findall(r"^# TYPE (kvgate_\w+) ", exposed_tier(tier).decode(), re.MULTILINE)
+    names = {name for name in [*shown, *of_gpus, *of_tiers] if not name.endswith("_created")}
     explained = set(re.findall(r"^\| `(kvgate_\w+)", PAGE, re.MULTILINE))
     assert explained == names
 
@@ -80,8 +82,8 @@ def test_the_fields_of_an_access_line_are_called_what_they_are() -> None:
 
 def _messages_of_429() -> Iterator[tuple[str, str]]:
     """Every sentence that the gateway may say with a 429, and its code."""
-    for outcome, code in TOO_MANY.items():
-        yield _SENTENCES[outcome], code
+    for outcome in TOO_MANY.keys() & _SENTENCES.keys():
+        yield _SENTENCES[outcome], TOO_MANY[outcome]
     for path in (ROOT / "gateway" / "relay").glob("*.py"):
         last = ""
         for node in sorted(ast.walk(ast.parse(path.read_text())), key=lambda node: getattr(node, "lineno", 0)):
@@ -101,7 +103,10 @@ def test_every_429_is_led_from_its_message_to_what_to_do() -> None:
     rows = re.findall(r"^\| ([A-Z][^|]+\.) \| \[(\w+)\]\(#(\w+)\)", why, re.MULTILINE)
     assert {(message, code) for message, code, _ in rows} == set(_messages_of_429())
     assert all(code == anchor for _, code, anchor in rows)
-    assert set(re.findall(r"^### (\w+)$", why, re.MULTILINE)) == set(TOO_MANY.values())
+    # What a team may is written where teams are.
+    of_teams = Outcome.RATE_LIMIT_EXCEEDED
+    assert f"`{of_teams.value}`: a [limit of the team](#limits-for-each-team)" in why
+    assert set(re.findall(r"^### (\w+)$", why, re.MULTILINE)) == set(TOO_MANY.values()) - {of_teams.value}
 
 
 def test_the_commands_for_429_read_access_lines(tmp_path: Path) -> None:
