@@ -169,16 +169,10 @@ class Cores:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
         model, _, capacity = self._known[endpoint]
         driver = self._drivers[model]
-<<<<<<< HEAD
         if self._share:
-            driver.handle(EndpointUp(endpoint, _part(capacity, self._share)))
+            driver.handle(EndpointUp(endpoint, capacity.part(self._share)))
         else:
             driver.handle(EndpointDown(endpoint, "this gateway may not decide now", capacity))
-=======
-        driver.handle(EndpointUp(endpoint, capacity.part(self._share or 1.0)))
-        if not self._share:
-            driver.handle(EndpointDown(endpoint, "this gateway may not decide now"))
->>>>>>> x
 
     def _report(self, endpoint: EndpointId, event: Event) -> None:
         driver = self.driver_of(endpoint)
@@ -204,15 +198,3 @@ class Cores:
             # No longer served; its waiting requests still time out.
             del self._drivers[model], self._roots[model]
         driver.handle(EndpointGone(endpoint))
-
-
-def _part(capacity: Capacity, share: float) -> Capacity:
-    """A share of an endpoint. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
-    if share == 1.0:
-        return capacity
-    blocks, sequences = capacity.kv_blocks, capacity.max_num_seqs
-    return replace(
-        capacity,
-        kv_blocks=None if blocks is None else max(1, int(blocks * share)),
-        max_num_seqs=None if sequences is None else max(1, int(sequences * share)),
-    )

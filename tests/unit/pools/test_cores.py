@@ -224,7 +224,6 @@ def test_a_shutdown_reaches_every_core_whenever_it_was_made(world: World) -> Non
     assert late.events == [ShutdownStarted(), EndpointUp(B, CAPACITY)], "before anything can be sent there"
 
 
-<<<<<<< HEAD
 class Restricted:
     """The cores of the endpoints a and b, as those of a tier; both serve one model. Its core is a real one."""
 
@@ -337,26 +336,8 @@ async def test_an_endpoint_of_an_earlier_owner_gets_nothing_before_it_was_probed
 
 
 async def test_who_may_decide_no_more_when_an_endpoint_comes_up_dispatches_nothing_there() -> None:
-    world = Restricted(before=lambda: world.cores.restrict(0.0))
-    world.up()
-    world.arrive()
-    assert world.sent == []
-    world.cores.close()
-=======
-def test_a_share_of_each_endpoint_is_given_and_none_while_it_may_not_decide(world: World) -> None:
-    whole = Capacity(max_model_len=100, kv_blocks=10, max_num_seqs=3)
-    world.cores.up(A, identity("m"), whole)
-    driver = world.cores.driver_of(A)
-    assert isinstance(driver, Driver)
-    driver.events.clear()
-    for share in (0.5, 0.01, 0.0, 1.0):
-        world.cores.restrict(share)
-    assert driver.events == [
-        EndpointUp(A, Capacity(max_model_len=100, kv_blocks=5, max_num_seqs=1)),
-        EndpointUp(A, Capacity(max_model_len=100, kv_blocks=1, max_num_seqs=1)),
-        EndpointUp(A, whole),
-        EndpointDown(A, "this gateway may not decide now"),
-        EndpointUp(A, whole),
-    ]
-    assert Capacity(max_model_len=100, kv_blocks=None).part(0.5).kv_blocks is None, "not known"
->>>>>>> x
+    fenced = Restricted(before=lambda: fenced.cores.restrict(0.0))
+    fenced.up()
+    fenced.arrive()
+    assert fenced.sent == []
+    fenced.cores.close()

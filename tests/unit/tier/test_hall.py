@@ -722,7 +722,6 @@ async def test_an_owner_that_ended_begins_nothing():
     world.cores.close()
 
 
-<<<<<<< HEAD
 # In a tier of several gateways.
 
 
@@ -843,7 +842,8 @@ async def test_in_a_tier_the_state_names_the_epoch_and_all_fronts(tier):
     (answer,) = await front.heard()
     shown = Decided.model_validate_json(answer.body).tier
     assert (shown.owner, shown.epoch, shown.members) == ("a", 3, ("1", "2"))
-=======
+
+
 class Reign:
     """What a hall tells the election."""
 
@@ -871,4 +871,3 @@ async def test_an_owner_that_ended_says_nothing_of_fronts_that_are_the_next_ones
     await asyncio.sleep(0.1)
     assert reign.there == [{"b:1"}]
     world.cores.close()
->>>>>>> x
