@@ -77,6 +77,7 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
             "idle_timeout": 50,
             "keepalive": 1,
             "relay_concurrency": 9,
+            "retry_share": 0.5,
         },
         "auth": {"keys": [{"name": "k", "key_file": tmp_path / "key", "weight": 2}], "admin_key": "a"},
     }
