@@ -133,7 +133,7 @@ class Link:
         self._reigns: Epoch | None = None
         """That of the owner on the present connection."""
         self._deaf = False
-        """Whether that owner is surpassed: nothing that it says counts."""
+        """Whether that owner is left: nothing more that it says counts."""
         self._line: Line[FromOwner] | None = None
         self._lost_at = self._heard_at = clock()
         self._carried: dict[RequestId, Carried] = {}
@@ -433,6 +433,7 @@ class Link:
             term, epoch = allegiance.term, self._reigns
             if term is None or epoch is None or not term.obeys(epoch, self._clock()):
                 _log.warning("an owner's word came too late to be obeyed: it is asked anew", front=self._front)
+                self._deaf = True
                 self.turn()
                 return
         self._dispatched(message.dispatch)
@@ -443,7 +444,14 @@ class Link:
 
     def _adopt(self, message: Reigns) -> None:
         allegiance, self._reigns = self._allegiance, Epoch(*message.epoch)
-        if allegiance is not None and not allegiance.adopt(self._reigns) and allegiance.epoch is not None:
+        if allegiance is None:
+            return
+        followed = allegiance.epoch
+        if allegiance.adopt(self._reigns):
+            if allegiance.epoch != followed and allegiance.term is not None:
+                # Only a heartbeat from now on counts, and its first requests come before the next one is due.
+                self.send(Ping(allegiance.term.beat(self._clock())))
+        elif allegiance.epoch is not None:
             self._deaf = True
             self.send(Surpassed((allegiance.epoch.number, allegiance.epoch.owner)))
             if self._line is not None:  # that is to arrive

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+import structlog
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
@@ -712,3 +713,31 @@ async def test_in_a_tier_an_owner_that_says_nothing_is_given_up_before_it_was_we
     assert not before.aborted
     await asyncio.sleep(3 * BEAT)
     assert before.aborted
+
+
+async def test_the_first_word_of_a_new_owner_is_obeyed_once_it_returned_a_heartbeat(member):
+    arrival, task = member.ask()
+    await asyncio.sleep(2 * RETRY)
+    owner = member.owner
+    owner.say(Reigns((1, "a")), More())
+    for _ in range(2):  # it answers what it was told, and sends what waits, at once
+        for message in await owner.heard():
+            if isinstance(message, Ping):
+                owner.say(Pong(message.number))
+    owner.say(Welcome(), Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE
+    assert not owner.aborted
+
+
+async def test_an_owner_that_is_not_obeyed_yet_is_left_at_its_first_word(member):
+    asked = [member.ask() for _ in range(3)]
+    await asyncio.sleep(2 * RETRY)
+    owner = member.owner
+    with structlog.testing.capture_logs() as logs:
+        owner.say(Reigns((1, "a")), Welcome(), *(Sent(Dispatch(arrival.request, HERE)) for arrival, _ in asked))
+    await turns()
+    assert owner.aborted
+    assert len(logs) == 1
+    assert not any(task.done() for _, task in asked)
+    for _, task in asked:
+        task.cancel()
