@@ -93,11 +93,12 @@ class Post:
             line.cut()
 
     def _line(self) -> Line[Following]:
-        line = Line(_followings, self._take, self._lines.discard)
+        return Line(_followings, self._take, self._lines.discard, self._greet)
+
+    def _greet(self, line: Line[Following]) -> None:
         self._lines.add(line)
-        if self._said is not None:  # once the connection is there
-            asyncio.get_running_loop().call_soon(line.send, self._said)
-        return line
+        if self._said is not None:
+            line.send(self._said)
 
     def _take(self, _line: Line[Following], messages: list[Following]) -> None:
         for message in messages:
