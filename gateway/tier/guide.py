@@ -93,9 +93,9 @@ class Post:
             line.cut()
 
     def _line(self) -> Line[Following]:
-        return _ToFront(self._came, self._take, self._lines.discard)
+        return Line(_followings, self._take, self._lines.discard, self._greet)
 
-    def _came(self, line: Line[Following]) -> None:
+    def _greet(self, line: Line[Following]) -> None:
         self._lines.add(line)
         if self._said is not None:
             line.send(self._said)
@@ -103,24 +103,6 @@ class Post:
     def _take(self, _line: Line[Following], messages: list[Following]) -> None:
         for message in messages:
             self._heard(Epoch(*message.epoch))
-
-
-class _ToFront(Line[Following]):
-    """The candidate's side of a connection; `came` is called once it can be used."""
-
-    def __init__(
-        self,
-        came: Callable[[Line[Following]], None],
-        take: Callable[[Line[Following], list[Following]], None],
-        lost: Callable[[Line[Following]], None],
-    ) -> None:
-        super().__init__(_followings, take, lost)
-        self._came = came
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
-        super().connection_made(transport)
-        self._came(self)
 
 
 class Guide:

@@ -336,8 +336,8 @@ async def test_an_endpoint_of_an_earlier_owner_gets_nothing_before_it_was_probed
 
 
 async def test_who_may_decide_no_more_when_an_endpoint_comes_up_dispatches_nothing_there() -> None:
-    fenced = Restricted(before=lambda: fenced.cores.restrict(0.0))
-    fenced.up()
-    fenced.arrive()
-    assert fenced.sent == []
-    fenced.cores.close()
+    lapsed: Restricted = Restricted(before=lambda: lapsed.cores.restrict(0.0))
+    lapsed.up()
+    lapsed.arrive()
+    assert lapsed.sent == []
+    lapsed.cores.close()
