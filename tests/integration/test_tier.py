@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.deploy.stack import free_port
+from tests.deploy.stack import find_nginx, nginx
 from tests.integration.redis_servers import serving, valkey
 from tests.integration.relaying import CHAT, body
 from tests.integration.tiers import FALLBACK, PLACES, Gateway, Load, Tier, stopped, tier, until
-from tests.unit.engine.processes import is_alive
+from tests.unit.engine.processes import descendants, is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 STOPPED = 4.0
@@ -61,7 +61,9 @@ async def test_state_and_metrics_show_the_tier_and_the_own_fronts(two: tuple[Tie
     before = {gateway: (await made.metrics(gateway)).get(done, 0) for gateway in counts}
     for gateway, count in counts.items():
         for _ in range(count):  # a connection each: the fronts of a gateway take turns
-            (await made.client.post(gateway.url + CHAT, json=body(), headers={"connection": "close"})).raise_for_status()
+            (
+                await made.client.post(gateway.url + CHAT, json=body(), headers={"connection": "close"})
+            ).raise_for_status()
     for gateway, count in counts.items():
         shown = await made.metrics(gateway)
         assert shown[done] - before[gateway] == count
@@ -204,3 +206,87 @@ async def test_without_redis_and_owner_each_decides_for_itself(two: tuple[Tier, 
     assert [lost for lost in load.lost if lost.gateway is not owner] == []
     await third.stop()
     made.gateways.remove(third)
+
+
+@pytest.mark.network
+async def test_gateways_restarted_one_after_the_other_behind_nginx_lose_nothing(
+    two: tuple[Tier, Gateway, Gateway],
+) -> None:
+    """As docs/operations.md has it: marked `down`, restarted, and marked no more."""
+    made, *gateways = two
+    with contextlib.suppress(FileExistsError):
+        (made.folder / "in-front").mkdir()
+    async with nginx(find_nginx(), made.folder / "in-front", [gateway.port for gateway in gateways]) as url:
+        folder = made.folder / "in-front" / "nginx"
+        file, master = folder / "nginx.conf", int((folder / "nginx.pid").read_text())
+        text = file.read_text()
+
+        async def go_by(text: str) -> None:
+            before = set(descendants(master))
+            file.write_text(text)
+            os.kill(master, signal.SIGHUP)
+
+            async def renewed() -> bool:
+                workers = {pid: title(pid) for pid in descendants(master)}
+                old = [said for pid, said in workers.items() if pid in before]
+                return bool(workers.keys() - before) and all("shutting down" in said for said in old if said)
+
+            await until(renewed)
+
+        async with Load([(url, None)], 4, kept=False) as load, Load([(url, None)], 4, tokens=150, kept=False) as long:
+            for gateway in gateways:
+                await go_by(text.replace(f":{gateway.port} ", f":{gateway.port} down "))
+                await gateway.stop()
+                await load.more(5)
+                gateway.start()
+                await made.settled(*gateways)
+                await go_by(text)
+                await load.more(5)
+            await long.more(4)
+    load.report("rolling restart, short answers")
+    long.report("rolling restart, long answers")
+    assert load.lost == long.lost == []
+
+
+def title(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+async def test_who_does_not_belong_here_gets_nothing_and_is_told_why(two: tuple[Tier, Gateway, Gateway]) -> None:
+    made, owner, other = two
+    host, _, port = owner.advertised.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /kvgate/state HTTP/1.1\r\nhost: x\r\n\r\n" + bytes(1000))
+    assert await reader.read() == b""
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    assert owner.logged("not served")
+
+    made.redis.client().execute_command("ACL", "SETUSER", "gate", "on", ">s3cret", "~*", "+@all")
+    strange = made.gateway(key=made.key_of("s"))
+    denied = made.gateway(redis=made.redis.url.replace("//", "//gate:wr0ng@"))
+    taken = made.gateway(at=owner.advertised)
+    for gateway in (strange, denied, taken):
+        gateway.start()
+
+    async def said() -> bool:
+        has = strange.logged("the gateway that decides has another `tier.key_file`")
+        asked = denied.logged("Redis of the tier cannot be asked")
+        return bool(has and asked)
+
+    await until(said)
+    code = await taken.ended()
+    print("taken", code, taken.log.read_text()[-1500:])
+    for gateway in (strange, denied):
+        print(gateway.log.read_text()[-3000:])
+        assert not [line for line in gateway.logged("front connected")]
+    assert "wr0ng" not in denied.log.read_text()
+    (trouble,) = denied.logged("Redis of the tier cannot be asked")
+    assert trouble["denied"]
+    for gateway in (strange, denied, taken):
+        gateway.close()
+        made.gateways.remove(gateway)
+    assert (await made.settled(owner, other))[0] is owner

@@ -62,8 +62,8 @@ class Engine(FakeVllm):
 class Gateway:
     """One gateway of the tier, started and ended as often as a test likes."""
 
-    def __init__(self, folder: Path, engine: str, redis: str, key: Path, *, workers: int = 1) -> None:
-        self.port, self.advertised = free_port(), f"127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, engine: str, redis: str, key: Path, *, at: str | None, workers: int) -> None:
+        self.port, self.advertised = free_port(), at or f"127.0.0.1:{free_port()}"
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"gateway-{self.port}.log"
         self.workers = workers
@@ -139,8 +139,11 @@ class Gateway:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """What it logged of this kind."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["event"] == event]
+        found = []
+        for line in self.log.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # the last one may be half written
+                found.append(json.loads(line))
+        return [line for line in found if line["event"] == event]
 
 
 @dataclass
@@ -155,11 +158,15 @@ class Lost:
 
 @dataclass
 class Load:
-    """Clients that go on asking, each one gateway: a bounded load. Half of the answers are streams."""
+    """Clients that go on asking, each one gateway: a bounded load. Some of the answers are streams.
+
+    `kept`: whether a client keeps its connection.
+    """
 
     targets: Sequence[tuple[str, Gateway | None]]
     clients: int = 3
     tokens: int = 15
+    kept: bool = True
     answered: Counter[str] = field(default_factory=Counter)
     """By URL."""
     lost: list[Lost] = field(default_factory=list)
@@ -191,7 +198,8 @@ class Load:
         await until(given)
 
     async def _ask_on(self, url: str, gateway: Gateway | None, *, stream: bool) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client:  # noqa: S501
+        headers = {} if self.kept else {"connection": "close"}
+        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, headers=headers) as client:
             while not self._stop.is_set():
                 name = os.urandom(8).hex()
                 began = time.monotonic()
@@ -223,14 +231,22 @@ class Tier:
 
     def __init__(self, folder: Path, engine: Engine, redis: Server, client: httpx.AsyncClient) -> None:
         self.folder, self.engine, self.redis, self.client = folder, engine, redis, client
-        self.key = folder / "key"
-        self.key.write_text("k" * 64)
-        self.key.chmod(0o600)
+        self.key = self.key_of("k")
         self.gateways: list[Gateway] = []
 
-    def gateway(self, *, workers: int = 1, key: Path | None = None, redis: str | None = None) -> Gateway:
+    def key_of(self, letter: str) -> Path:
+        """A file with a key."""
+        file = self.folder / f"key-{letter}"
+        file.write_text(letter * 64)
+        file.chmod(0o600)
+        return file
+
+    def gateway(
+        self, *, workers: int = 1, key: Path | None = None, redis: str | None = None, at: str | None = None
+    ) -> Gateway:
         """One more, yet to be started."""
-        made = Gateway(self.folder, self.engine.url, redis or self.redis.url, key or self.key, workers=workers)
+        url, file = redis or self.redis.url, key or self.key
+        made = Gateway(self.folder, self.engine.url, url, file, at=at, workers=workers)
         self.gateways.append(made)
         return made
 
@@ -259,7 +275,9 @@ class Tier:
                 return False
             fronts = sum(gateway.workers for gateway in gateways)
             whole = all(len(state["members"]) == fronts and state["gateways"] == len(gateways) for state in states)
-            owners = [(g, state["epoch"]) for g, state in zip(gateways, states, strict=True) if state["role"] == "owner"]
+            owners = [
+                (g, state["epoch"]) for g, state in zip(gateways, states, strict=True) if state["role"] == "owner"
+            ]
             found.extend(owners)
             shares = sorted(state["share"] for state in states)
             ready = [(await self.client.get(f"{gateway.url}/readyz")).is_success for gateway in gateways]
