@@ -46,7 +46,7 @@ class Engine(FakeVllm):
     """A fake whose clients give each request an id, and that notes how many ran at once."""
 
     def __init__(self) -> None:
-        super().__init__(FakeSettings(step_seconds=0.02))
+        super().__init__(FakeSettings(step_seconds=0.02, output_tokens=1000))
         self.most = 0
         """The most sequences at once since last set to 0."""
         self.came: Counter[str] = Counter()
