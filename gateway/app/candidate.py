@@ -1,6 +1,7 @@
 """The process that may decide for all gateways of a tier: it stands for election, and reigns if elected."""
 
 import asyncio
+import os
 import secrets
 import socket
 import time
@@ -109,7 +110,8 @@ class Candidate:
         try:
             self._servers.append(await self._entrance.open("", port))
         except OSError as error:
-            raise ConfigurationError(f"tier.advertise: cannot listen on port {port}: {error.strerror}") from None
+            why = error.strerror if error.errno is None else os.strerror(error.errno)  # asyncio says it at length
+            raise ConfigurationError(f"tier.advertise: cannot listen on port {port}: {why}") from None
         self._background.spawn("reigns", self._succeed)
         self._background.spawn("word to the fronts", self._tell_often)
         self._campaign.start()

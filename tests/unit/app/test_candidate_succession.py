@@ -102,3 +102,15 @@ async def test_a_reign_that_ends_as_the_process_does_is_ended_in_full(tmp_path):
     async with standing(tmp_path) as there:
         await until(lambda: there._reign is not None)
     assert Reign.ended == 1
+
+
+async def test_a_taken_port_is_said_in_short(tmp_path):
+    async with standing(tmp_path) as there:
+        port = int(there.settings.tier.advertise.rpartition(":")[2])
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(tmp_path / "another"))
+            second = Candidate(there.settings, listening)
+            with pytest.raises(ConfigurationError) as refused:
+                await second.start()
+            await second.stop()
+    assert str(refused.value) == f"tier.advertise: cannot listen on port {port}: Address already in use"
