@@ -3,17 +3,13 @@
 import os
 import subprocess
 import sys
-from itertools import pairwise
-from math import inf
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from gateway.admission.commands import Dispatch, Reject, WakeAt
+from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Progress, Tick
-from tests.property.told import POLICIES, digest, policy, record, tumult
+from tests.property.told import POLICIES, digest, record, tumult
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -48,30 +44,3 @@ def test_the_tumult_has_every_fate():
     said = [command for _, _, commands in tumult(1) for command in commands]
     assert sum(isinstance(command, Dispatch) for command in said) > 50
     assert len({command.outcome for command in said if isinstance(command, Reject)}) > 2
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_where_time_alone_lets_nobody_go_a_batch_without_counts_decides_nothing(seed):
-    """So a driver may keep it from the core."""
-    told = [(event, now) for event, now, _ in tumult(seed)]
-    controller = AdmissionController(policy(Random(seed)))  # noqa: S311 - the policy of that tumult
-    wake, tried = inf, 0
-
-    def tell(event, now):
-        nonlocal wake
-        if now >= wake:
-            wake = inf
-        commands = controller.handle(event, now)
-        wake = next((command.at for command in commands if isinstance(command, WakeAt)), wake)
-        return [command for command in commands if not isinstance(command, WakeAt)]
-
-    for (event, now), (_, then) in pairwise(told):
-        tell(event, now)
-        while wake <= then:
-            tell(Tick(), wake)
-        waits = controller.load(then).waiting
-        if waits and not controller.tries_again:
-            tried += 1
-            assert tell(Progress(()), then) == []
-        assert waits or not controller.tries_again
-    assert tried
