@@ -79,9 +79,8 @@ class Driver:
             commands = self._controller.handle(event, now)
             if self._record is not None:
                 self._record(event, now, commands)
-            for command in commands:
-                if (following := self._carry_out(command)) is not None:
-                    events.append(following)
+            if commands:
+                events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
                 news = self._controller.news(dict(event.generated))
                 self._asker.want(news, everything=self._controller.aborting)
