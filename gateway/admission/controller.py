@@ -92,6 +92,8 @@ class AdmissionController:
         self._promises = pool.waits.promises
         self._changed = True
         """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
+        self._shut = False
+        """Whether every endpoint was shut when the queue was last offered, and somebody has waited since."""
         self._wake_at = inf
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -131,6 +133,8 @@ class AdmissionController:
                     endpoint.refresh_forecast(now)
             if self._changed:
                 self._dispatch_waiting(now)
+        else:
+            self._shut = False
         if type(event) is Arrived:
             self._shed(event, now)
         self._changed = True  # for the next event
@@ -196,6 +200,11 @@ class AdmissionController:
             if endpoint.ledger.aborting:
                 return True
         return False
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether time alone may let a waiting request go before the next wake-up, as predictions change with time."""
+        return self._queue.depth > 0 and not self._shut
 
     # Requests
 
@@ -427,11 +436,13 @@ class AdmissionController:
             self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
-        if self._pool.policy.mode is Mode.OBSERVE:
+        observes = self._pool.policy.mode is Mode.OBSERVE
+        self._shut = not observes and all_shut(self._endpoints.live, now)
+        if observes:
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
             return
-        if all_shut(self._endpoints.live, now):
+        if self._shut:
             self._queue.offer(_refuse)
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}

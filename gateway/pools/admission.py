@@ -127,7 +127,8 @@ class Admission:
     def _flush(self) -> None:
         """Tell the core what changes its account.
 
-        A batch without such counts is told too: predictions change with time, so waiting requests are tried again.
+        A batch without such counts is told too: predictions change with time, so the driver may try waiting requests
+        again.
         """
         self._flush_timer = None
         moved, told = self.counts.batch()

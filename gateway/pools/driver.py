@@ -27,7 +27,8 @@ from gateway.pools.interface import Asker
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
 
-    What a tenant's limit refuses never reaches the controller.
+    What a tenant's limit refuses never reaches the controller, nor does a batch of progress without counts while no
+    waiting request may go by time alone.
 
     Args:
         controller: the core of one model.
@@ -63,6 +64,8 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Pass an event to the core and carry out its commands."""
+        if type(event) is Progress and not event.generated and not self._controller.tries_again:
+            return
         if self._before is not None:
             self._before()
         if type(event) is EndpointUp:
@@ -76,9 +79,10 @@ class Driver:
             commands = self._controller.handle(event, now)
             if self._record is not None:
                 self._record(event, now, commands)
-            events += [following for command in commands if (following := self._carry_out(command)) is not None]
+            if commands:
+                events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
-                news = self._controller.news([request for request, _ in event.generated])
+                news = self._controller.news(dict(event.generated))
                 self._asker.want(news, everything=self._controller.aborting)
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)

@@ -83,10 +83,10 @@ class Outlooks(RuleBasedStateMachine):
             self.grown += (reservation.held - before) * BLOCK
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data())
-    def leave(self, data):
+    @rule(data=st.data(), aborted=st.booleans())
+    def leave(self, data, aborted):
         reservation = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
-        self.endpoint.release(reservation, None, self.now, aborted=False)
+        self.endpoint.release(reservation, None, self.now, aborted=aborted)
 
     @rule(lengths=st.lists(st.integers(1, 300), min_size=24, max_size=40), max_tokens=st.sampled_from([5, 40, 400]))
     def learn(self, lengths, max_tokens):
@@ -94,15 +94,16 @@ class Outlooks(RuleBasedStateMachine):
         for length in lengths:
             self.predictor.learn(kind, min(length, max_tokens), max_tokens)
 
-    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, TUNING.forecast_age]))
+    @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, TUNING.forecast_age, TUNING.abort_bound]))
     def wait(self, step):
         self.now += step
+        self.endpoint.settle(self.now)
 
     # What must hold
 
     def rows(self):
         rows = []
-        for one in self.flying:
+        for one in self.endpoint.ledger:
             holds, lengths = one.held * BLOCK - one.shared, self.endpoint.outlook[one].lengths
             part = TUNING.predictions // len(lengths)
             rows += [(part, max(0, length - one.generated), holds, one.sequences) for length in lengths]

@@ -49,12 +49,9 @@ class Tenants:
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts: dict[str, _Account] = {}
         self._charged: dict[RequestId, _Charged] = {}
+        self.limited = False
+        """Whether there are limits, or requests that were charged to one. Asked at each event, so not computed then."""
         self.govern(limits)
-
-    @property
-    def limited(self) -> bool:
-        """Whether there are limits, or requests that were charged to one."""
-        return bool(self._accounts or self._charged)
 
     def govern(self, limits: Mapping[str, Limits]) -> None:
         """Go by other limits. What was used and what is held stays."""
@@ -66,6 +63,7 @@ class Tenants:
                 self._accounts[flow] = _Account(its)
             else:
                 account.govern(its)
+        self._note_limited()
 
     def take(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
         """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
@@ -97,12 +95,14 @@ class Tenants:
         if (charged := self._charged.pop(request, None)) is not None:
             del charged.account.held[request]
             _charge(charged.account, -1, -charged.prompt_tokens, now)
+            self._note_limited()
 
     def settle(self, request: RequestId, completion_tokens: int | None, now: float) -> None:
         """Charge the output of a request that has ended; None: as many tokens as were seen."""
         if (charged := self._charged.pop(request, None)) is not None:
             seen = charged.account.held.pop(request)
             _charge(charged.account, 0, seen if completion_tokens is None else completion_tokens, now)
+            self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
         """Where a tenant stands; None if it has no rates."""
@@ -131,6 +131,9 @@ class Tenants:
             for rate, seconds in ((account.requests, its.requests), (account.tokens, its.tokens)):
                 if rate is not None:
                     rate.full_at = max(rate.full_at, at + seconds)
+
+    def _note_limited(self) -> None:
+        self.limited = bool(self._accounts or self._charged)
 
     def _hold(self, account: _Account, request: RequestId, prompt_tokens: int) -> None:
         self._charged[request] = _Charged(account, prompt_tokens)

@@ -206,7 +206,7 @@ class EndpointRecord:
         self.warm = self.warm or bool(completion_tokens or reservation.seen)
         if self.capacity.shares_prefix:
             self.recent.sent((), tokens=completion_tokens or reservation.seen)
-        self.outlook.left()
+        self.outlook.left(reservation, aborted=aborted)
 
     def hold(self, now: float) -> None:
         """Note that it refused a request for lack of room."""

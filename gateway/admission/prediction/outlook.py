@@ -54,7 +54,7 @@ class Outlook:
         self._predictor = predictor
         self.quantiles = QuantileRange(share)
         self._predictions: dict[Reservation, LengthPrediction] = {}
-        """Of each request in the ledger, and of no more that have left it."""
+        """Of each request in the ledger, and of aborted ones that have left it. See `_of_ledger`."""
         self._forecast = Forecast({}, TUNING.predictions)
         self._made_at = 0.0
         self._changed = False
@@ -83,8 +83,10 @@ class Outlook:
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
         self._changed = True
 
-    def left(self) -> None:
-        """Note that a request left the endpoint."""
+    def left(self, reservation: Reservation, *, aborted: bool) -> None:
+        """Note that a request left the endpoint. An aborted one stays in the ledger for a while."""
+        if not aborted:
+            del self._predictions[reservation]
         self._changed = True
 
     def stale(self, now: float) -> bool:
@@ -95,10 +97,7 @@ class Outlook:
 
     def refresh(self, block_size: int, now: float) -> None:
         """Review the predictions and make a new forecast."""
-        if len(self._predictions) > 2 * len(self._ledger):
-            self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
-        for reservation in self._ledger:
-            prediction = self._predictions[reservation]
+        for reservation, prediction in self._of_ledger().items():
             if reservation.generated >= prediction.review:
                 self._predict(reservation, prediction, len(prediction.lengths))
         self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
@@ -119,24 +118,34 @@ class Outlook:
         The shared tokens no longer end with the other request. This case needs a forecast of its own.
         """
         moved = shared - other.shared
-        ends = self._ends(block_size, sharer=other, shares=moved)
-        return Forecast(ends, TUNING.predictions).with_request(row) + self._ledger.shared_tokens + moved
+        ends, most = self._ends(block_size), TUNING.predictions
+        lengths = self._predictions[other].lengths
+        for length in lengths:
+            remaining = max(0, length - other.generated)
+            held, grow = ends[remaining]
+            ends[remaining] = held - moved * (most // len(lengths)), grow
+        return Forecast(ends, most).with_request(row) + self._ledger.shared_tokens + moved
 
-    def _ends(self, block_size: int, *, sharer: Reservation | None = None, shares: int = 0) -> Ends:
-        """Ends of all requests in flight as of now, with `shares` more shared tokens of the request `sharer`."""
+    def _of_ledger(self) -> dict[Reservation, LengthPrediction]:
+        """The predictions of all requests in the ledger, in its order: one loop is cheaper than a look for each."""
+        if len(self._predictions) > len(self._ledger):
+            self._predictions = {reservation: self._predictions[reservation] for reservation in self._ledger}
+        return self._predictions
+
+    def _ends(self, block_size: int) -> Ends:
+        """Ends of all requests in flight as of now."""
         ends: Ends = {}
         most, nothing = TUNING.predictions, (0, 0)
-        for reservation in self._ledger:
+        for reservation, prediction in self._of_ledger().items():
             generated = reservation.generated
-            holds = reservation.held * block_size - reservation.shared
-            if reservation is sharer:
-                holds -= shares
-            lengths = self._predictions[reservation].lengths
+            lengths = prediction.lengths
             weight = most // len(lengths)
+            holds = (reservation.held * block_size - reservation.shared) * weight
+            grows = reservation.sequences * weight
             for length in lengths:
                 remaining = length - generated if length > generated else 0
                 held, grow = ends.get(remaining, nothing)
-                ends[remaining] = held + holds * weight, grow + reservation.sequences * weight
+                ends[remaining] = held + holds, grow + grows
         return ends
 
     def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:

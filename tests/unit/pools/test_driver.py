@@ -176,9 +176,16 @@ async def test_with_a_report_it_says_what_the_core_wants_to_hear_next():
     assert told[-1] == ({1: 7, 3: 23}, False)  # 10 tokens of prompt in blocks of 16; it knows of no number 9
 
 
-async def test_a_batch_without_counts_asks_for_nothing():
-    world = World(ROOMY, arrived(1, 100), clock=lambda: 1.0)
-    assert world.handle(Progress(())) == [Progress(())]
+async def test_a_batch_without_counts_is_passed_on_only_while_time_alone_may_let_a_waiting_request_go():
+    world = World(ROOMY, *[Arrived(RequestId(number), Demand((800,), 100)) for number in (1, 2)], clock=lambda: 1.0)
+    assert world.in_flight == [HERE], "the other waits for room in the cache"
+    assert world.handle(Progress(())) == [Progress(())], "and asks for nothing"
+    world.handle(Cancelled(RequestId(2)))
+    assert world.handle(Progress(())) == [], "nobody waits"
+    world.driver.close()
+    world = World(UP, arrived(1), arrived(2))
+    assert world.handle(Progress(())) == [], "it waits for another's end"
+    world.driver.close()
 
 
 async def test_after_an_abort_every_count_is_wanted_until_the_engine_has_taken_a_step():

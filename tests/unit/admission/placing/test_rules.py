@@ -1,11 +1,14 @@
 """The table of rules, and what is read from it."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, Observed
+from gateway.admission.placing import rules
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.placing.rules import RULES, Next, closed_by, deficit, next_in_line, refusal
+from gateway.admission.placing.rules import RULES, SEQUENCES, Next, all_shut, closed_by, deficit, next_in_line, refusal
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
 
@@ -138,6 +141,34 @@ def test_an_endpoint_is_closed_by_what_holds_for_every_request():
     assert [rule.name for rule in closed_by(gate_closed(), NOW)] == ["gate"]
     assert [rule.name for rule in closed_by(holding(10, max_num_seqs=1), NOW)] == ["sequences"]
     assert [rule.name for rule in closed_by(holding(33, seen=False), NOW)] == ["prefill"]
+
+
+@pytest.mark.parametrize("name", SAY_NO)
+def test_an_endpoint_is_shut_by_a_rule_that_lets_nobody_be_offered_next(name):
+    make, _ = SAY_NO[name]
+    assert all_shut([make()], NOW) is (name in {"busy", "sequences", "cold", "engine_waiting"})
+
+
+def test_endpoints_are_all_shut_if_none_is_open():
+    full = holding(10, max_num_seqs=1)
+    assert all_shut([], NOW)
+    assert all_shut([full, holding(20, max_num_seqs=1)], NOW)
+    assert not all_shut([full, holding(10)], NOW)
+    assert not all_shut([holding(10), full], NOW)
+
+
+def test_an_idle_endpoint_is_shut_only_while_it_is_busy():
+    e = endpoint(max_num_seqs=0)
+    assert not all_shut([e], NOW)
+    e.hold(NOW)
+    assert all_shut([e], NOW)
+
+
+def test_where_a_rule_holds_back_flows_nobody_can_say_that_all_are_refused_alike(monkeypatch):
+    full = holding(10, max_num_seqs=1)
+    of_flows = replace(SEQUENCES, shortage=lambda _: 0.0, after=Next.OTHER_FLOWS)
+    monkeypatch.setattr(rules, "_PLAIN", (of_flows, SEQUENCES))
+    assert not all_shut([full], NOW)
 
 
 def test_whoever_might_fit_is_asked_next():
