@@ -283,8 +283,8 @@ async def test_who_does_not_belong_here_gets_nothing_and_is_told_why(two: tuple[
 
     await until(said)
     assert await taken.ended() == 1
-    port = int(owner.advertised.rpartition(":")[2])
-    assert taken.logged(f"tier.advertise: cannot listen on port {port}: Address already in use")
+    on = owner.advertised.rpartition(":")[2]
+    assert taken.logged(f"tier.advertise: cannot listen on port {on}: Address already in use")
     (trouble,) = denied.logged("Redis of the tier cannot be asked")
     assert trouble["denied"]
     assert trouble["reason"].startswith("Redis does not let us in")

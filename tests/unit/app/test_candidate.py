@@ -212,9 +212,7 @@ async def test_a_process_that_was_stopped_dispatches_nothing_once_its_time_is_ov
         front = await Front().at(world.socket)
         await front.welcomed()
         serves(candidate)
-        running = candidate._campaign._task
-        assert running is not None
-        running.cancel()  # nobody looks at the time, as when all of it stands still
+        await candidate._campaign._background.stop()  # nobody looks at the time, as when all of it stands still
         await until(lambda: not candidate._campaign.may_decide())
         front.line.send(came(1), Ping(9))
         await until(lambda: any(getattr(message, "number", None) == 9 for message in front.heard))
