@@ -10,6 +10,7 @@ from gateway.admission.events import (
     Arrived,
     Cancelled,
     Declared,
+    Demand,
     EndpointUp,
     Event,
     Finished,
@@ -92,12 +93,15 @@ class Driver:
         match event:
             case Arrived(request, demand, waited=waited):
                 if waited:  # an earlier owner of the decisions has charged it
-                    self._tenants.declare(event.flow, request, demand.prompt_tokens)
-                elif exceeded := self._tenants.take(event.flow, request, demand.prompt_tokens, now):
+                    self._tenants.declare(event.flow, request, demand.prompt_tokens, most=_most_output(demand))
+                elif exceeded := self._tenants.take(
+                    event.flow, request, demand.prompt_tokens, now, most=_most_output(demand)
+                ):
                     standing = self._tenants.standing(event.flow, now)
                     return Reject(request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing)
             case Declared(arrival, _, generated):
-                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
+                most = _most_output(arrival.demand)
+                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated, most=most)
             case Progress(generated):
                 self._tenants.generated(generated)
             case Cancelled(request):
@@ -150,3 +154,8 @@ class Driver:
             self._set_timer(at)
         else:
             self.handle(Tick())
+
+
+def _most_output(demand: Demand) -> int:
+    """Output tokens that a request may generate, over all its sequences."""
+    return demand.sequences * demand.max_tokens

@@ -6,6 +6,7 @@ request. What is held (requests at once) is held by a request's id, so that noth
 """
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from gateway.admission.events import Owed, RequestId
@@ -37,6 +38,8 @@ class _Charged(NamedTuple):
 
     account: _Account
     prompt_tokens: int
+    most: float
+    """Output tokens that it may generate."""
 
 
 class Tenants:
@@ -65,22 +68,30 @@ class Tenants:
                 account.govern(its)
         self._note_limited()
 
-    def take(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
-        """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
+    def take(
+        self, flow: str, request: RequestId, prompt_tokens: int, now: float, *, most: float = inf
+    ) -> Exceeded | None:
+        """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged.
+
+        No more than `most` output tokens will be charged, whatever its engine says: else one wrong count would shut a
+        tenant out for years.
+        """
         account = self._accounts.get(flow)
         if account is None:
             return None
         if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
             return exceeded
         _charge(account, 1, prompt_tokens, now)
-        self._hold(account, request, prompt_tokens)
+        self._hold(account, request, prompt_tokens, most)
         return None
 
-    def declare(self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0) -> None:
+    def declare(
+        self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0, *, most: float = inf
+    ) -> None:
         """Hold a request that an earlier owner of the decisions has charged."""
         account = self._accounts.get(flow)
         if account is not None and request not in self._charged:
-            self._hold(account, request, prompt_tokens)
+            self._hold(account, request, prompt_tokens, most)
             account.held[request] = generated
 
     def generated(self, counts: Iterable[tuple[RequestId, int]]) -> None:
@@ -101,7 +112,8 @@ class Tenants:
         """Charge the output of a request that has ended; None: as many tokens as were seen."""
         if (charged := self._charged.pop(request, None)) is not None:
             seen = charged.account.held.pop(request)
-            _charge(charged.account, 0, seen if completion_tokens is None else completion_tokens, now)
+            tokens = seen if completion_tokens is None else completion_tokens
+            _charge(charged.account, 0, tokens if tokens <= charged.most else int(charged.most), now)
             self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
@@ -135,8 +147,8 @@ class Tenants:
     def _note_limited(self) -> None:
         self.limited = bool(self._accounts or self._charged)
 
-    def _hold(self, account: _Account, request: RequestId, prompt_tokens: int) -> None:
-        self._charged[request] = _Charged(account, prompt_tokens)
+    def _hold(self, account: _Account, request: RequestId, prompt_tokens: int, most: float) -> None:
+        self._charged[request] = _Charged(account, prompt_tokens, most)
         account.held[request] = 0
 
 

@@ -350,3 +350,15 @@ async def test_a_timer_too_looks_first_whether_it_may_decide():
     world.driver._wake(0.0)
     assert looks == ["looked"]
     world.driver.close()
+
+
+@pytest.mark.parametrize("declared", [False, True])
+async def test_a_tenant_is_charged_no_more_output_than_it_asked_for_whatever_an_engine_says(declared):
+    driver, asker = limited(tokens_per_minute=100)
+    request = Arrived(RequestId(1), Demand((10,), 10, n=2))
+    driver.handle(Declared(request, HERE, 0) if declared else request)
+    driver.handle(Finished(RequestId(1), Verdict.DONE, 2**31 - 1))
+    driver.handle(arrived(2))
+    standing = asker.told[-1].standing
+    assert standing.tokens.remaining == 100 - 20 - 10 - (0 if declared else 10), "its predecessor charged its prompt"
+    driver.close()
