@@ -38,7 +38,7 @@ class Campaign:
         self._changed = changed
         self._clock = clock
         self._told: object = None
-        self._trouble: str | None = None
+        self._trouble: RegistryError | None = None
         self._early = asyncio.Event()
         self._background = Background()
 
@@ -113,12 +113,12 @@ class Campaign:
             kept = await self._registry.ask(claim)
         except RegistryError as error:
             self._election.failed(claim, self._clock(), denied=error.denied)
-            if self._trouble is None:
+            if self._trouble is None or error.denied > self._trouble.denied:
                 _log.error("Redis of the tier cannot be asked", reason=str(error), denied=error.denied)
-            self._trouble = str(error)
+                self._trouble = error
             return
         if self._trouble is not None:
-            _log.info("Redis of the tier answers again", before=self._trouble)
+            _log.info("Redis of the tier answers again", before=str(self._trouble))
             self._trouble = None
         self._election.answered(claim, kept, self._clock())
 

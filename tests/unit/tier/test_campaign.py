@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
 
+from structlog.testing import capture_logs
+
 from gateway.tier.campaign import Campaign, tier_state
 from gateway.tier.election import Election, Standing, Terms
 from gateway.tier.epoch import Epoch
@@ -81,6 +83,18 @@ async def test_what_becomes_of_redis_is_told_once(caplog):
         standings = [view.standing for view in views]
         assert Standing.CUT_OFF in standings
     assert redis.closed
+
+
+async def test_a_redis_that_denies_is_told_after_one_that_was_late():
+    redis = Redis()
+    redis.fails = RegistryError("late")
+    with capture_logs() as logs:
+        async with campaign(redis):
+            for fails in (RegistryError("late"), RegistryError("no", denied=True), RegistryError("late")):
+                redis.fails, asked = fails, redis.asked
+                await until(lambda asked=asked: redis.asked > asked + 3)
+    told = [(line["reason"], line["denied"]) for line in logs if line["event"] == "Redis of the tier cannot be asked"]
+    assert told == [("late", False), ("no", True)]
 
 
 async def test_an_error_that_nobody_thought_of_does_not_end_the_election(monkeypatch):
