@@ -756,8 +756,9 @@ async def test_the_election_hears_which_gateways_have_declared_all_they_have(tie
     far.say(Hello(VERSION, 2))
     far.say(Declares([], [], [], last=False))
     assert set().union(*tier.election.machines) == set(), "neither this one, nor one that has more to say"
-    far.say(Declares([], [], [], last=True))
     other = await tier.join(3, "c:1")
+    assert tier.election.machines[-1] == {"c:1"}
+    far.say(Declares([], [], [], last=True))
     assert tier.election.machines[-1] == {"b:1", "c:1"}
     await far.end()
     await beat(other, GIVEN_UP_AFTER + 2 * BEAT)
