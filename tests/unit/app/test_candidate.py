@@ -212,6 +212,8 @@ async def test_a_process_that_was_stopped_dispatches_nothing_once_its_time_is_ov
         front = await Front().at(world.socket)
         await front.welcomed()
         serves(candidate)
+        assert candidate._reign is not None
+        await candidate._reign.hall._begun.wait()
         await candidate._campaign._background.stop()  # nobody looks at the time, as when all of it stands still
         await until(lambda: not candidate._campaign.may_decide())
         front.line.send(came(1), Ping(9))
