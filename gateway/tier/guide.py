@@ -20,6 +20,8 @@ RETRY = 0.1
 """Seconds between two tries to reach the candidate."""
 BEAT = 0.4
 """Seconds between two words to it."""
+UNPROVEN = 1.0
+"""Seconds before the next try with an owner that did not prove itself."""
 SAID_EVERY = 60.0
 """Seconds between two lines about an owner that does not prove itself."""
 _log = structlog.get_logger("kvgate.tier")
@@ -165,6 +167,7 @@ class Guide:
             if now - self._said_at >= SAID_EVERY:
                 self._said_at = now
                 _log.error("the gateway that decides does not serve this one", reason=str(error))
+            await asyncio.sleep(UNPROVEN)  # another key is not mended soon
             raise
 
     async def run(self) -> None:

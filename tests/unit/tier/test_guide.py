@@ -171,7 +171,8 @@ async def test_that_its_own_candidate_decides_is_no_news_to_it(path):
         assert heard == []
 
 
-async def test_an_owner_that_does_not_prove_itself_is_told_of_once(path):
+async def test_an_owner_that_does_not_prove_itself_is_told_of_once(path, monkeypatch):
+    monkeypatch.setattr("gateway.tier.guide.UNPROVEN", 0.01)
     async with post_at(path) as (post, _), front_at(path) as front:
         post.tell(follow("b:81"))
         await until(lambda: front.guide.ready)
