@@ -24,6 +24,7 @@ from gateway.tier.claims import claim
 from gateway.tier.election import Election, Standing, View
 from gateway.tier.epoch import Epoch
 from gateway.tier.guide import BEAT, Follow, Post, guide_path
+from gateway.tier.hall import Hall
 from gateway.tier.key_file import mark, tier_key
 from gateway.tier.registry import Registry
 from gateway.tier.seal import Peer, Role
@@ -209,12 +210,16 @@ class Candidate:
 
     # The fronts.
 
+    @property
+    def _hall(self) -> Hall | None:
+        """Where fronts come in; None while it does not decide."""
+        return None if self._epoch is None or self._reign is None else self._reign.hall
+
     def _admit(self) -> asyncio.Protocol:
-        return _Closed() if self._epoch is None or self._reign is None else self._reign.hall.line()
+        return _Closed() if self._hall is None else self._hall.line()
 
     def _welcome(self, peer: Peer) -> asyncio.Protocol:
-        reigns = self._epoch is not None and self._reign is not None
-        return self._reign.hall.line(peer.claim.member) if reigns and self._reign is not None else _Closed()
+        return _Closed() if self._hall is None else self._hall.line(peer.claim.member)
 
     def _followed(self, epoch: Epoch) -> None:
         self._campaign.heard(epoch)
@@ -227,7 +232,7 @@ class Candidate:
 
     def _tell(self) -> None:
         view = self._campaign.view
-        here = self._reign is not None and self._epoch is not None
+        here = self._hall is not None
         address = None if here or view.address == self._address else view.address
         tier = tier_state(self._election, time.monotonic())
         self._post.tell(Follow(here, address, view.ready, tier.model_dump_json().encode()))
