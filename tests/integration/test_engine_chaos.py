@@ -16,6 +16,7 @@ from engine.events import BecameReady, Crashed, Launched, LinePrinted, Superviso
 from engine.lifecycle import Policy
 from engine.process import free_port
 from gateway.config.settings import Settings
+from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment
 from tests.integration.relaying import until
 from tests.unit.engine.processes import is_alive
@@ -141,7 +142,9 @@ async def test_a_surge_and_ten_kills_at_random_hurt_only_the_streams_on_the_engi
         if not isinstance(event, LinePrinted):
             told.append(event)
 
-    deployment = Deployment(settings(random_model, engine_python, port), lambda *_: changed, tell, said.append)
+    deployment = Deployment(
+        Discovery(settings(random_model, engine_python, port)), lambda *_: changed, tell, said.append
+    )
     stop = asyncio.Event()
     running = asyncio.create_task(deployment.run(stop))
 

@@ -4,8 +4,10 @@ All cases are run at once, two at a time: a vLLM that fails costs 10 to 30 s of 
 context is in `test_engine_fit.py`, a port that is taken from an engine in `test_engine_supervision.py`.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -21,7 +23,6 @@ import pytest
 import yaml
 
 from engine.diagnosis.log import read_log
-from engine.process import free_port
 from tests.integration.test_engine_supervision import family
 
 pytestmark = pytest.mark.engine
@@ -160,7 +161,7 @@ def _serve(case: Case, folder: Path, python: Path, model: Path) -> Outcome:
         other.bind(("127.0.0.1", 0))
         if case.taken_port:
             other.listen()
-        port = other.getsockname()[1] if case.taken_port else free_port()
+        port = other.getsockname()[1] if case.taken_port else _own_port()
         settings = {
             "server": {"host": "127.0.0.1", "port": port},
             "models": [{"name": "random", "engine": {**engine, "max_restarts": 0}}],
@@ -185,6 +186,15 @@ def _serve(case: Case, folder: Path, python: Path, model: Path) -> Outcome:
             process.wait()
     seconds, runnable = time.monotonic() - began, os.getloadavg()[0] / (os.cpu_count() or 1)
     return Outcome(code, seconds, max(1.0, runnable), log.read_text())
+
+
+def _own_port() -> int:
+    """A free port below those that the system gives out: an engine of another case may have got the same of these."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _killed(process: subprocess.Popen[bytes], title: str, log: Path) -> float:
