@@ -29,6 +29,7 @@ from gateway.relay.understand import (
     limit,
     parsed,
     present,
+    room,
     ttft_target,
 )
 from gateway.tokens.count import PromptCount, Source
@@ -89,7 +90,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     count = await _counted(plane, exchange, pool, request, client)
     exchange.count = count
     asked = _demanded(plane, pool, request, count)
-    most = limit(client, request, asked, pool.max_model_len)
+    most = limit(client, request, room(pool, asked, count))
     if most is not None:
         asked = replace(asked, max_tokens=min(asked.max_tokens, most))
     exchange.demand = asked

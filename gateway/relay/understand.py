@@ -13,7 +13,7 @@ from gateway.relay.exchange import RefusedError
 from gateway.relay.headers import TTFT_HEADERS
 from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.relay.reading import read
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
+from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError, Source
 from gateway.tokens.pool import CountingPool
 from gateway.wire.request import INLINE_BYTES, MAX_SEQUENCES, Api, GenerationRequest, InvalidRequestError, parse
 from gateway.wire.shown import shown
@@ -155,8 +155,20 @@ def present(pool: Pool) -> None:
         raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
 
 
-def limit(client: Client, request: GenerationRequest, demand: Demand, max_model_len: int) -> int | None:
+def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
+    """The output tokens that the model's length surely leaves each sequence, or all, where an engine finds them out.
+
+    An estimate may be far above the prompt, and would cut the answer short.
+    """
+    clamps = pool.takes(pool.max_model_len + 1)
+    unknown = count.source is Source.ESTIMATE and clamps
+    return pool.max_model_len if unknown else pool.max_model_len - demand.longest_prompt
+
+
+def limit(client: Client, request: GenerationRequest, room: int) -> int | None:
     """The output limit that kvgate sets for a request, by its tenant's; None if it has one of its own, or needs none.
+
+    `room`: older engines refuse more than there is.
 
     Raises:
         RefusedError: its own is over its tenant's.
@@ -165,7 +177,7 @@ def limit(client: Client, request: GenerationRequest, demand: Demand, max_model_
     if most is None:
         return None
     if request.max_tokens is None:
-        return min(most, max_model_len - demand.longest_prompt)
+        return min(most, room)
     if request.max_tokens > most:
         field = request.max_tokens_field
         message = f"Your limit is {most} output tokens, and you asked for {shown(request.max_tokens)}: lower `{field}`."

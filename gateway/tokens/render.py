@@ -105,6 +105,9 @@ _HUB_TIMEOUT = 5.0
 _LONGEST_REFUSAL = 4096
 """Characters of what a template says when it refuses a conversation: it may quote that, and a role of any length."""
 
+_MOST_INDENTED = 2**21
+"""Most values of a prompt that a template may print indented, each times its depth: some 16 MB of blanks."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -164,6 +167,8 @@ class Renderer:
         passed = template.variables | {"documents", "add_generation_prompt", "continue_final_message"}
         given = prompt.template_kwargs
         kwargs = {name: given[name] for name in passed if name in given}
+        if template.indents and _indented([messages, prompt.tools, kwargs]) > _MOST_INDENTED:
+            raise InvalidRequestError("The request holds too many values, or they are nested too deeply.")
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -218,6 +223,25 @@ def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
     """The number of tokens that truncation leaves of a prompt."""
     most = encoding.most_tokens(max_model_len)
     return tokens if most is None else min(tokens, most)
+
+
+def _indented(values: list[Any]) -> int:
+    """The number of these values and of all inside them, each times its depth.
+
+    As indented JSON each stands on a line of its own: 60 KB of brackets in brackets become 100 MB of blanks.
+    """
+    sum_, depth = 0, 0
+    while values:
+        depth += 1
+        sum_ += depth * len(values)
+        inner: list[Any] = []
+        for value in values:
+            if isinstance(value, list):
+                inner += value
+            elif isinstance(value, dict):
+                inner += value.values()
+        values = inner
+    return sum_
 
 
 def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:

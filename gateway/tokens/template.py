@@ -41,6 +41,8 @@ class ChatTemplate:
         """The variables it reads from outside; the engine passes on no others."""
         self.content_format = _content_format(tree)
         self.knows_developer = '"developer"' in source or "'developer'" in source
+        self.indents = "indent" in source
+        """Whether it may print values as indented JSON."""
 
 
 def _content_format(tree: nodes.Template) -> ContentFormat:

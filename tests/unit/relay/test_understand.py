@@ -15,6 +15,7 @@ from gateway.relay.understand import (
     limit,
     parsed,
     present,
+    room,
     ttft_target,
 )
 from gateway.tokens.count import (
@@ -176,15 +177,23 @@ async def test_what_is_sampled_from_all_prompts_is_bounded_as_what_is_sampled_fr
 
 
 def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_refuses_a_higher_one():
-    free, bound, demand = Client("a"), Client("a", max_tokens=50), Demand((80, 10), 90)
+    free, bound = Client("a"), Client("a", max_tokens=50)
     asks = {tokens: parse(Api.CHAT, b'{"max_tokens":%d}' % tokens) for tokens in (50, 51)}
     none = parse(Api.CHAT, b"{}")
-    assert limit(free, asks[51], demand, 100) is None
-    assert limit(bound, asks[50], demand, 100) is None
-    assert limit(bound, none, demand, 1000) == 50
-    assert limit(bound, none, demand, 100) == 20, "older engines refuse more than there is room for"
+    assert limit(free, asks[51], 20) is None
+    assert limit(bound, asks[50], 20) is None
+    assert limit(bound, none, 920) == 50
+    assert limit(bound, none, 20) == 20, "older engines refuse more than there is room for"
     with pytest.raises(RefusedError) as refused:
-        limit(bound, asks[51], demand, 100)
+        limit(bound, asks[51], 20)
     assert (refused.value.outcome, refused.value.param) == (Outcome.INVALID_REQUEST, "max_tokens")
     assert "50" in refused.value.message
     assert "51" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "clamps", "left"), [(Source.LOCAL, True, 20), (Source.ESTIMATE, True, 100), (Source.ESTIMATE, False, 20)]
+)
+def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenant(source, clamps, left):
+    pool = SimpleNamespace(max_model_len=100, takes=lambda total: clamps or total <= 100)
+    assert room(pool, Demand((80, 10), 90), PromptCount((80, 10), source, Kind(Api.CHAT))) == left

@@ -4,17 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.tokens import interruption
 from gateway.tokens.interruption import CallerLeftError, follow, interruptible, listen, look, whole
+from gateway.wire.request import InvalidRequestError
 
 ENDING = signal.SIGUSR1
 
 
 @pytest.fixture(autouse=True)
 def listening() -> Iterator[None]:
-    before = signal.getsignal(ENDING)
+    before = {number: signal.getsignal(number) for number in (ENDING, signal.SIGPROF)}
     listen(ENDING)
     yield
-    signal.signal(ENDING, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_signal_ends_a_job() -> None:
@@ -44,6 +47,39 @@ def test_what_must_not_be_left_half_done_is_done_to_its_end() -> None:
         done.append("more")
 
     with pytest.raises(CallerLeftError):
+        interruptible(job)
+    assert done == ["whole"]
+
+
+def work_for_ever() -> None:
+    while True:
+        pass
+
+
+def test_a_job_that_takes_too_long_is_refused_and_the_next_one_has_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interruption, "LONGEST", 0.05)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="too much to count"):
+            interruptible(work_for_ever)
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_the_time_of_what_must_not_be_left_half_done_is_not_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "LONGEST", 0.05)
+    told, done = [], []
+
+    def job() -> None:
+        with whole():
+            before = signal.signal(signal.SIGPROF, lambda *_: told.append("the time is over"))
+            while not told:
+                pass
+            signal.signal(signal.SIGPROF, before)
+            done.append("whole")
+        work_for_ever()
+
+    with pytest.raises(InvalidRequestError):
         interruptible(job)
     assert done == ["whole"]
 

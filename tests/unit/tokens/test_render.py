@@ -119,6 +119,17 @@ def test_a_template_that_fails_otherwise_is_left_to_the_engine(tokenizer_folder:
         failing.render(chat_prompt({"messages": [USER]}))
 
 
+@pytest.mark.parametrize("parameters", [f'{{"a":{"[" * 900 + "]" * 900},"b":0}}', f'{{"a":[{"0," * 300_000}0]}}'])
+def test_what_would_become_megabytes_of_blanks_is_refused_unprinted(tokenizer_folder: Path, parameters: str) -> None:
+    printing = "{{ messages[0].content }}{% for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}"
+    indents = with_template(tokenizer_folder, printing)
+    nested = {"type": "function", "function": {"name": "f", "parameters": json.loads(parameters)}}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        indents.render(chat_prompt({"messages": [USER], "tools": [nested] * 6}))
+    few = {"type": "function", "function": {"name": "f", "parameters": {"a": [[[["the fox"]]]]}}}
+    assert "the fox" in indents.render(chat_prompt({"messages": [USER], "tools": [few] * 1000}))
+
+
 def test_an_empty_conversation_is_left_to_the_engine(plain: Renderer) -> None:
     with pytest.raises(NeedsEngineError):
         plain.render(chat_prompt({"messages": []}))
