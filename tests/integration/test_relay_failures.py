@@ -66,8 +66,12 @@ async def proxied(fake):
                 await writer.drain()
         writer.close()
 
+    writers, served = set(), set()
+
     async def connected(reader, writer):
+        served.add(asyncio.current_task())
         there, back = await asyncio.open_connection("127.0.0.1", int(fake.url.rpartition(":")[2]))
+        writers.update((writer, back))
         await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
@@ -84,6 +88,9 @@ async def proxied(fake):
         yield SimpleNamespace(url=f"http://127.0.0.1:{port}", seen=fake.seen), takes
     finally:
         server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*served, return_exceptions=True)  # or a later test would find their sockets open
 
 
 async def test_what_still_moves_is_not_sent_again_although_no_new_connection_is_taken():

@@ -58,6 +58,10 @@ class FakeSettings:
             raise ValueError("max_model_len does not fit the KV cache: a sequence could never finish")
 
 
+_TURNS = 4
+"""Turns of the event loop after which asyncio has made a protocol of every connection that it accepted."""
+
+
 class FakeVllm:
     """A vLLM server without a model.
 
@@ -119,8 +123,13 @@ class FakeVllm:
     async def refuse(self) -> None:
         """Refuse new connections; those that exist go on."""
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            # What was accepted in this turn of the loop joins the server in a later one, or its socket is lost.
+            for listening in server.sockets:
+                asyncio.get_running_loop().remove_reader(listening)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            server.close()
             await asyncio.sleep(0)
 
     async def close(self) -> None:
