@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
 from gateway.app.reign import Reign
 from gateway.config.live import Change
@@ -29,12 +30,10 @@ from gateway.tier.key_file import mark, tier_key
 from gateway.tier.registry import Registry
 from gateway.tier.seal import Peer, Role
 
-_POLL = 0.1
-"""Seconds between two checks for connected fronts."""
 _log = structlog.get_logger("kvgate.tier")
 
 
-class Candidate:
+class Candidate(DecidingProcess):
     """Built from settings, started, changed, and stopped once its own fronts have gone.
 
     Args:
@@ -82,11 +81,6 @@ class Candidate:
         self._servers: list[asyncio.Server] = []
 
     @property
-    def port(self) -> int:
-        """None: clients come to the fronts."""
-        return 0
-
-    @property
     def active(self) -> int:
         """Fronts of this machine that are connected."""
         return 0 if self._reign is None else self._reign.hall.own_fronts
@@ -95,11 +89,6 @@ class Candidate:
     def endpoints(self) -> list[EndpointStatus]:
         """The present status of each endpoint, if it decides."""
         return [] if self._reign is None else self._reign.statuses
-
-    @property
-    def loaded(self) -> frozenset[str]:
-        """Nothing: it counts no prompts."""
-        return frozenset()
 
     async def start(self, settle: float = 0.0) -> None:
         """Take fronts, and stand for election. `settle` is for a front: fronts wait by themselves."""
@@ -131,19 +120,6 @@ class Candidate:
         if self._reign is not None:
             self._reign.go_by(change.settings, found.endpoints)
         return change
-
-    async def drain(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the fronts of this machine to go."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self.active:  # noqa: ASYNC110  # fronts go when their requests have ended
-                    await asyncio.sleep(_POLL)
-        except TimeoutError:
-            _log.warning("gave up on fronts that did not go in time", fronts=self.active)
-
-    async def hand_over(self, timeout: float) -> None:
-        """End at once: there are never two owners, and fronts wait for the next."""
-        del timeout
 
     async def stop(self) -> None:
         """Give the lease back, and close everything."""

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 import structlog
 
+from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
 from gateway.app.reign import Reign
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 
-_POLL = 0.1
-"""Seconds between two checks for connected fronts."""
 _log = structlog.get_logger("kvgate.tier")
 
 
-class OwnerProcess:
+class OwnerProcess(DecidingProcess):
     """Built from settings, started, changed, and stopped once its fronts have gone.
 
     Args:
@@ -37,11 +36,6 @@ class OwnerProcess:
         self._server: asyncio.Server | None = None
 
     @property
-    def port(self) -> int:
-        """None: clients come to the fronts."""
-        return 0
-
-    @property
     def active(self) -> int:
         """Fronts that are connected."""
         return self._reign.hall.fronts
@@ -50,11 +44,6 @@ class OwnerProcess:
     def endpoints(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""
         return self._reign.statuses
-
-    @property
-    def loaded(self) -> frozenset[str]:
-        """Nothing: an owner counts no prompts."""
-        return frozenset()
 
     async def start(self, settle: float = 0.0) -> None:
         """Watch the endpoints and take fronts. `settle` is for a front: fronts wait by themselves."""
@@ -73,19 +62,6 @@ class OwnerProcess:
         self.settings = change.settings
         self._reign.go_by(change.settings, found.endpoints)
         return change
-
-    async def drain(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the fronts to go."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self.active:  # noqa: ASYNC110  # fronts go when their requests have ended
-                    await asyncio.sleep(_POLL)
-        except TimeoutError:
-            _log.warning("gave up on fronts that did not go in time", fronts=self.active)
-
-    async def hand_over(self, timeout: float) -> None:
-        """End at once: there are never two owners, and fronts wait for the next."""
-        del timeout
 
     async def stop(self) -> None:
         """Close everything."""

@@ -1,4 +1,4 @@
-"""What a gateway says of itself to another, built from its settings."""
+"""The claim of a gateway towards another, built from its settings."""
 
 from gateway.config.settings import Settings
 from gateway.tier.frames import VERSION

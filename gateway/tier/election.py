@@ -1,4 +1,4 @@
-"""PURE. Who decides for all gateways of a tier, as one candidate sees it.
+"""PURE. The election of the gateway that decides for all of a tier, as one candidate sees it.
 
 Each machine has one candidate. Every `Terms.beat` it asks Redis, which keeps what `registry.py` describes, and learns
 who the owner is. Time is the candidate's own monotonic clock, in seconds; nobody goes by the clock of Redis. An owner

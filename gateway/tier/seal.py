@@ -1,4 +1,4 @@
-"""PURE. How two members of a tier prove to each other that they have its key, and how what they say then is sealed.
+"""PURE. The proof of two members of a tier that they have its key, and the seal on what they say then.
 
     caller -> called    nonce, tag of it
     called -> caller    nonce, tag of both nonces
