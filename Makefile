@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Tests start some hundreds of processes; what is compiled once need not be compiled by each.
+unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
 .PHONY: demo test check quick coverage proof format docs lock clean
@@ -14,8 +16,7 @@ test: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
 	$(BIN)/python -m engine.demo_model random
 	$(MAKE) --no-print-directory check
-	$(BIN)/pytest -m "not engine and not proof" -n 2 --dist loadgroup --no-loadscope-reorder
-	$(BIN)/pytest -m "engine and not proof"
+	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-BORDER = {"__init__", "commands", "events", "explanation", "outcomes", "policy", "snapshot"}
+BORDER = {"__init__", "commands", "events", "explanation", "outcomes", "policy", "snapshot", "standing"}
 """Modules of values that others look into: msgspec and pydantic read types, which compiled classes do not keep."""
 COMPILE = os.environ.get("KVGATE_COMPILE", "0") not in {"", "0"}
 

@@ -8,9 +8,9 @@ from engine import command
 from engine.command import KV_SPACE, EngineSpec
 from engine.diagnosis.sign import Diagnosis
 from engine.download import Download
-from engine.fit import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.host_memory import total_bytes
 from engine.lifecycle import Policy
+from engine.memory_ladder import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.program import Engine, Refit, Role
 from engine.start_history import StartHistory
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from engine.diagnosis.sign import Diagnosis
-from engine.fit import Stop
+from engine.memory_ladder import Stop
 from engine.program import Program, Refit
 
 _NUMBER = re.compile(r"\d[\d.,]*")

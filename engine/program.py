@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from engine.command import EngineSpec
 from engine.diagnosis.sign import Diagnosis
-from engine.fit import Stop
 from engine.lifecycle import Policy
+from engine.memory_ladder import Stop
 
 if TYPE_CHECKING:
     from engine.download import Download

@@ -11,9 +11,9 @@ from engine.diagnosis.log import diagnose
 from engine.diagnosis.look import corroborated
 from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis
-from engine.fit import MOST_TRIES
 from engine.judgement import judge
 from engine.lifecycle import Lifecycle, State
+from engine.memory_ladder import MOST_TRIES
 from engine.phases import Phase, Progress, StartProgress
 from engine.process import GuardedProcess, LaunchError
 from engine.program import Program

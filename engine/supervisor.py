@@ -26,6 +26,7 @@ class Supervisor:
         programs: What to run from the start.
         on_event: Gets every event. `str(event)` is a line for a human.
         on_news: Gets what programs report, except that they are ready.
+        on_ended: Told at the end of each role all of whose programs have ended.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Supervisor:
         programs: Sequence[Program],
         on_event: Callable[[SupervisorEvent], None],
         on_news: News = lambda _program, _news: None,
+        on_ended: Callable[[Role], None] = lambda _role: None,
     ) -> None:
         self._programs = tuple(programs)
         self._on_event = on_event
         self._on_news = on_news
+        self._on_ended = on_ended
         self._running: dict[Runner, asyncio.Task[State]] = {}
         """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
@@ -70,6 +73,7 @@ class Supervisor:
                         runner.stop()
                     if ending:
                         await asyncio.wait(ending.values())
+                        self._on_ended(role)
         return 1 if useless else 0
 
     @contextlib.contextmanager

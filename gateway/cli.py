@@ -349,9 +349,10 @@ def _run(
 def _with_way_out(error: PortTakenError) -> str:
     taken = listener(error.port)
     if taken is None:  # the address is not this machine's, or the port needs privileges
-        return f"{error}\nListen somewhere else with --host and --port."
+        other = "--host and --port" if error.option == "--port" else error.option
+        return f"{error}\nListen somewhere else with {other}."
     who = f"{taken.name} (process {taken.pid})" if taken.pid is not None else "a process of another user"
-    return f"{error}: {who} listens there\nEnd it, or listen somewhere else with --port."
+    return f"{error}: {who} listens there\nEnd it, or listen somewhere else with {error.option}."
 
 
 def _fail(message: str, log: LogSettings | None = None) -> NoReturn:

@@ -79,11 +79,18 @@ def free_port() -> int:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants, including those that have ended."""
-    own = 0.0
+    return sum(cpu_times(pid))
+
+
+def cpu_times(pid: int) -> tuple[float, float]:
+    """The same in the programs, and in the kernel for them."""
+    user = kernel = 0.0
     with contextlib.suppress(FileNotFoundError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        own = sum(map(int, fields[11:15])) / TICKS
-    return own + sum(cpu_seconds(descendant) for descendant in children(pid))
+        user, kernel, of_ended, kernel_of_ended = (int(field) / TICKS for field in fields[11:15])
+        user, kernel = user + of_ended, kernel + kernel_of_ended
+    below = [cpu_times(descendant) for descendant in children(pid)]
+    return user + sum(each for each, _ in below), kernel + sum(each for _, each in below)
 
 
 def children(pid: int) -> list[int]:

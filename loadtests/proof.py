@@ -57,13 +57,14 @@ LOAD_TESTS = {
     "spike": LoadTest("spike", ()),
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
+CHAOS = "tests/integration/test_engine_chaos.py"
 COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,), "tier_cost": (), "front_cost": ()}
 """Measurements that print a table, by module name. `MODEL` stands for the model's folder."""
 
 
 def main() -> None:
     """Run all measurements, or the named ones."""
-    known = (*LOAD_TESTS, "calibration", "relay_cost", "workers", *COSTS, "plan_accuracy")
+    known = (*LOAD_TESTS, "calibration", "chaos", "relay_cost", "workers", *COSTS, "plan_accuracy")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--rounds", type=int, default=1, help="of each load test")
@@ -78,8 +79,12 @@ def main() -> None:
         _load_tests(wanted, folder, out, arguments.rounds, arguments.seconds)
     if "calibration" in wanted:
         _run("-m", "pytest", "-s", "-m", "proof", CALIBRATION)
+    if "chaos" in wanted:
+        _run("-m", "pytest", "-m", "proof", CHAOS)
     if "relay_cost" in wanted:
-        _run("-m", "loadtests.relay_cost", "--rounds", "3", "--out", str(out / "relay_cost.json"))
+        _run(
+            "-m", "loadtests.relay_cost", "--tokenizer", folder, "--rounds", "3", "--out", str(out / "relay_cost.json")
+        )
     if "workers" in wanted:
         _run("-m", "tests.proof.workers", "--seconds", str(arguments.seconds), "--out", str(out / "workers.json"))
     for name, given in COSTS.items():

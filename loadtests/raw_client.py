@@ -2,6 +2,7 @@
 # ruff: noqa: D102, ARG002 - the methods without a docstring are those of asyncio.Protocol and of httptools' parser
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from typing import cast
 
@@ -55,8 +56,13 @@ class Stream(asyncio.Protocol):
         self._transport.close()
 
 
+NUMBER = "000000000000"
+"""Where a request of a `Repeater` has this, each that it sends has another number: its prompt is new to everybody."""
+_numbers = itertools.count(1)
+
+
 class Repeater(asyncio.Protocol):
-    """Sends the same request on one connection as soon as the last one is answered, until told to stop."""
+    """Sends a request on one connection as soon as the last one is answered, until told to stop."""
 
     def __init__(self, request: bytes) -> None:
         self.answered = 0
@@ -93,7 +99,7 @@ class Repeater(asyncio.Protocol):
 
     def _send(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(self._request)
+        self._transport.write(self._request.replace(NUMBER.encode(), b"%012d" % next(_numbers), 1))
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:

@@ -2,9 +2,9 @@
 
     python -m loadtests.relay_cost
 
-The proxy under test has core 0 to itself. The engine's stand-in and the load client share core 1. CPU is that of the
-proxy's whole process tree. Streams are measured while all of them run. Each is then read to its end and checked to be
-intact and in order.
+kvgate has all on that it has by default: it counts, admits, measures and logs. The proxy under test has core 0 to
+itself. The engine's stand-in and the load client share core 1. CPU is that of the proxy's whole process tree. Streams
+are measured while all of them run. Each is then read to its end and checked to be intact and in order.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,10 @@ import uvloop
 
 from loadtests.figures import medians, print_table, readable
 from loadtests.nginx import nginx_command
-from loadtests.processes import answers, child, cpu_seconds, free_port
+from loadtests.processes import answers, child, cpu_seconds, cpu_times, free_port
 from loadtests.provenance import provenance
-from loadtests.raw_client import Repeater, Stream, Tally, post
+from loadtests.raw_client import NUMBER, Repeater, Stream, Tally, post
+from tests.fakes.tokenizer import make_tokenizer
 
 PROXY_CORE, LOAD_CORE = 0, 1
 CONNECTIONS = 32
@@ -37,9 +38,11 @@ SETTLE_SECONDS = 1.0
 START_SECONDS = 60.0
 QUIET_SHARE = 0.05
 """Share of a core that an idle proxy may use before its measurement begins."""
-PATH = "/v1/chat/completions"
-QUESTION = "how now brown cow " * 60
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CONVERSATION: dict[str, object] = {"messages": [{"role": "user", "content": NUMBER + " how now brown cow" * 60}]}
 """About 1 KB."""
+IDS = [100 + number % 300 for number in range(250)]
+"""A prompt of token ids, about 1 KB: there is nothing to tokenize."""
 ENGINE = (
     "-m tests.fakes.vllm --num-blocks 100000 --max-num-seqs 4096 --max-batched-tokens 100000 --max-model-len 100000"
 )
@@ -47,15 +50,30 @@ ENGINE = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A number of streams and their events per second; no streams for plain requests."""
+    """A number of streams and their events per second; no streams for plain requests.
+
+    Attributes:
+        phases: turns in which the events of all streams come: in one, or spread over time as from so many engines.
+        ids: whether the plain requests bring token ids, not a chat.
+    """
 
     streams: int
     rate: float = 50.0
+    phases: int = 1
+    ids: bool = False
 
     @property
     def label(self) -> str:
         """The name of this load's figure."""
-        return f"us per event, {self.streams:,} streams" if self.streams else "us per plain request"
+        if not self.streams:
+            return "us per plain request, token ids" if self.ids else "us per plain request"
+        return f"us per event, {self.streams:,} streams" + (f" in {self.phases} phases" if self.phases > 1 else "")
+
+    @property
+    def request(self) -> bytes:
+        """A plain request."""
+        prompt: dict[str, object] = {"prompt": IDS} if self.ids else CONVERSATION
+        return post(COMPLETIONS if self.ids else CHAT, _body(prompt, stream=False, max_tokens=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,14 @@ class Proxy:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU in microseconds, in all and in the kernel."""
+
+    us: float
+    kernel: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """The constants of a run."""
 
@@ -75,10 +101,11 @@ class Bench:
     seconds: float
 
     @contextlib.asynccontextmanager
-    async def engine(self, rate: float, folder: Path) -> AsyncIterator[Proxy]:
-        """The engine's stand-in, with a decode step `rate` times a second."""
+    async def engine(self, load: Load, folder: Path) -> AsyncIterator[Proxy]:
+        """The engine's stand-in, with a decode step as often as the load's streams have events."""
         port, log = free_port(), folder / "engine.log"
-        argv = [sys.executable, *ENGINE.split(), "--port", str(port), "--step-seconds", str(1 / rate)]
+        argv = [sys.executable, *ENGINE.split(), "--port", str(port), "--step-seconds", str(1 / load.rate)]
+        argv += ["--phases", str(load.phases)]
         argv += ["--tokenizer", self.tokenizer, "--root", self.tokenizer] if self.tokenizer else []
         with child(argv, LOAD_CORE, log) as process:
             await answers(f"http://127.0.0.1:{port}/health", process, log)
@@ -99,52 +126,75 @@ class Bench:
         with child(argv, PROXY_CORE, log) as process:
             ready = "/health" if name == "nginx" else "/readyz"
             await answers(f"http://127.0.0.1:{port}{ready}", process, log)
-            await repeat(port, WARM_UP_SECONDS)
+            if name != "nginx" and self.tokenizer:
+                await counted_here(port)
+            await repeat(port, Load(0).request, WARM_UP_SECONDS)
             await quiet(process.pid)
             yield Proxy(process.pid, port)
 
-    async def measure(self, name: str, load: Load) -> float:
-        """Microseconds of CPU per event or request, measured on fresh processes."""
+    async def measure(self, name: str, load: Load) -> Cost:
+        """CPU per event or request, measured on fresh processes."""
         with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
             folder = Path(made)
-            async with self.engine(load.rate, folder) as engine, self.proxy(name, engine, folder) as proxy:
+            async with self.engine(load, folder) as engine, self.proxy(name, engine, folder) as proxy:
                 if load.streams:
                     return await self._streams(proxy, load)
-                return await self._requests(proxy)
+                return await self._requests(proxy, load)
 
-    async def _streams(self, proxy: Proxy, load: Load) -> float:
+    async def _streams(self, proxy: Proxy, load: Load) -> Cost:
         loop = asyncio.get_running_loop()
         tokens = int(load.rate * (self.seconds + 2 * SETTLE_SECONDS))
-        request = post(PATH, body(stream=True, max_tokens=tokens))
+        request = post(CHAT, _body(CONVERSATION, stream=True, max_tokens=tokens))
         tally = Tally(load.streams)
         streams = [
             (await loop.create_connection(lambda: Stream(request, tally), "127.0.0.1", proxy.port))[1]
             for _ in range(load.streams)
         ]
         await asyncio.wait_for(tally.all_started.wait(), START_SECONDS)
-        events, cpu = tally.events, cpu_seconds(proxy.pid)
+        events, before = tally.events, cpu_times(proxy.pid)
         await asyncio.sleep(self.seconds)
-        cost = (cpu_seconds(proxy.pid) - cpu) / (tally.events - events)
+        cost = _cost(before, cpu_times(proxy.pid), tally.events - events)
         await asyncio.gather(*(stream.ended for stream in streams))
         for stream in streams:
             if not (stream.status == 200 and stream.check.intact and stream.check.events == tokens):
                 raise RuntimeError(f"a stream broke after {stream.check.events} of {tokens}: {stream.check.error!r}")
-        return cost * 1e6
+        return cost
 
-    async def _requests(self, proxy: Proxy) -> float:
-        cpu = cpu_seconds(proxy.pid)
-        done = await repeat(proxy.port, self.seconds)
-        return (cpu_seconds(proxy.pid) - cpu) / done * 1e6
+    async def _requests(self, proxy: Proxy, load: Load) -> Cost:
+        before = cpu_times(proxy.pid)
+        done = await repeat(proxy.port, load.request, self.seconds)
+        return _cost(before, cpu_times(proxy.pid), done)
 
 
-async def repeat(port: int, seconds: float) -> int:
-    """Send plain requests repeatedly on a few connections and count them.
+def _cost(before: tuple[float, float], after: tuple[float, float], number: int) -> Cost:
+    user, kernel = (1e6 * (late - early) / number for early, late in zip(before, after, strict=True))
+    return Cost(user + kernel, kernel)
+
+
+async def counted_here(port: int) -> None:
+    """Wait until kvgate counts prompts itself: loading a tokenizer takes it seconds.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(Load(0).request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            if b"x-kvgate-counted: local" in head:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def repeat(port: int, request: bytes, seconds: float) -> int:
+    """Send a plain request repeatedly on a few connections and count the answers.
 
     Raises:
         RuntimeError: an answer was not 200.
     """
     loop = asyncio.get_running_loop()
-    request = post(PATH, body(stream=False, max_tokens=1))
     repeaters = [
         (await loop.create_connection(lambda: Repeater(request), "127.0.0.1", port))[1] for _ in range(CONNECTIONS)
     ]
@@ -172,14 +222,20 @@ async def quiet(pid: int) -> None:
     raise RuntimeError(f"process {pid} uses more than {QUIET_SHARE:.0%} of a core with nothing to do")
 
 
-def body(*, stream: bool, max_tokens: int) -> bytes:
-    """A chat of about 1 KB."""
-    messages = [{"role": "user", "content": QUESTION}]
-    asked = {"model": "fake", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
-    return msgspec.json.encode(asked)
+def _body(prompt: Mapping[str, object], *, stream: bool, max_tokens: int) -> bytes:
+    asked = {"model": "fake", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+    return msgspec.json.encode({**asked, **prompt})
 
 
-LOADS = (Load(64), Load(256), Load(1000, rate=20.0), Load(0, rate=200.0))
+KERNEL = "in the kernel"
+LOADS = (
+    Load(64),
+    Load(256),
+    Load(1000, rate=20.0),
+    Load(256, rate=100.0, phases=10),
+    Load(0, rate=200.0),
+    Load(0, rate=200.0, ids=True),
+)
 
 
 async def run(bench: Bench, proxies: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
@@ -191,7 +247,8 @@ async def run(bench: Bench, proxies: list[str], rounds: int) -> dict[str, list[d
             results[name].append({})
         for load in LOADS:
             for name in proxies:
-                results[name][-1][load.label] = await bench.measure(name, load)
+                cost = await bench.measure(name, load)
+                results[name][-1] |= {load.label: cost.us, f"  {KERNEL}, {load.label}": cost.kernel}
     return results
 
 
@@ -214,7 +271,9 @@ def main() -> None:
     )
     parser.add_argument("--kvgate-cmd", default=command, help="how kvgate starts; {engine} and {port} are filled in")
     parser.add_argument("--proxies", default="nginx,kvgate", help="which to measure, of nginx, kvgate and direct")
-    parser.add_argument("--tokenizer", help="folder of a tokenizer for kvgate and the engine's stand-in")
+    parser.add_argument(
+        "--tokenizer", help="folder of a tokenizer for kvgate and the engine's stand-in; else one is made"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--out", type=Path, help="write every figure here, as JSON")
@@ -223,8 +282,9 @@ def main() -> None:
     if "nginx" in proxies and shutil.which("nginx") is None:
         parser.error("nginx is not installed (Debian: apt-get install nginx-light)")
     os.sched_setaffinity(0, {LOAD_CORE})
-    bench = Bench(options.kvgate_cmd, options.tokenizer, options.seconds)
-    results = uvloop.run(run(bench, proxies, options.rounds))
+    with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
+        tokenizer = options.tokenizer or str(make_tokenizer(Path(made)))
+        results = uvloop.run(run(Bench(options.kvgate_cmd, tokenizer, options.seconds), proxies, options.rounds))
     columns = report(results)
     if options.out is not None:
         document = {"provenance": provenance(), "medians": columns, "rounds": results}

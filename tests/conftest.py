@@ -12,13 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from engine import guard
 from engine.demo_model import random_llama, smollm2
 from engine.environment import engine_python as ensure_engine_python
+from tests.ports import free_port
+
+# How long an example takes is the machine's affair: what hangs is ended by the time limit of its test.
+settings.register_profile("kvgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvgate")
 
 START_TIMEOUT = 240.0
 """Seconds; a start takes 22 to 42 s on two cores that do nothing else."""
@@ -31,8 +39,9 @@ DEFAULT_ARGS = {
     "--block-size": "32",
     "--num-gpu-blocks-override": "256",
     "--dtype": "float32",
+    "--distributed-executor-backend": "uni",
 }
-"""8,192 tokens of KV cache."""
+"""8,192 tokens of KV cache. The engine's process is its worker, too, as with a single GPU: a process less to start."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,46 @@ class Vllm:
 
 VllmFactory = Callable[..., Vllm]
 
+SHARED = {
+    "chat_vllm": {
+        "tests/contract/test_anthropic_python.py",
+        "tests/contract/test_openai_node.py",
+        "tests/contract/test_openai_python.py",
+        "tests/integration/test_ledger_against_engine.py",
+    },
+    "random_vllm": {
+        "tests/integration/test_direct_and_through.py",
+        "tests/integration/test_fake_against_real.py",
+        "tests/integration/test_silence_of_engine.py",
+        "tests/integration/test_traffic_of_engine.py",
+        "tests/integration/test_vllm_routes.py",
+    },
+}
+"""Fixtures that are one engine for several files. One worker gets all of them, and starts the engine once."""
+
+
+class ByEngine(LoadFileScheduling):
+    """Of several workers each has files as a whole, or all files of a shared engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((engine for engine, files in SHARED.items() if file in files), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
+    """Instead of xdist's own groups, which do nothing with pytest 9.2: it keeps the ids of its tests elsewhere."""
+    return ByEngine(config, log)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one has all tests with real engines, which it starts once; each other file stays whole."""
+    """Tests that wait for others' programs have longer, and those of a shared engine are known to the scheduler."""
     for item in items:
-        engines = item.get_closest_marker("engine")
-        if engines or item.get_closest_marker("network"):
+        if item.get_closest_marker("engine") or item.get_closest_marker("network"):
             item.add_marker(pytest.mark.timeout(PATIENCE))
-        item.add_marker(pytest.mark.xdist_group("engines" if engines else item.nodeid.partition("::")[0]))
+        file = item.nodeid.partition("::")[0]
+        for engine, files in SHARED.items():
+            if engine in getattr(item, "fixturenames", ()) and file not in files:
+                raise pytest.UsageError(f"{file} uses {engine}: SHARED in tests/conftest.py names such files")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -167,12 +208,12 @@ def chat_vllm(vllm: VllmFactory, demo_model: Path) -> Vllm:
 
 
 def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path) -> Vllm:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [*argv, "--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", **env}
-    ours, theirs = socket.socketpair()
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # Without it vLLM for CPUs makes a worker process whatever it was told.
+    environ = {**os.environ, **quiet, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env}
+    channel, theirs = socket.socketpair()
     with theirs, log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *argv],
@@ -183,7 +224,7 @@ def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path)
             pass_fds=(theirs.fileno(),),
             process_group=0,
         )
-    server = Vllm(f"http://127.0.0.1:{port}", served_name, process, ours, log)
+    server = Vllm(f"http://127.0.0.1:{port}", served_name, process, channel, log)
     try:
         _await_healthy(server)
     except BaseException:

@@ -26,9 +26,9 @@ class Reject:
     request: RequestId
     outcome: Outcome
     retry_after: float | None = None
-    """Seconds, from the measured drain rate, jittered; None if a retry makes no sense."""
+    """Seconds until a retry makes sense; None if that is unknown, or a retry makes none."""
     exceeded: Exceeded | None = None
-    """The limit of its tenant that refused it, before the core saw it."""
+    """The limit of its tenant that it exceeds, or for which it waited."""
     standing: Standing | None = None
     """As for `Dispatch`."""
 

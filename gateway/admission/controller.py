@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
@@ -38,12 +38,13 @@ from gateway.admission.events import (
     Warmth,
 )
 from gateway.admission.explanation import Explanation, explain
+from gateway.admission.limits.standing import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import Next, all_shut, may_fit, next_in_line
+from gateway.admission.placing.rules import Next, may_fit, next_in_line, shut_until
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
 from gateway.admission.queueing.queue import Answer
@@ -54,8 +55,16 @@ from gateway.admission.view import endpoint_state, queue_state
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
 MOST_WARM = 500
-"""Most flows, and most promises, that another core is told of: a core that takes over is told every second."""
+"""Most flows, and most promises, that another core is told of: the fronts are told every second what to keep for it."""
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
+
+
+_OBSERVE: Final = Mode.OBSERVE  # Python 3.11 looks a member up by a call, and each event asks for several
+_WAITING: Final = State.WAITING
+_CLOSED: Final = Answer.CLOSED
+_TAKEN: Final = Answer.TAKEN
+_OTHER_FLOWS: Final = Next.OTHER_FLOWS
+_NOBODY: Final = Next.NOBODY
 
 
 class InFlight:
@@ -75,8 +84,8 @@ class AdmissionController:
 
     Deadlines: a request waits at most its queue budget, which is never over `ttl`, while an endpoint is live, and at
     most `no_endpoint_ttl` while none is. Each counts from its arrival or from the last change between these two states,
-    whichever is later. Its whole wait never exceeds `ttl` and `no_endpoint_ttl` together. The outcome tells which of
-    the three ended it (`Waits.overdue`).
+    whichever is later. Its whole wait never exceeds `ttl` and `no_endpoint_ttl` together. The outcome tells whether
+    its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -89,11 +98,14 @@ class AdmissionController:
         self._endpoints = pool.endpoints
         self._waits = pool.waits
         self._headroom = pool.headroom
+        self._shares = pool.shares
         self._promises = pool.waits.promises
         self._changed = True
         """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
         self._shut = False
         """Whether every endpoint was shut when the queue was last offered, and somebody has waited since."""
+        self._shut_until = -inf
+        """Until then they stay so, whatever progress and time do."""
         self._wake_at = inf
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -127,18 +139,20 @@ class AdmissionController:
             self._relane(now)
         if self._queue.depth:
             self._expire(now)
+            still_shut = now < self._shut_until and not self._changed
             for endpoint in self._endpoints.live:
                 endpoint.settle_by(now)
-                if endpoint.outlook.stale(now) and may_fit(endpoint, now):
+                if not still_shut and endpoint.outlook.stale(now) and may_fit(endpoint, now):
                     endpoint.refresh_forecast(now)
             if self._changed:
                 self._dispatch_waiting(now)
         else:
-            self._shut = False
+            self._shut, self._shut_until = False, -inf
         if type(event) is Arrived:
             self._shed(event, now)
         self._changed = True  # for the next event
-        if self._queue.depth:
+        held = self._pool.held  # requests that wait only for their own flow's sake are no pressure
+        if self._queue.depth and not (held and self._pool.held_back() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
         return commands
@@ -170,7 +184,7 @@ class AdmissionController:
         if lane is not None:
             request.lane = lane
             self._pool.weigh(request)
-            request.spare = self._pool.spare(request, now)
+            self._pool.restrain(request, now)
         return explain(self._pool, request, now)
 
     def learned(self) -> Learned:
@@ -217,7 +231,7 @@ class AdmissionController:
         request.take(Trigger.ARRIVED)
         self._wait(request, now)
         # Its arrival frees nothing for a refused head, so the queue is offered only if it may go itself.
-        self._changed = request.state is State.WAITING and self._queue.may_go(request) and self._in_turn(request, now)
+        self._changed = request.state is _WAITING and self._queue.may_go(request) and self._in_turn(request, now)
 
     def _recognise(self, request: RequestRecord, now: float) -> None:
         """Look up an earlier refusal. A request that comes back when it was told to has its earlier turn."""
@@ -230,7 +244,7 @@ class AdmissionController:
         """False only for a request that came back early while another has an earlier promise, unless all may go."""
         promise = request.promise
         return (
-            self._pool.policy.mode is Mode.OBSERVE
+            self._pool.policy.mode is _OBSERVE
             or promise is None
             or promise.used
             or self._promises.next_in_turn(promise, now)
@@ -242,9 +256,9 @@ class AdmissionController:
             self._reject(request, Outcome.UPSTREAM_ERROR, now)
             return
         lane = self._pool.lane(request)
-        bar = barred(self._pool, lane)
+        bar = barred(self._pool, request, lane)
         if bar is not None:
-            self._reject(request, bar.outcome, now)
+            self._reject(request, bar.outcome, now, bar.exceeded)
         elif lane is not None:
             self._pool.weigh(request)
             self._queue.push(request, lane)
@@ -289,6 +303,7 @@ class AdmissionController:
         for endpoint in touched:
             endpoint.ledger.stepped(now)
             self._endpoints.settle(endpoint, now)
+        self._changed = now >= self._shut_until
 
     def _finished(self, event: Finished, now: float) -> None:
         request = self._requests.get(event.request)
@@ -297,7 +312,7 @@ class AdmissionController:
         del self._requests[event.request]
         flight = self._flights.pop(event.request)
         endpoint, reservation = flight.endpoint, flight.reservation
-        self._headroom.left(request.arrival.flow, flight.tokens, now)
+        self._left(request, flight, now)
         tokens = event.completion_tokens
         aborted = event.verdict is Verdict.ABORTED
         seen = reservation.seen if tokens is None else tokens
@@ -319,7 +334,7 @@ class AdmissionController:
             return
         flight = self._flights.pop(event.request)
         endpoint = flight.endpoint
-        self._headroom.left(request.arrival.flow, flight.tokens, now)
+        self._left(request, flight, now)
         endpoint.release(flight.reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         match event.why:
@@ -334,13 +349,23 @@ class AdmissionController:
         self._endpoints.settle(endpoint, now)
         self._wait(request, now)
 
-    def _reject(self, request: RequestRecord, outcome: Outcome, now: float) -> None:
+    def _left(self, request: RequestRecord, flight: InFlight, now: float) -> None:
+        """Take a request that leaves its endpoint out of what its flow holds."""
+        flow = request.arrival.flow
+        self._headroom.left(flow, flight.tokens, now)
+        if self._shares.shares:
+            self._shares.left(flow, request.arrival.request)
+
+    def _reject(self, request: RequestRecord, outcome: Outcome, now: float, exceeded: Exceeded | None = None) -> None:
         """Refuse a request in state `WAITING` that is not in the queue yet, or no longer."""
         request.take(Trigger.REJECTED)
         key = request.arrival.request
         del self._requests[key]
         retry_after = self._waits.told(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
-        self._commands.append(Reject(key, outcome, retry_after))
+        flow = request.arrival.flow
+        if outcome in FOR_WANT_OF_ROOM and flow in self._pool.held and self._pool.over_share(request):
+            exceeded = self._pool.over_limit(flow, request.size + request.sequences)
+        self._commands.append(Reject(key, outcome, retry_after, exceeded))
 
     def _leave(self, request: RequestRecord) -> None:
         """Take a request out of the queue, and settle its promise."""
@@ -360,9 +385,10 @@ class AdmissionController:
         give up its place (`Waits.gives_way`).
         """
         request = self._requests.get(event.request)
-        if request is None or request.arrival is not event or request.state is not State.WAITING or event.waited:
+        if request is None or request.arrival is not event or request.state is not _WAITING or event.waited:
             return
-        self._waits.drain_rate.pressed(now)
+        if not request.held_back:
+            self._waits.drain_rate.pressed(now)
         away = turned_away(self._pool, request, now)
         while away is None and self._waits.full_with(request) and (last := self._waits.gives_way(request)) is not None:
             self._evict(last, Outcome.QUEUE_FULL, now)
@@ -412,8 +438,17 @@ class AdmissionController:
 
     # Time, the operator, and the queue
 
+    def _share_out(self) -> None:
+        """Count what is in flight by the shares in force."""
+        shares = self._shares = self._pool.shares
+        if shares.shares:
+            for key, flight in self._flights.items():
+                flow, endpoint = self._requests[key].arrival.flow, flight.endpoint
+                shares.sent(flow, endpoint.id, endpoint.capacity.block_size, flight.reservation, flight.tokens)
+
     def _policy_changed(self, event: PolicyChanged, now: float) -> None:
         self._pool.govern(event.policy, now)
+        self._share_out()
         for request in self._queue:
             request.queue_budget = self._waits.queue_budget(request)
         self._reschedule()
@@ -431,43 +466,48 @@ class AdmissionController:
             endpoint.refresh_forecast(now)
 
     def _expire(self, now: float) -> None:
-        while (request := self._queue.first_deadline()) is not None and request.deadline <= now:
+        queue = self._queue
+        while queue.no_deadline_before <= now and (request := queue.first_deadline()) and request.deadline <= now:
             self._evict(request, self._waits.overdue(request), now)
             self._changed = True
 
     def _dispatch_waiting(self, now: float) -> None:
-        observes = self._pool.policy.mode is Mode.OBSERVE
-        self._shut = not observes and all_shut(self._endpoints.live, now)
-        if observes:
+        if self._pool.policy.mode is _OBSERVE:
+            self._shut, self._shut_until = False, -inf
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
             return
+        self._shut_until = shut_until(self._endpoints.live, now)
+        self._shut = self._shut_until >= now
         if self._shut:
             self._queue.offer(_refuse)
             return
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
-        """Endpoints kept for a refused head, with its lane, whose smaller requests alone may go there; None: none."""
+        """Endpoints kept for a refused head. The value is its lane: only smaller requests of it may go there. None: no
+        request may."""
         aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey] | None]] = {}
-        """By flow that was set aside: the endpoints that refused its head, with its lane. Its requests of other lanes
-        do not go there before it."""
+        """For each flow set aside: the endpoints that refused its head, and that head's lane. Requests of the flow in
+        other lanes may not go there first."""
 
         def accept(request: RequestRecord) -> Answer:
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
-            request.spare = self._pool.spare(request, now)
+            self._pool.restrain(request, now)
+            if self._pool.policy.holds_back_flows:
+                (self._pool.held.add if request.held_back else self._pool.held.discard)(flow)
             claimed = _for_others(kept, lane)
             behind = _for_others(aside[flow], lane) if flow in aside else _NONE
             chosen, refusals = place(self._pool, request, now, claimed | behind)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
-                return Answer.TAKEN
+                return _TAKEN
             after = next_in_line(refusals)
             if behind and not behind.isdisjoint(self._endpoints.eligible(request)):
-                after = Next.OTHER_FLOWS
+                after = _OTHER_FLOWS  # an earlier request of its flow claims an endpoint that it could use
             for endpoint, rule in refusals:
-                if after is Next.OTHER_FLOWS:
+                if after is _OTHER_FLOWS:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
                 else:
-                    kept.setdefault(endpoint, None if rule.after is Next.NOBODY else lane)
+                    kept.setdefault(endpoint, None if rule.after is _NOBODY else lane)
             return _ANSWERS[after]
 
         self._queue.offer(accept)
@@ -476,13 +516,13 @@ class AdmissionController:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
-            request.spare = self._pool.spare(request, now)
+            self._pool.restrain(request, now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:
-                return Answer.CLOSED
+                return _CLOSED
             self._dispatch(request, chosen, decision.would, now)
-            return Answer.TAKEN
+            return _TAKEN
 
         return accept
 
@@ -497,9 +537,11 @@ class AdmissionController:
     def _fly(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
         self._queue.served(request)
-        tokens = request.size + endpoint.expected_length(request) * request.sequences
+        flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
-        self._headroom.sent(request.arrival.flow, tokens, now)
+        self._headroom.sent(flow, tokens, now)
+        if self._shares.shares:
+            self._shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)
         return reservation
 
@@ -507,14 +549,13 @@ class AdmissionController:
         """Ask for a `Tick` at the next time at which time alone changes something, unless one is due earlier."""
         if now >= self._wake_at:
             self._wake_at = inf
-        due = self._endpoints.reach.changes_at
-        for endpoint in self._endpoints:
-            due = min(due, endpoint.next_change)
-        first = self._queue.first_deadline()
-        if first is not None:
-            due = min(due, first.deadline)
+        due = self._endpoints.changes_at()
+        queue = self._queue
+        if queue.depth:
             if self._endpoints.live:  # a stale sample fades and may open a gate by time alone
                 due = min(due, now + self._pool.policy.poll_interval)
+            if queue.no_deadline_before < due and (first := queue.first_deadline()) is not None:
+                due = min(due, first.deadline)
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
@@ -528,4 +569,4 @@ def _for_others(
 
 
 def _refuse(_request: RequestRecord) -> Answer:
-    return Answer.CLOSED
+    return _CLOSED

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from gateway.admission.limits.standing import Exceeded
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing import picker
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.lifecycle import State
 from gateway.admission.placing.request import LaneKey, RequestRecord
-from gateway.admission.placing.rules import Rule, refusal
+from gateway.admission.placing.rules import KV_SHARE, Rule, refusal
 from gateway.admission.pool import Pool
 
 REASONS = {
@@ -25,6 +26,7 @@ REASONS = {
     "context_length": "it fits no endpoint",
     "no_endpoint": "no endpoint that it fits is live and in reach of its front",
     "draining": "this gateway shuts down",
+    "limit": "its key is over a limit: `exceeded` says which, and when it frees",
 }
 """Reasons beside the rules of the endpoints (`RULES`), with their meanings."""
 
@@ -45,12 +47,14 @@ class Decision:
         rule: The reason: one of `REASONS`, or the one of `RULES` by which its first endpoint refuses it.
         outcome: Its outcome if it is refused.
         endpoint: The endpoint it goes to, now or after its wait; None if there is none.
+        exceeded: The limit of its tenant for which it is refused.
     """
 
     action: Action
     rule: str
     outcome: Outcome | None = None
     endpoint: EndpointRecord | None = None
+    exceeded: Exceeded | None = None
 
     @property
     def would(self) -> str | None:
@@ -61,10 +65,11 @@ class Decision:
 
 
 class Refused(NamedTuple):
-    """The outcome of a refused request, and the rule that refused it."""
+    """The outcome of a refused request, the rule that refused it, and the limit of its tenant if it is over one."""
 
     outcome: Outcome
     rule: str
+    exceeded: Exceeded | None = None
 
 
 Placement = tuple[EndpointRecord | None, list[tuple[EndpointRecord, Rule]]]
@@ -94,11 +99,15 @@ def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecor
     return picker.pick(fitting or free, request, now)
 
 
-def barred(pool: Pool, lane: LaneKey | None) -> Refused | None:
+def barred(pool: Pool, request: RequestRecord, lane: LaneKey | None) -> Refused | None:
     """Reason why a request may not even wait; None if it may. A `lane` of None means that it fits no endpoint."""
     if pool.draining:
         return Refused(Outcome.DRAINING, "draining")
-    return Refused(Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length") if lane is None else None
+    if lane is None:
+        return Refused(Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length")
+    if pool.shares.shares and (exceeded := pool.too_large(request)) is not None:
+        return Refused(Outcome.RATE_LIMIT_EXCEEDED, KV_SHARE.name, exceeded)
+    return None
 
 
 def turned_away(pool: Pool, request: RequestRecord, now: float) -> Refused | None:
@@ -118,9 +127,9 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
 
     One thing is simpler than in the controller: if a request goes before it, it waits, although it might be backfilled.
     """
-    bar = barred(pool, pool.endpoints.lane(request))
+    bar = barred(pool, request, pool.endpoints.lane(request))
     if bar is not None:
-        return Decision(Action.REFUSE, bar.rule, bar.outcome)
+        return Decision(Action.REFUSE, bar.rule, bar.outcome, exceeded=bar.exceeded)
     endpoint, refusals = place(pool, request, now)
     if endpoint is not None and _in_order(pool, request, now):
         return Decision(Action.DISPATCH, "fits", endpoint=endpoint)

@@ -14,6 +14,8 @@ RequestId = NewType("RequestId", int)
 FRONT_BITS = 32
 """Lower bits of a request's id: the number that its front gave it. The upper ones are the front's own."""
 EndpointId = NewType("EndpointId", str)
+NOWHERE = EndpointId("")
+"""Where a request is dispatched whose front finds an endpoint by itself."""
 Prefix = tuple[tuple[int, int], ...]
 """Leading parts of a prompt, shortest first: `(tokens, hash)`. The hash covers these tokens and all else that decides
 their KV content (model, LoRA, cache salt). An engine can hold equal parts of two prompts once."""
@@ -78,6 +80,10 @@ class Arrived:
     """Number of endpoints that failed on it under that core."""
     avoid: EndpointId | None = None
     """The endpoint that failed on it last."""
+    relayed: bool = False
+    """Whether it needs no place, as an embedding: the driver charges its tenant, and the core never sees it."""
+    charged: bool = False
+    """Whether it was charged to its tenant's limits when it came: an owner of the decisions was there then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """The explanation of a decision: the answer of `POST /kvgate/explain`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.admission.decide import Action, decide, let_through, nearest
 from gateway.admission.events import EndpointId
-from gateway.admission.outcomes import FOR_WANT_OF_ROOM
+from gateway.admission.limits.standing import Exceeded
+from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.placing.rules import lacking, refusal
@@ -59,6 +60,22 @@ class Explanation:
     retry_after: float | None
     """Unjittered Retry-After, seconds; None unless it would be refused with one."""
     candidates: tuple[Candidate, ...]
+    exceeded: Exceeded | None = None
+    """The limit of its key that it is over."""
+
+    def over(self, exceeded: Exceeded | None) -> "Explanation":
+        """The same, if it is refused for this limit before the core sees it; None: it is not."""
+        if exceeded is None:
+            return self
+        return replace(
+            self,
+            verdict=Outcome.RATE_LIMIT_EXCEEDED.value,
+            rule="limit",
+            would=None,
+            endpoint=None,
+            retry_after=exceeded.retry_after,
+            exceeded=exceeded,
+        )
 
 
 def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
@@ -88,6 +105,7 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
         ttft_target=waits.target(request),
         retry_after=waits.would_tell(request, outcome, now) if outcome in FOR_WANT_OF_ROOM else None,
         candidates=candidates,
+        exceeded=decision.exceeded,
     )
 
 

@@ -32,7 +32,8 @@ class Outcome(StrEnum):
     NO_ENDPOINT = "no_endpoint"
     """No endpoint became ready within the time to live for that case."""
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
-    """It was over a limit of its tenant: requests or tokens per minute, or requests at once."""
+    """It was over a limit of its tenant: requests or tokens per minute, requests at once, or a prompt over its share of
+    the KV cache."""
     DRAINING = "draining"
     """The gateway is shutting down and takes no new work."""
 

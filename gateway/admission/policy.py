@@ -62,7 +62,14 @@ class Policy:
     """By band; a band without an entry has the defaults."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of a flow against the others of its band; 1 without an entry."""
+    kv_shares: Mapping[str, float] = field(default_factory=dict)
+    """Most of the pool's KV cache that a flow may hold (0 to 1); all without an entry."""
     max_passes: int = 8
     """Most requests backfilled before one that does not fit."""
     poll_interval: float = 1.0
     """Time between two scrapes of an endpoint: the unit of a sample's age."""
+
+    @property
+    def holds_back_flows(self) -> bool:
+        """Whether it has a setting by which the first rows of the table of rules hold back a flow."""
+        return bool(self.kv_shares)

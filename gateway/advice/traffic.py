@@ -7,7 +7,7 @@ import httpx
 
 from engine.plan.trace_file import read_trace
 from engine.plan.traffic import Seen, Traffic, TrafficError, from_exposition, from_lengths
-from gateway.config.settings import usable_key
+from gateway.config.fields import usable_key
 from gateway.record.lines import EventLogError
 from gateway.record.served import Served, account
 

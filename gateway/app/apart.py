@@ -42,6 +42,8 @@ class Place:
     key: bytes
 
 
+Templates = Callable[[], Mapping[str | None, str | None]]
+"""Texts of chat templates, by the models' settings."""
 OWNERLESS = 5.0
 """Seconds for which a request waits for an owner in a tier: longer than an election takes."""
 
@@ -56,6 +58,7 @@ class Apart:
         progressed: called with each batch of progress.
         metrics: of this process.
         settings: those in force.
+        templates: texts of their chat templates.
     """
 
     def __init__(
@@ -67,13 +70,14 @@ class Apart:
         progressed: Progressed,
         metrics: Metrics,
         settings: Callable[[], Settings],
+        templates: Templates,
     ) -> None:
         self._front = str(place.front)
         self._background = Background()
         self._metrics = metrics
         here = functools.partial(_connect, place.owner)
         allegiance = Allegiance()
-        self._guide = _guide(place, here, settings(), turned=self._turned, following=self._following)
+        self._guide = _guide(place, here, settings, templates, turned=self._turned, following=self._following)
         self._allegiance = allegiance
         self._link = Link(
             place.front,
@@ -84,6 +88,7 @@ class Apart:
             patience=lambda: self._patience(settings()),
             figures=lambda: packed(metrics.figures()),
             allegiance=None if self._guide is None else allegiance,
+            fronts=workers if isinstance(workers := settings().server.workers, int) else 1,
         )
 
     def start(self) -> None:
@@ -133,12 +138,12 @@ class Apart:
         of_tier = b"" if tier is None else exposed_tier(tier)
         if self._link.connected.is_set():
             with contextlib.suppress(TimeoutError):
-                return await self._link.exposition() + of_tier
+                return await self._link.questions.exposition() + of_tier
         return exposed(own_alone(self._metrics.figures())) + of_tier
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
-        decided = await self._link.decided()
+        decided = await self._link.questions.decided()
         seen = None if self._guide is None else self._guide.tier
         if seen is None:
             tier = decided.tier.model_copy(update={"role": "front", "id": self._front})
@@ -148,11 +153,11 @@ class Apart:
 
     async def drain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
-        await self._link.drain(endpoint_id)
+        await self._link.questions.drain(endpoint_id)
 
     async def undrain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
-        await self._link.undrain(endpoint_id)
+        await self._link.questions.undrain(endpoint_id)
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
         """Nothing: the owner is told the settings by itself."""
@@ -171,18 +176,20 @@ class Apart:
 def _guide(
     place: Place,
     here: Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]],
-    settings: Settings,
+    settings: Callable[[], Settings],
+    templates: Templates,
     *,
     turned: Callable[[], None],
     following: Callable[[], Epoch | None],
 ) -> Guide | None:
     """What says whom to follow, in a tier."""
-    key = tier_key(settings.tier)
+    key = tier_key(settings().tier)
     if key is None:
         return None
 
     async def elsewhere(host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> object:
-        return await connect(host, port, protocol, key=key, claim=claim(Role.FRONT, key, settings))
+        said = claim(Role.FRONT, key, settings(), templates())
+        return await connect(host, port, protocol, key=key, claim=said)
 
     return Guide(guide_path(place.owner), here=here, elsewhere=elsewhere, turned=turned, following=following)
 

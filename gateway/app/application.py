@@ -150,6 +150,7 @@ class Application:
             progressed=progressed,
             metrics=metrics,
             settings=lambda: self._settings,
+            templates=lambda: self._opened.templates,
         )
 
     @property
@@ -272,8 +273,11 @@ class Application:
         clients, *admin = zip(applications, sockets, strict=False)
         loads = None if shared is None else Loads(shared)
         return [
-            Listener(*clients, server, on_refused=on_refused, loads=loads),
-            *(Listener(*port, server, most=_ADMIN_CONNECTIONS, on_refused=on_refused) for port in admin),
+            Listener(*clients, server, on_refused=on_refused, loads=loads, shared=bool(given)),
+            *(
+                Listener(*port, server, most=_ADMIN_CONNECTIONS, on_refused=on_refused, shared=bool(given))
+                for port in admin
+            ),
         ]
 
     def _go_by(self, settings: Settings, found: Opened) -> None:
@@ -339,6 +343,9 @@ class Application:
         def returned(requests: str) -> None:
             _log.info("prompts are counted here again", model=name, requests=requests)
 
+        def refused(reason: str) -> None:
+            _log.warning("an endpoint gets no more token ids", model=name, reason=reason)
+
         counter = ModelCounter(
             name,
             self._tokenizer(endpoint.settings, identity.root),
@@ -348,7 +355,9 @@ class Application:
             on_drift=drifted,
             on_switch=switched,
             on_return=returned,
+            on_refusal=refused,
             clock=self._clock,
+            hand_over_from=lambda: self._settings.counting.hand_over_from,
             key=self._plane.key,
         )
         pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)

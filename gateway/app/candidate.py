@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import structlog
@@ -39,20 +39,25 @@ class Candidate(DecidingProcess):
     Args:
         settings: all of them.
         listening: the unix socket for the fronts of this machine.
+        clock: monotonic seconds.
 
     Raises:
         ConfigurationError: a file that the settings name cannot be used.
     """
 
-    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, listening: socket.socket, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.settings = settings
         self._listening = listening
+        self._clock = clock
         tier, key = settings.tier, tier_key(settings.tier)
         if key is None or tier.redis is None or tier.advertise is None:
             raise ConfigurationError("tier: it needs `redis`, `advertise` and `key_file`")
         self._key = key
         self._address = tier.advertise
-        self._endpoints = opened(settings).endpoints
+        found = opened(settings)
+        self._endpoints = found.endpoints
         name = secrets.token_hex(8)
         self._election = Election(
             name,
@@ -60,13 +65,13 @@ class Candidate(DecidingProcess):
             mark(key),
             members=tier.members,
             fallback_share=tier.fallback_share,
-            now=time.monotonic(),
+            now=clock(),
         )
         address = redis_address(tier.redis.get_secret_value())
         registry = Registry(address, name, f"{tier.advertise} {mark(key)}", self._election.terms.timeout)
-        self._campaign = Campaign(self._election, registry, self._changed)
+        self._campaign = Campaign(self._election, registry, self._changed, clock)
         self._post = Post(guide_path(Path(listening.getsockname())), self._followed)
-        self._said = claim(Role.OWNER, key, settings)
+        self._said = claim(Role.OWNER, key, settings, found.templates)
         """To whoever comes: strangers, too, so it is made once."""
         self._entrance = Entrance(key, lambda: self._said, self._welcome)
         self._background = Background()
@@ -116,7 +121,7 @@ class Candidate(DecidingProcess):
         change = Change.between(self.settings, settings)
         found = await asyncio.to_thread(opened, change.settings)
         self.settings, self._endpoints = change.settings, found.endpoints
-        self._said = claim(Role.OWNER, self._key, change.settings)
+        self._said = claim(Role.OWNER, self._key, change.settings, found.templates)
         if self._reign is not None:
             self._reign.go_by(change.settings, found.endpoints)
         return change
@@ -168,7 +173,15 @@ class Candidate(DecidingProcess):
                 await asyncio.shield(self._ending)
             if self._reign is None and (epoch := self._wanted) is not None:
                 reigning = _Reigning(self._campaign, epoch)
-                self._reign = Reign(self.settings, self._endpoints, (), None, election=reigning, before=self._check)
+                self._reign = Reign(
+                    self.settings,
+                    self._endpoints,
+                    (),
+                    None,
+                    election=reigning,
+                    before=self._check,
+                    clock=self._clock,
+                )
                 self._epoch = epoch
                 view = self._campaign.view
                 self._reign.restrict(view.share if view.decides else 0.0)
@@ -183,6 +196,7 @@ class Candidate(DecidingProcess):
             await reign.gauged()
             if self._epoch == epoch:
                 self._campaign.accounted()
+                reign.hall.look()
 
     # The fronts.
 
@@ -210,8 +224,8 @@ class Candidate(DecidingProcess):
         view = self._campaign.view
         here = self._hall is not None
         address = None if here or view.address == self._address else view.address
-        tier = tier_state(self._election, time.monotonic())
-        self._post.tell(Follow(here, address, view.ready, tier.model_dump_json().encode()))
+        tier = tier_state(self._election, self._clock())
+        self._post.tell(Follow(here, address, view.ready, tier.model_dump_json().encode(), self._election.others))
 
 
 class _Reigning:
@@ -226,6 +240,10 @@ class _Reigning:
 
     def connected(self, machines: Collection[str]) -> None:
         self._campaign.connected(machines)
+
+    @property
+    def complete(self) -> bool:
+        return self._campaign.complete
 
 
 class _Closed(asyncio.Protocol):

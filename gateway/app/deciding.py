@@ -1,6 +1,7 @@
 """The base of a process that decides for fronts, as its signals and its supervisor see it."""
 
 import asyncio
+from abc import ABC, abstractmethod
 
 import structlog
 
@@ -9,13 +10,13 @@ _POLL = 0.1
 _log = structlog.get_logger("kvgate.tier")
 
 
-class DecidingProcess:
+class DecidingProcess(ABC):
     """A process without clients, whose end waits for its fronts."""
 
     @property
+    @abstractmethod
     def active(self) -> int:
         """Fronts of this machine that are connected."""
-        raise NotImplementedError
 
     @property
     def port(self) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gateway.admission.events import EndpointId
 from gateway.app.chat_templates import chat_template
-from gateway.config.settings import EndpointSettings, ModelSettings, Settings, TlsSettings
+from gateway.config.endpoint import EndpointSettings, TlsSettings
+from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.endpoints.tls import ssl_context
 from gateway.relay.clients import Client, Clients
@@ -56,7 +57,8 @@ def opened(settings: Settings) -> Opened:
     keys, hashed = {}, {}
     for given in settings.auth.keys:
         models = None if given.models is None else frozenset(given.models)
-        client = Client(given.name, given.priority, models, given.limits.max_tokens)
+        limited = given.name in settings.auth.limits
+        client = Client(given.name, given.priority, models, given.limits.max_tokens, limited)
         if given.key_sha256 is not None:
             hashed[bytes.fromhex(given.key_sha256)] = client
         elif (key := read_secret(given.key, given.key_file)) is not None:

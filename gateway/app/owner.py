@@ -99,9 +99,18 @@ class Owner:
         self._tenants.govern(settings.auth.limits)
         if _policy(settings) != _policy(before):
             if self._recorder is not None:
-                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights))
+                self._recorder.changed(Changed(_recorded(settings), settings.auth.weights, settings.auth.kv_shares))
             self.cores.tell(PolicyChanged(_policy(settings)))
         self.monitors.follow(endpoints)
+
+    def restrict(self, share: float) -> None:
+        """Fill no more than this share of each endpoint from now on, and grant no more of each limit; 0: nothing goes.
+
+        What waits then was charged already, so limits stay as they are.
+        """
+        if share:
+            self._tenants.restrict(share)
+        self.cores.restrict(share)
 
     async def decided(self) -> Decided:
         """The endpoints and queues now."""
@@ -182,7 +191,10 @@ class Owner:
 
 
 def _policy(settings: Settings) -> Policy:
-    return settings.admission.to_policy(weights=settings.auth.weights, poll_interval=settings.health.interval)
+    auth = settings.auth
+    return settings.admission.to_policy(
+        weights=auth.weights, kv_shares=auth.kv_shares, poll_interval=settings.health.interval
+    )
 
 
 def _recorded(settings: Settings) -> dict[str, Any]:
@@ -208,6 +220,7 @@ def _recorder(settings: Settings) -> Recorder | None:
         _recorded(settings),
         settings.auth.weights,
         settings.health.interval,
+        settings.auth.kv_shares,
     )
     try:
         return Recorder(file, started)

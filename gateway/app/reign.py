@@ -16,6 +16,8 @@ from gateway.ops.metrics import Metrics
 from gateway.tier import hall
 from gateway.tier.hall import Hall
 
+_LOOK = 0.1
+"""Seconds between two looks whether all endpoints were probed."""
 _log = structlog.get_logger("kvgate.tier")
 
 
@@ -26,9 +28,10 @@ class Reign:
         settings: all of them.
         endpoints: the configured ones.
         launched: addresses of endpoints whose engines kvgate launches.
-        expected: fronts that it waits for before it decides; None: as many as come in time.
+        expected: fronts that it waits for before it decides; None: those that the election knows of.
         election: of the tier, where there is one.
         before: called before each event of a core.
+        clock: monotonic seconds.
 
     Raises:
         ConfigurationError: the event log cannot be written.
@@ -43,13 +46,14 @@ class Reign:
         *,
         election: hall.Reign | None = None,
         before: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hall = Hall(expected, election)
         self._owner = Owner(
             settings,
             endpoints,
             self.hall,
-            clock=time.monotonic,
+            clock=clock,
             asker=self.hall.asker,
             metrics=Metrics(gateway.__version__),
             launched=launched,
@@ -68,13 +72,15 @@ class Reign:
         _log.info("deciding", endpoints=[*self._owner.monitors], version=gateway.__version__)
 
     def restrict(self, share: float) -> None:
-        """Fill no more than this share of each endpoint from now on; 0: dispatch nothing."""
-        self._owner.cores.restrict(share)
+        """Fill no more than this share of each endpoint from now on; 0: decide nothing, whatever it is about."""
+        self.hall.withhold(withholds=not share)
+        self._owner.restrict(share)
 
     async def gauged(self) -> None:
         """Wait until each endpoint's gauge was read after it began: it shows what runs for gateways that are gone."""
-        for monitor in self._owner.monitors.values():
-            await monitor.probed.wait()
+        monitors = self._owner.monitors
+        while not all(monitor.probed.is_set() for monitor in monitors.values()):  # noqa: ASYNC110  # they come and go
+            await asyncio.sleep(_LOOK)
         await asyncio.sleep(2 * self._owner.poll_interval)
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:

@@ -56,4 +56,5 @@ def _counting(pool: Pool) -> CountingState:
         NotCountedHere(api=kind.api, feature=kind.feature, by=kind.source, reason=kind.reason)
         for kind in counter.not_here()
     )
-    return CountingState(model=pool.name, mode=counter.mode, reason=counter.reason, not_here=exceptions)
+    ids_to = tuple(endpoint.id for endpoint in pool.endpoints.values() if counter.takes_ids(endpoint.base_url))
+    return CountingState(model=pool.name, mode=counter.mode, reason=counter.reason, not_here=exceptions, ids_to=ids_to)

@@ -22,7 +22,7 @@ from engine.diagnosis.service import examine as examine_service
 from engine.diagnosis.service import proxied
 from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import markdown
-from gateway.config.settings import usable_key
+from gateway.config.fields import usable_key
 
 FOUND = 1
 """Exit code when something is wrong."""

@@ -8,14 +8,11 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config.settings import (
-    AdmissionSettings,
-    DiscoverySettings,
-    EndpointSettings,
-    EngineSettings,
-    ModelSettings,
-    Settings,
-)
+from gateway.config.admission import AdmissionSettings
+from gateway.config.discovery import DiscoverySettings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, Settings
 
 
 class Needs(StrEnum):
@@ -41,14 +38,14 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),
         *("models[].endpoints[].tls.cert_file", "models[].endpoints[].tls.key_file"),
         *("models[].endpoints[].max_num_seqs", "models[].endpoints[].kv_tokens"),
-        *("counting.process_bytes", "counting.max_pending_bytes"),
+        *("counting.process_bytes", "counting.max_pending_bytes", "counting.hand_over_from"),
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
         *("upstream.relay_concurrency", "upstream.retry_share"),
         *("auth.keys[].name", "auth.keys[].key", "auth.keys[].key_file", "auth.keys[].key_sha256"),
         *("auth.keys[].priority", "auth.keys[].weight", "auth.keys[].models"),
         *("auth.keys[].limits.requests_per_minute", "auth.keys[].limits.tokens_per_minute"),
-        *("auth.keys[].limits.concurrent", "auth.keys[].limits.max_tokens"),
+        *("auth.keys[].limits.concurrent", "auth.keys[].limits.kv_share", "auth.keys[].limits.max_tokens"),
         *("auth.admin_key", "auth.admin_key_file"),
     ),
     Needs.PROCESS: (

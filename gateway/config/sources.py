@@ -15,7 +15,10 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from gateway.config.settings import DiscoverySettings, EndpointSettings, Settings, usable_key
+from gateway.config.discovery import DiscoverySettings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.fields import usable_key
+from gateway.config.settings import Settings
 
 _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})

@@ -8,7 +8,8 @@ import httpx
 import structlog
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
-from gateway.config.settings import EndpointSettings, HealthSettings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.settings import HealthSettings
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.health import (

@@ -9,7 +9,7 @@ import dns.name
 import dns.rdatatype
 import dns.resolver
 
-from gateway.config.settings import DiscoverySettings
+from gateway.config.discovery import DiscoverySettings
 
 _TIMEOUT = 5.0
 """Longest time for all answers to one question, seconds."""

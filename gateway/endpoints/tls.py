@@ -2,7 +2,7 @@
 
 import ssl
 
-from gateway.config.settings import TlsSettings
+from gateway.config.endpoint import TlsSettings
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:

@@ -240,7 +240,7 @@ _Api = Annotated[
 ]
 _Flow = Annotated[
     str | None,
-    Query(max_length=128, description="Whose it would be: the name of a client key; else the asking address's."),
+    Query(max_length=128, description="Whose it would be: the name of a client key; else that of who asks."),
 ]
 
 

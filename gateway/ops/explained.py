@@ -43,6 +43,6 @@ class Explainer(Protocol):
             scope: of the question.
             receive: delivers its body.
             api: of the request; None means that the body tells it.
-            flow: of the request; None means the flow of the asking address.
+            flow: of the request; None means that of who asks.
         """
         ...

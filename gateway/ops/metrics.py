@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -133,23 +133,23 @@ class Metrics:
             "Connections beyond `server.max_connections`, with none idle to give way: answered with 503 and closed.",
             registry=registry,
         )
-        self.queue_wait = Histogram(
+        queue_wait = Tallies(
             "kvgate_queue_wait_seconds",
             "From arrival in the queue to dispatch, or until the time to live passed.",
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
+            (),
+            _WAIT_BUCKETS,
         )
-        self.ttft = Histogram(
+        ttft = Tallies(
             "kvgate_ttft_seconds",
             "From the request to the first event of its stream, queue included.",
-            buckets=_TTFT_BUCKETS,
-            registry=registry,
+            (),
+            _TTFT_BUCKETS,
         )
-        self.overhead = Histogram(
+        overhead = Tallies(
             "kvgate_overhead_seconds",
             "What kvgate added to a request, the queue not counted.",
-            buckets=_OVERHEAD_BUCKETS,
-            registry=registry,
+            (),
+            _OVERHEAD_BUCKETS,
         )
         self.lengths = Tallies(
             "kvgate_request_tokens",
@@ -169,8 +169,9 @@ class Metrics:
             ("endpoint",),
             _SHARE_BUCKETS,
         )
-        for tallies in (self.lengths, self._sequences, self._waiting, self._usage):
+        for tallies in (queue_wait, ttft, overhead, self.lengths, self._sequences, self._waiting, self._usage):
             registry.register(tallies)
+        self.queue_wait, self.ttft, self.overhead = queue_wait.of(), ttft.of(), overhead.of()
         ProcessCollector(registry=registry)
         registry.register(_Build(version))
         self._unknown = ModelMetrics(self, UNKNOWN)

@@ -10,7 +10,12 @@ from gateway.pools.counts import Counts
 from gateway.pools.interface import Decider
 
 PROGRESS_INTERVAL = 0.025
-"""Seconds between two batches of progress: short against most decode steps, long against the cost of an event."""
+"""Least seconds between two batches of progress: short against most decode steps, long against the cost of an event."""
+LONGEST_INTERVAL = 0.25
+"""Most seconds between two. Time alone lets nobody go more often, as forecasts are as old (`TUNING.forecast_age`)."""
+FULL_BATCH = 8
+"""Counts that a batch waits for between the two: one of few costs as much, and as many blocks are nothing to a cache.
+A first token never waits."""
 
 Progressed = Callable[[Collection[RequestId]], None]
 """Called with the requests that moved since the last batch."""
@@ -39,7 +44,9 @@ class Admission:
         self.counts = Counts()
         self._progressed = progressed
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
-        self._flush_timer: asyncio.TimerHandle | None = None
+        self._interval = PROGRESS_INTERVAL
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the next batch. It runs while the core was told of a request that has not ended."""
 
     async def admit(self, arrival: Arrived) -> Dispatch:
         """Wait until the request may go to an endpoint.
@@ -60,18 +67,25 @@ class Admission:
         self.counts.forget(request)
         return await self._ask(request, Returned(request, why))
 
+    def begun(self, request: RequestId, generated: int) -> None:
+        """Note a request's first tokens: the core hears of them soon."""
+        self._hurry(PROGRESS_INTERVAL)
+        self.counts.moved[request] = generated
+
     def progress(self, request: RequestId, generated: int) -> None:
         """Note a request's generated tokens. The next batch tells the core if that changes its account."""
         self.counts.moved[request] = generated
-        if self._flush_timer is None:
-            self._flush_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._flush)
 
     def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Report that a dispatched request has left its endpoint."""
         generated, news = self.counts.forget(request)
-        if generated is not None and (generated >= news or not completion_tokens):
+        if generated is not None and not (news and completion_tokens):
             self.decider.handle(Progress(((request, generated),)))
         self.decider.handle(Finished(request, verdict, completion_tokens))
+
+    def withdraw(self, request: RequestId) -> None:
+        """Give back a place that a request was given at `NOWHERE`, and has not used."""
+        self.decider.handle(Cancelled(request))
 
     async def explain(self, arrival: Arrived) -> Explanation:
         """Decision about a request if it arrived now, and its reasons. Changes nothing.
@@ -83,8 +97,8 @@ class Admission:
 
     def close(self) -> None:
         """Stop the timer."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     # The answers of the core.
 
@@ -101,6 +115,8 @@ class Admission:
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note the counts at which the core wants to hear of requests again."""
+        if everything and not self.counts.everything:
+            self._hurry(0.0)  # or counts from before an abort would come so late that they seem to be from after it
         self.counts.want(news, everything=everything)
 
     def renew(self) -> None:
@@ -124,14 +140,33 @@ class Admission:
                 self.decider.handle(Cancelled(request))
             raise
 
+    def _fire(self) -> None:
+        self._timer = None
+        self._flush()
+
     def _flush(self) -> None:
         """Tell the core what changes its account.
 
         A batch without such counts is told too: predictions change with time, so the driver may try waiting requests
         again.
         """
-        self._flush_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         moved, told = self.counts.batch()
+        interval = PROGRESS_INTERVAL if self.counts.everything else self._interval * FULL_BATCH / (len(told) or 1)
+        self._interval = min(max(interval, PROGRESS_INTERVAL), LONGEST_INTERVAL)
         if moved:
             self.decider.handle(Progress(tuple(told.items())))
             self._progressed(moved)
+        if self.counts.news and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._fire)
+
+    def _hurry(self, seconds: float) -> None:
+        """Let the next batch go within this time."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._fire)

@@ -40,7 +40,7 @@ class Cores:
     Args:
         make: makes the driver of a model's core, from the model's name and the folder or hub id of its weights.
         follower: the front, or all of them.
-        before: called before an endpoint is given to its core: it may `restrict` what is given.
+        before: called before what a monitor reports is passed on: it may `restrict` what cores are given.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Cores:
     ) -> None:
         self._make = make
         self._follower = follower
-        self._before = before
+        self._before = before or (lambda: None)
         self._configured: dict[EndpointId, str | None] = {}
         """Name under which each endpoint is configured; None for the one it reports."""
         self._known: dict[EndpointId, Known] = {}
@@ -126,8 +126,7 @@ class Cores:
 
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
         """An endpoint takes traffic, or its identity or capacity changed."""
-        if self._before is not None:
-            self._before()
+        self._before()
         model = self._configured[endpoint] or identity.names[0]
         if self.serves(endpoint) not in {None, model}:
             self._leave(endpoint)
@@ -149,16 +148,19 @@ class Cores:
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
         """An endpoint takes no traffic."""
+        self._before()
         self._follower.down(endpoint)
         self._up.discard(endpoint)
         self._report(endpoint, EndpointDown(endpoint, reason))
 
     def evacuate(self, endpoint: EndpointId) -> None:
         """An endpoint is down or hangs."""
+        self._before()
         self._follower.evacuate(endpoint)
 
     def expire(self, requests: Collection[RequestId]) -> None:
         """Requests were silent for too long."""
+        self._before()
         self._follower.expire(requests)
 
     def observed(self, sample: Observed) -> None:

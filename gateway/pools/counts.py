@@ -17,14 +17,14 @@ class Counts:
         """Counts of requests that moved since the last batch. Written for every token: by its owner, without a call."""
         self._untold: dict[RequestId, int] = {}
         """Counts at the last batch that the core was not told."""
-        self._news: dict[RequestId, float] = {}
+        self.news: dict[RequestId, float] = {}
         """By request the core was told of: the count at which it wants to hear again."""
         self.everything = False
         """Whether the core wants every count for now."""
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note what the core wants to hear next. It may say so of a request that has left meanwhile."""
-        known = self._news
+        known = self.news
         for request, count in news.items():
             if request in known:
                 known[request] = count
@@ -33,7 +33,7 @@ class Counts:
     def batch(self) -> tuple[list[RequestId], dict[RequestId, int]]:
         """End a batch: the requests that moved since the last, and the counts to tell."""
         moved, self.moved = self.moved, {}
-        news, untold = self._news, self._untold
+        news, untold = self.news, self._untold
         wanted = news.get
         told = moved if self.everything else {key: count for key, count in moved.items() if count >= wanted(key, 0)}
         untold.update(moved)
@@ -48,12 +48,12 @@ class Counts:
 
     def renew(self) -> None:
         """Tell each next count: what the core wants to hear has changed."""
-        self._news = dict.fromkeys(self._news, 0)
+        self.news = dict.fromkeys(self.news, 0)
 
     def forget(self, request: RequestId) -> tuple[int | None, float]:
         """Drop a request that left its endpoint; return its last count, if any, and the next one the core wanted."""
         generated = self._untold.pop(request, None)
-        return self.moved.pop(request, generated), self._news.pop(request, 0)
+        return self.moved.pop(request, generated), self.news.pop(request, 0)
 
     def latest(self, request: RequestId) -> int:
         """A request's last count; 0 if the core has heard it, or there is none."""

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
@@ -105,6 +106,13 @@ class Pool:
         return sorted(healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.watch.on_trial, e.relayed))
 
 
+class Made(NamedTuple):
+    """A stored response: the endpoint that made it, and its model as its client named it."""
+
+    endpoint: EndpointId
+    model: str
+
+
 class Directory:
     """Finds the pool of a model; grows as endpoints report their identities. The `Follower` of one front.
 
@@ -136,7 +144,7 @@ class Directory:
         self._left = left
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
-        self._responses: OrderedDict[str, EndpointId] = OrderedDict()
+        self._responses: OrderedDict[str, Made] = OrderedDict()
 
     def add(self, endpoint: Endpoint) -> None:
         """Add a configured endpoint. It has yet to report what it serves."""
@@ -172,18 +180,18 @@ class Directory:
         while not pool.healthy():
             await self._changed.wait()
 
-    def remember_response(self, response_id: str, endpoint: EndpointId) -> None:
-        """Note which endpoint made a stored response."""
+    def remember_response(self, response_id: str, made: Made) -> None:
+        """Note where a stored response was made."""
         if len(response_id) > _LONGEST_ID:
             return
-        self._responses[response_id] = endpoint
+        self._responses[response_id] = made
         if len(self._responses) > _REMEMBERED_RESPONSES:
             self._responses.popitem(last=False)
 
-    def made_response(self, response_id: str) -> Endpoint | None:
-        """The endpoint that made a response."""
-        endpoint = self._responses.get(response_id)
-        return self.endpoints.get(endpoint) if endpoint is not None else None
+    def made_response(self, response_id: str) -> Made | None:
+        """Where a response was made; None if that is not known, or the endpoint is gone."""
+        made = self._responses.get(response_id)
+        return made if made is not None and made.endpoint in self.endpoints else None
 
     # The `Follower`.
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
+    NOWHERE,
     Arrived,
     Cancelled,
     Declared,
-    Demand,
     EndpointUp,
     Event,
     Finished,
     Progress,
+    RequestId,
     Tick,
     Verdict,
     Warmth,
@@ -24,12 +25,14 @@ from gateway.admission.limits.tenants import Tenants
 from gateway.admission.outcomes import Outcome
 from gateway.pools.interface import Asker
 
+_OF_REQUESTS = frozenset({Arrived, Declared, Cancelled, Finished})
+
 
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
 
-    What a tenant's limit refuses never reaches the controller, nor does a batch of progress without counts while no
-    waiting request may go by time alone.
+    What `Tenants` refuses never reaches the controller, nor does what is relayed without a place, nor a batch of
+    progress without counts while no waiting request may go by time alone.
 
     Args:
         controller: the core of one model.
@@ -57,6 +60,8 @@ class Driver:
         self._record = record
         self._before = before
         self._wake_timer: asyncio.TimerHandle | None = None
+        self._relayed: set[RequestId] = set()
+        """Requests that are relayed without a place, until they have ended."""
 
     @property
     def controller(self) -> AdmissionController:
@@ -74,8 +79,8 @@ class Driver:
         events = [event]
         for event in events:  # noqa: PLR1704 - it grows: when a proxy ends, its clients leave by the thousand
             now = self._clock()
-            if self._tenants.limited and (refused := self._refused(event, now)) is not None:
-                self._asker.decided(refused)
+            if (apart := self._apart(event, now)) is not None:
+                events += apart
                 continue
             commands = self._controller.handle(event, now)
             if self._record is not None:
@@ -88,20 +93,38 @@ class Driver:
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)
 
+    def _apart(self, event: Event, now: float) -> list[Event] | None:
+        """What follows from an event that the core is not told; None if it is to be told."""
+        if self._tenants.limited and (refused := self._refused(event, now)) is not None:
+            self._asker.decided(refused)
+            return []
+        if type(event) not in _OF_REQUESTS or not self._relays(event):
+            return None
+        ended = self._carry_out(Dispatch(event.request, NOWHERE)) if type(event) is Arrived else None
+        return [] if ended is None else [ended]
+
+    def _relays(self, event: Event) -> bool:
+        """Whether an event is about a request that is relayed without a place."""
+        match event:
+            case Arrived(request, relayed=True) | Declared(Arrived(request, relayed=True)):
+                self._relayed.add(request)
+                return True
+            case Cancelled(request) | Finished(request) if request in self._relayed:
+                self._relayed.discard(request)
+                return True
+        return False
+
     def _refused(self, event: Event, now: float) -> Reject | None:
         """Charge what happened to the request's tenant; the refusal of a request that is over a limit."""
         match event:
-            case Arrived(request, demand, waited=waited):
-                if waited:  # an earlier owner of the decisions has charged it
-                    self._tenants.declare(event.flow, request, demand.prompt_tokens, most=_most_output(demand))
-                elif exceeded := self._tenants.take(
-                    event.flow, request, demand.prompt_tokens, now, most=_most_output(demand)
-                ):
+            case Arrived(request, demand, charged=charged):
+                if charged:
+                    self._tenants.declare(event.flow, request, demand.prompt_tokens)
+                elif exceeded := self._tenants.take(event.flow, request, demand.prompt_tokens, now):
                     standing = self._tenants.standing(event.flow, now)
                     return Reject(request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing)
             case Declared(arrival, _, generated):
-                most = _most_output(arrival.demand)
-                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated, most=most)
+                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
             case Progress(generated):
                 self._tenants.generated(generated)
             case Cancelled(request):
@@ -120,7 +143,8 @@ class Driver:
     async def explained(self, arrival: Arrived) -> Explanation:
         """See `Decider.explained`."""
         self.handle(Tick())  # an arriving request would find the accounts up to date, too
-        return self._controller.explain(arrival, self._clock())
+        now, size = self._clock(), arrival.demand.prompt_tokens
+        return self._controller.explain(arrival, now).over(self._tenants.exceeded(arrival.flow, size, now))
 
     def close(self) -> None:
         """Stop the timer."""
@@ -154,8 +178,3 @@ class Driver:
             self._set_timer(at)
         else:
             self.handle(Tick())
-
-
-def _most_output(demand: Demand) -> int:
-    """Output tokens that a request may generate, over all its sequences."""
-    return demand.sequences * demand.max_tokens

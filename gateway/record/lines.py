@@ -16,7 +16,7 @@ from gateway.admission.events import Event
 
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _OF_DRIVER = frozenset({"standing", "exceeded"})
-"""Fields of commands that are empty when the core is done."""
+"""Fields of commands that are for its client alone."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="line"):
@@ -27,12 +27,14 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="line"):
         admission: its `admission` settings.
         weights: of the flows that have one.
         poll_interval: seconds between two scrapes of an endpoint.
+        kv_shares: of the flows that have one.
     """
 
     kvgate: str
     admission: dict[str, Any]
     weights: dict[str, float]
     poll_interval: float
+    kv_shares: dict[str, float] = {}
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed", tag_field="line"):
@@ -43,10 +45,18 @@ class Changed(msgspec.Struct, frozen=True, tag="changed", tag_field="line"):
     Attributes:
         admission: its `admission` settings.
         weights: of the flows that have one.
+        kv_shares: of the flows that have one.
     """
 
     admission: dict[str, Any]
     weights: dict[str, float]
+    kv_shares: dict[str, float] = {}
+
+    def applied(self, started: Started) -> Started:
+        """A run as if it had started so."""
+        return msgspec.structs.replace(
+            started, admission=self.admission, weights=self.weights, kv_shares=self.kv_shares
+        )
 
 
 class Opened(msgspec.Struct, frozen=True, tag="pool", tag_field="line"):

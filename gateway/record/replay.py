@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Event, PolicyChanged
 from gateway.admission.policy import Policy
-from gateway.config.settings import AdmissionSettings
+from gateway.config.admission import AdmissionSettings
 from gateway.config.sources import load
 from gateway.record.lines import Changed, Dropped, EventLogError, Happened, Opened, Started, decisions, read
 
@@ -78,7 +76,9 @@ def policy(started: Started, changes: Changes) -> Policy:
     Raises:
         ConfigurationError: the settings are invalid.
     """
-    return settings(started, changes).to_policy(weights=started.weights, poll_interval=started.poll_interval)
+    return settings(started, changes).to_policy(
+        weights=started.weights, kv_shares=started.kv_shares, poll_interval=started.poll_interval
+    )
 
 
 def settings(started: Started, changes: Changes) -> AdmissionSettings:
@@ -113,7 +113,7 @@ def steps(file: Path, replayed: Replayed, changes: Changes) -> Iterator[Step]:
                 start, wanted = line, policy(line, changes)
                 controllers = {}
             case Changed():
-                start = msgspec.structs.replace(start, admission=line.admission, weights=line.weights)
+                start = line.applied(start)
                 wanted = policy(start, changes)
             case Dropped():
                 gap = True

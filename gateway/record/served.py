@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from gateway.admission.events import (
     Arrived,
     Capacity,
@@ -136,7 +134,7 @@ def account(file: Path) -> Account:
                 run = _Run(found)
                 found.started = line
             case Changed() if found.started is not None:
-                found.started = msgspec.structs.replace(found.started, admission=line.admission, weights=line.weights)
+                found.started = line.applied(found.started)
             case Opened():
                 run.models[line.pool] = line.model
             case Dropped():

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.runtime.shares import Shares
 from gateway.wire.errors import ErrorAnswer
+from gateway.wire.token_ids import IdsField, with_ids, without_ids
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,6 +24,14 @@ BODY_EXTENSION = "kvgate.body"
 returns False when the client is behind. `http_protocol` offers it. Under other servers `send` does the same, one task
 switch slower."""
 
+ARRIVED_EXTENSION = "kvgate.arrived"
+"""Key of a function `-> bytes | None` that takes the request's body if all of it has arrived: without a timer."""
+LEAVING_EXTENSION = "kvgate.leaving"
+"""Key of a function that takes what to call once the client has left, and returns what ends that: without a task."""
+
+WITH_BODY = "kvgate.with_body"
+"""Key in `http.response.start`: the body follows at once, and the head may wait for it."""
+
 
 class Body:
     """The body of an answer that has started, written piece by piece."""
@@ -32,7 +41,7 @@ class Body:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._late = b""
-        direct: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(BODY_EXTENSION)
+        direct: Callable[[bytes], bool] | None = _extension(scope, BODY_EXTENSION)
         self.write = direct or self._keep
         """Take a piece. After False, await `drained` before the next one."""
 
@@ -72,12 +81,17 @@ class Payload:
     Attributes:
         data: the body, first as it came and later as its endpoint gets it; empty before it has arrived and once it was
             dropped.
+        ids: the token ids of its prompt, for an endpoint that takes them; empty for others.
     """
 
     SMALL = 64 * 2**10
 
     def __init__(self, shares: Shares, flow: str) -> None:
-        self.data = b""
+        self.data = self.ids = b""
+        self._field: IdsField | None = None
+        """The field in which the body has the ids now."""
+        self._end = 0
+        """Where its object ended without them."""
         self._shares = shares
         self._flow = flow
         self._held = 0
@@ -96,9 +110,26 @@ class Payload:
         self._shares.add(self._flow, more)
         self._held = size
 
+    def keep(self, ids: bytes) -> None:
+        """Keep the token ids too, if there is memory for them."""
+        with contextlib.suppress(NoRoomError):
+            self.grown(len(self.data) + len(ids))
+            self.ids = ids
+
+    def towards(self, field: IdsField | None) -> bytes:
+        """The body for an endpoint that takes token ids in this field, or none. It takes the place of the other."""
+        if self._field is not field:
+            if self._field is not None:
+                self.data = without_ids(self.data, self._end)
+            if field is not None:
+                self._end = self.data.rfind(b"}")
+                self.data = with_ids(self.data, field, self.ids)
+            self._field = field
+        return self.data
+
     def drop(self) -> None:
         """Forget the bytes: nobody needs them any more. May be called again."""
-        self.data = b""
+        self.data = self.ids = b""
         self._shares.add(self._flow, -self._held)
         self._held = 0
 
@@ -175,6 +206,13 @@ async def read_body(
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:
         raise BodyTooLargeError(int(announced))
+    arrived = _extension(scope, ARRIVED_EXTENSION)
+    whole: bytes | None = None if arrived is None else arrived()
+    if whole is not None:
+        if len(whole) > limit:
+            raise BodyTooLargeError(len(whole))
+        grown(len(whole))
+        return whole
     clock = asyncio.get_running_loop().time
     # Not a list of pieces: a client may send as many of them as bytes, and each would take fifty times its own.
     body = bytearray()
@@ -207,10 +245,50 @@ async def _next(receive: Receive, timeout: float) -> Message:
     return message
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return when the client has left. Await it only after the body was read."""
+@contextlib.contextmanager
+def while_connected(scope: Scope, receive: Receive) -> Iterator[None]:
+    """Cancel what is done inside once the client has left. Enter it only after the body was read.
+
+    Raises:
+        ClientGoneError: it has left.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  # we are in a coroutine
+    inside, gone = True, False
+
+    def left() -> None:
+        nonlocal gone
+        if inside:
+            gone = True
+            task.cancel()
+
+    watch = _extension(scope, LEAVING_EXTENSION)
+    if watch is not None:
+        end: Callable[[], object] = watch(left)
+    else:
+        waiting = asyncio.create_task(_disconnected(receive))
+        waiting.add_done_callback(lambda done: None if done.cancelled() else left())
+        end = waiting.cancel
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise ClientGoneError from None
+    finally:
+        inside = False
+        end()
+
+
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _extension(scope: Scope, name: str) -> Any:
+    """What the server offers beside ASGI; None if it is not ours."""
+    return scope.get("extensions", {}).get(name)
 
 
 async def send_answer(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.pools.admission import Admission
 from gateway.pools.directory import Endpoint
 from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
+from gateway.relay.place import Place
 from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream, UpstreamError
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
@@ -27,6 +27,7 @@ from gateway.wire.stream import (
     is_preliminary,
     read_body,
 )
+from gateway.wire.token_ids import IdsField
 
 _OK = 200
 _UNAUTHORIZED = 401
@@ -96,13 +97,14 @@ class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
     Nothing reaches the client before the answer's first event is known to be good, so any failure until then can be
-    retried elsewhere. `made` is called before the client learns the id of a stored response: it may ask for it at once.
+    retried elsewhere. The `place` hears of the tokens generated so far. `made` is called before the client learns the
+    id of a stored response: it may ask for it at once.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        admission: Admission,
+        place: Place,
         flights: Flights,
         upstream: Upstream,
         endpoint: Endpoint,
@@ -111,7 +113,7 @@ class Attempt:
     ) -> None:
         self._exchange = exchange
         self._response = exchange.response
-        self._admission = admission
+        self._place = place
         self._flights = flights
         self._upstream = upstream
         self._endpoint = endpoint
@@ -119,17 +121,23 @@ class Attempt:
         self.reader: StreamReader | None = None
         """The reader of a streamed answer."""
 
-    async def run(self, outgoing: Outgoing, headers: Headers, *, brought: bool = False) -> Settled | Again:
+    async def run(
+        self, outgoing: Outgoing, headers: Headers, *, brought: bool = False, ids: IdsField | None = None
+    ) -> Settled | Again:
         """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once.
 
-        `brought`: it was taken off another endpoint.
+        Args:
+            outgoing: the request.
+            headers: for the endpoint.
+            brought: it was taken off another endpoint.
+            ids: the field in which its token ids go along.
         """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
             outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, brought=brought
         )
         try:
-            return await self._exchanged(flight, outgoing, headers)
+            return await self._exchanged(flight, outgoing, headers, ids)
         except asyncio.CancelledError:
             if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
                 raise
@@ -137,10 +145,12 @@ class Attempt:
         finally:
             self._flights.close(flight)
 
-    async def _exchanged(self, flight: Flight, outgoing: Outgoing, headers: Headers) -> Settled | Again:
+    async def _exchanged(
+        self, flight: Flight, outgoing: Outgoing, headers: Headers, ids: IdsField | None
+    ) -> Settled | Again:
         try:
             answer = await self._upstream.send(
-                self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.data
+                self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.towards(ids)
             )
         except UpstreamError as error:
             self._endpoint.watch.failed(str(error))
@@ -193,7 +203,7 @@ class Attempt:
         return Settled(Outcome.COMPLETED, Verdict.DONE)
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
-        exchange, request = self._exchange, outgoing.request
+        exchange = self._exchange
         reader = self.reader = StreamReader(
             exchange.api or Api.CHAT,
             strip_usage=outgoing.strip_usage,
@@ -201,7 +211,7 @@ class Attempt:
             sequences=outgoing.sequences,
         )
         body = self._response.body
-        feed, write, progress = reader.feed, body.write, self._admission.progress
+        feed, write, progress = reader.feed, body.write, self._place.progress
 
         async def drained() -> None:
             flight.delivering = True
@@ -215,7 +225,7 @@ class Attempt:
             keeps_up = (not ready or write(ready)) and len(data) < LARGE_PIECE
             if reader.failure is not None:
                 raise _FailedMidwayError
-            progress(request, reader.tokens)
+            progress(reader.tokens)
             return keeps_up
 
         held = await self._first_events(answer, reader)
@@ -228,7 +238,7 @@ class Attempt:
         try:
             if held and not write(held):
                 await drained()
-            progress(request, reader.tokens)
+            self._place.begun(reader.tokens)
             await answer.deliver(take, drained)
         except _FailedMidwayError:
             await drained()
@@ -236,7 +246,7 @@ class Attempt:
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
         exchange.usage = reader.usage
-        self._flights.progressed((request,))  # the next batch would come when the flight is closed
+        self._flights.progressed((outgoing.request,))  # the next batch would come when the flight is closed
         flight.delivering = True
         await self._response.end(rest)
         return Settled(Outcome.COMPLETED, Verdict.DONE)
@@ -255,17 +265,20 @@ class Attempt:
                 return held
         return held + reader.end()
 
-    async def _start(self, flight: Flight, answer: Answer, length: int | None = None) -> None:
-        """Begin the client's answer. Waits until the client has taken earlier answers on its connection."""
+    async def _start(self, flight: Flight, answer: Answer, length: int | None = None, *, whole: bool = False) -> None:
+        """Begin the client's answer. Waits until the client has taken earlier answers on its connection.
+
+        `whole`: its end follows at once, with the body.
+        """
         headers = towards_client(answer.headers, self._exchange.identifier, length=length)
         headers += self._exchange.facts()
         flight.delivering = True
-        await self._response.begin(answer.status, headers)
+        await self._response.begin(answer.status, headers, whole=whole)
         flight.delivering = False
 
     async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
         """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
-        await self._start(flight, answer, len(body) if complete else _length(answer.headers))
+        await self._start(flight, answer, len(body) if complete else _length(answer.headers), whole=complete)
         while not complete:
             flight.delivering = True
             await self._response.write(body)

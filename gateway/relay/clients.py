@@ -22,12 +22,14 @@ class Client:
         band: the most urgent one it may ask for.
         models: names of those it may use; None: all.
         max_tokens: most output tokens of a sequence; None: as many as the model's length leaves.
+        limited: whether its requests are charged to limits, also those that need no admission.
     """
 
     flow: str
     band: int = 0
     models: frozenset[str] | None = None
     max_tokens: int | None = None
+    limited: bool = False
 
     def may_use(self, model: str) -> bool:
         """Whether it may use the model of this name."""

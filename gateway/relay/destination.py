@@ -4,6 +4,7 @@ import contextlib
 
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Pool
+from gateway.relay.clients import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.plane import Plane
 from gateway.wire.shown import shown
@@ -31,10 +32,20 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
             pool = await plane.lobby.wait(exchange, size, lambda: directory.find(model), timeout)
     if pool is None:
         raise unknown_model(plane, model)
-    if not exchange.client.may_use(pool.name if model is None else model):
-        raise _missing(pool.name if model is None else model)
+    permit(exchange.client, pool, model)
     exchange.model = pool.name
     return pool
+
+
+def permit(client: Client, pool: Pool, model: str | None) -> None:
+    """Refuse a model that its client may not use; `model` as it wrote it.
+
+    Raises:
+        RefusedError: it may not.
+    """
+    name = pool.name if model is None else model
+    if not client.may_use(name):
+        raise _missing(name)
 
 
 def unknown_model(plane: Plane, model: str | None) -> RefusedError:

@@ -3,15 +3,25 @@
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
 from gateway.pools.admission import RejectedError
-from gateway.relay.asgi import ClientGoneError, Payload, Receive, Scope
-from gateway.relay.clients import Client, peer
-from gateway.relay.destination import unknown_model
+from gateway.relay.asgi import ClientGoneError, Receive, Scope, while_connected
+from gateway.relay.clients import Client, UnknownKeyError, peer
+from gateway.relay.destination import permit, unknown_model
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.intake import read_within_limits
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
-from gateway.relay.understand import NO_ENDPOINT, Work, counted, demanded, foreground, parsed, present, ttft_target
+from gateway.relay.understand import (
+    NO_ENDPOINT,
+    Work,
+    bounded,
+    counted,
+    demanded,
+    foreground,
+    parsed,
+    present,
+    ttft_target,
+)
 from gateway.wire.errors import ErrorAnswer, error_answer
 from gateway.wire.request import Api, told_by
 
@@ -32,23 +42,23 @@ class RelayExplainer:
         """See `gateway.ops.explained.Explainer`."""
         try:
             with self._plane.bodies.payload(_FLOW) as payload:
-                await self._read(payload, scope, receive)
-                client = self._plane.clients.named(peer(scope) if flow is None else flow)
-                if api is None:
-                    api = await read(self._plane.counting, _FLOW, told_by, payload.data)
-                return await self._explained(scope, payload.data, api, client)
-        except RefusedError as refused:
-            answer = error_answer(
-                refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
-            )
-            reason = (b"x-kvgate-reason", refused.outcome.value.encode())
-            return ErrorAnswer(answer.status, (*answer.headers, reason), answer.body)
-
-    async def _read(self, payload: Payload, scope: Scope, receive: Receive) -> None:
-        try:
-            await read_within_limits(self._plane.settings.server, payload, scope, receive)
+                await read_within_limits(self._plane.settings.server, payload, scope, receive)
+                client = self._client(scope) if flow is None else self._plane.clients.named(flow)
+                with while_connected(scope, receive):
+                    if api is None:
+                        api = await read(self._plane.counting, _FLOW, told_by, payload.data)
+                    return await self._explained(scope, payload.data, api, client)
         except ClientGoneError:
-            raise RefusedError(Outcome.INVALID_REQUEST, "The client left before its body ended.") from None
+            return _refusal(RefusedError(Outcome.INVALID_REQUEST, "The client left."), api)
+        except RefusedError as refused:
+            return _refusal(refused, api)
+
+    def _client(self, scope: Scope) -> Client:
+        """Whose request it would be: who asks may do so with the admin key."""
+        try:
+            return self._plane.clients.identify(scope)
+        except UnknownKeyError:
+            return Client(peer(scope))
 
     async def _explained(self, scope: Scope, body: bytes, api: Api, client: Client) -> Explained:
         plane = self._plane
@@ -57,11 +67,13 @@ class RelayExplainer:
         pool = plane.directory.lookup(request.model)
         if pool is None:
             raise unknown_model(plane, request.model)
+        permit(client, pool, request.model)
         foreground(request)
         count = await counted(pool, request, _FLOW)
         present(pool)
         key = await fingerprint(client.flow, body, plane.key)
-        work = Work(request, len(body), pool, count, demanded(pool, request, count), client, target, key)
+        demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
+        work = Work(request, len(body), pool, count, demand, client, target, key, most)
         arrival = work.arrival(plane.new_request())
         try:
             decision = await pool.admission.explain(arrival)
@@ -78,3 +90,11 @@ class RelayExplainer:
             sequences=arrival.demand.sequences,
             decision=decision,
         )
+
+
+def _refusal(refused: RefusedError, api: Api | None) -> ErrorAnswer:
+    answer = error_answer(
+        refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
+    )
+    reason = (b"x-kvgate-reason", refused.outcome.value.encode())
+    return ErrorAnswer(answer.status, (*answer.headers, reason), answer.body)

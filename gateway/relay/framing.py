@@ -86,6 +86,8 @@ class ChunkedBody:
         self._trailer_bytes_left = max_trailer_bytes
         self._left = 0
         """Bytes of content still to come in the current chunk."""
+        self._searched = 0
+        """Bytes of the trailer that has begun, among which no line break is."""
         self._started = self._in_trailers = False
         self.ended = self.more = False
 
@@ -128,15 +130,17 @@ class ChunkedBody:
             raise BadRequestError("The request body has a chunk without a valid size.")
 
     def _take_trailers(self, buffer: bytearray, at: int) -> int:
-        while (line := _TRAILER.match(buffer, at)) is not None:
-            self._trailer_bytes_left -= line.end() - at
-            at = line.end()
-        if buffer.startswith(b"\r\n", at):
-            self.ended = True
-            at += 2
-        elif buffer.find(b"\n", at) >= 0:
-            raise BadRequestError("The request body has a trailer that is not valid.")
-        elif len(buffer) - at > self._trailer_bytes_left:
+        while end := buffer.find(b"\n", at + self._searched) + 1:
+            self._searched = 0
+            if end == at + 2 and buffer.startswith(b"\r", at):
+                self.ended = True
+                return end
+            if _TRAILER.fullmatch(buffer, at, end) is None:
+                raise BadRequestError("The request body has a trailer that is not valid.")
+            self._trailer_bytes_left -= end - at
+            at = end
+        self._searched = len(buffer) - at
+        if self._searched > self._trailer_bytes_left:
             raise BadRequestError("The request body's trailers are too large.")
         return at
 

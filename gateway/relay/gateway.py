@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from gateway.admission.outcomes import Outcome
-from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, disconnected, send_answer
+from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, send_answer, while_connected
 from gateway.relay.clients import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.generate import generate
@@ -72,9 +72,6 @@ class Gateway:
     async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         plane = self._plane
         exchange = Exchange.begin(scope, send, plane.clock, route.api)
-        watch: asyncio.Task[None] | None = None
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # we are in a coroutine
         outcome = Outcome.INTERNAL_ERROR
         try:
             client = plane.clients.identify(scope)
@@ -90,9 +87,8 @@ class Gateway:
                     outcome = ended
                     return
                 exchange.received = plane.clock()
-                watch = asyncio.create_task(disconnected(receive))
-                watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
-                outcome = await self._act(route, scope, exchange, client, payload)
+                with while_connected(scope, receive):
+                    outcome = await self._act(route, scope, exchange, client, payload)
         except UnknownKeyError:
             message = "The API key is missing or not known here. Send it as `Authorization: Bearer KEY`."
             outcome = await exchange.refuse(Outcome.UNAUTHORIZED, message)
@@ -100,14 +96,10 @@ class Gateway:
             outcome = Outcome.CLIENT_CLOSED
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_CLOSED
-            if watch is None or not watch.done():
-                raise
-            task.uncancel()
+            raise
         except Exception as error:  # noqa: BLE001  # a defect of ours must not leave the client without an answer
             outcome = await _failed(exchange, error)
         finally:
-            if watch is not None:
-                watch.cancel()
             self._reporter.ended(exchange, outcome)
 
     async def _act(self, route: Route, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:

@@ -1,14 +1,12 @@
 """The path of a generation request: read, counted, admitted, tried, reported."""
 
 from dataclasses import replace
-from math import ceil
 
-from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Back, Demand, RequestId, Verdict
-from gateway.admission.limits.standing import Exceeded, Limit
+from gateway.admission.commands import Dispatch
+from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
-from gateway.pools.admission import Admission, RejectedError
-from gateway.pools.directory import Pool
+from gateway.pools.admission import RejectedError
+from gateway.pools.directory import Made, Pool
 from gateway.relay.asgi import Payload, Scope, path
 from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
 from gateway.relay.clients import Client
@@ -17,19 +15,19 @@ from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
+from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read_apart
+from gateway.relay.refusals import refusal
 from gateway.relay.understand import (
-    NO_ENDPOINT,
     UncountedError,
     Work,
+    bounded,
     counted,
     demanded,
     foreground,
-    limit,
     parsed,
     present,
-    room,
     ttft_target,
 )
 from gateway.tokens.count import PromptCount, Source
@@ -43,36 +41,8 @@ _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
 
-class _Place:
-    """The request's place in flight, given back exactly once whatever happens."""
-
-    def __init__(self, admission: Admission, request: RequestId) -> None:
-        self.request = request
-        self._admission = admission
-        self._held = False
-
-    async def take(self, arrival: Arrived) -> Dispatch:
-        """Wait for the place."""
-        dispatch = await self._admission.admit(arrival)
-        self._held = True
-        return dispatch
-
-    async def again(self, why: Back) -> Dispatch:
-        """Give the place back, the request unanswered, and wait for another one."""
-        self._held = False
-        dispatch = await self._admission.readmit(self.request, why)
-        self._held = True
-        return dispatch
-
-    def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Give the place back for good; does nothing when none is held."""
-        if self._held:
-            self._held = False
-            self._admission.finish(self.request, verdict, completion_tokens)
-
-
 async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:
-    """Serve one request of the four generation APIs; returns how it ended.
+    """Serve one request of a generation API; returns how it ended.
 
     Raises:
         RefusedError: it ends with an error.
@@ -88,11 +58,11 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     except RefusedError as refused:
         _raise_unless_observing(plane, pool, refused)
     count = await _counted(plane, exchange, pool, request, client)
+    if count.ids:
+        payload.keep(count.ids)
+        count = replace(count, ids=b"")  # from here on only the payload has them
     exchange.count = count
-    asked = _demanded(plane, pool, request, count)
-    most = limit(client, request, room(pool, asked, count))
-    if most is not None:
-        asked = replace(asked, max_tokens=min(asked.max_tokens, most))
+    asked, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
     exchange.demand = asked
     key = await fingerprint(client.flow, payload.data, plane.key)
     request = replace(request, body=b"")  # from here on only the payload has the bytes
@@ -153,19 +123,19 @@ async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
     """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
     request, edits = work.request, Edits(_asks_usage(work.request), work.band, work.max_tokens)
     if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, edits):
-        payload.data = await read_apart(plane.counting, work.client.flow, _edited, payload.data, request, edits)
+        payload.data = await read_apart(plane.counting, work.client.flow, edited, payload.data, request, edits)
     else:
-        payload.data = _edited(payload.data, request, edits)
-
-
-def _edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
-    return edited(replace(request, body=body), edits)
+        payload.data = edited(payload.data, request, edits)
 
 
 async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
-    place = _Place(pool.admission, plane.new_request())
+    place = Place(pool.admission, plane.new_request(), work.demand)
+
+    def made(response_id: str, endpoint: EndpointId) -> None:
+        plane.directory.remember_response(response_id, Made(endpoint, request.model or pool.name))
+
     try:
         async with heartbeat(exchange, interval):
             dispatch = await _first(plane, exchange, place, work)
@@ -192,25 +162,27 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
                 keep_credentials=plane.keeps_credentials,
                 priority=band if band or request.priority else None,
             )
+            ids = pool.counter.ids_field(endpoint.base_url) if payload.ids else None
             exchange.sent_to(endpoint.id)
             attempt = Attempt(
                 exchange,
-                pool.admission,
+                place,
                 plane.flights,
                 plane.upstream,
                 endpoint,
-                made=plane.directory.remember_response,
+                made=made,
             )
-            result = await attempt.run(outgoing, headers, brought=brought)
+            result = await attempt.run(outgoing, headers, brought=brought, ids=ids)
             if isinstance(result, Settled):
                 usage = exchange.usage
                 known = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
                 place.release(result.verdict, known if usage is None else usage.completion_tokens)
                 if usage is not None:
-                    pool.counter.settle(work.count, usage.prompt_tokens)
+                    handed_to = None if ids is None else endpoint.base_url
+                    pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
             if result.answered and not failed:
-                failed = True  # if it fails once more, its own limit ends it
+                failed = True  # a second failure ends it anyway
                 _spend_retry(plane, place, pool, result)
             brought = brought or result.evacuated
             async with heartbeat(exchange, interval):
@@ -219,7 +191,7 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
         place.release(Verdict.ABORTED)
 
 
-async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) -> Dispatch:
+async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     with exchange.waiting() as since:
         metrics.came(work.key, since)
@@ -231,12 +203,12 @@ async def _first(plane: Plane, exchange: Exchange, place: _Place, work: Work) ->
             if outcome in FOR_WANT_OF_ROOM:
                 metrics.turned_away(work.key, now)
             exchange.queued = outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
-            raise _refusal(error.command, "") from None
+            raise refusal(error.command) from None
         exchange.queued = True
         return dispatch
 
 
-async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, result: Again) -> Dispatch:
+async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, result: Again) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     try:
         with exchange.waiting():
@@ -245,13 +217,13 @@ async def _another(plane: Plane, exchange: Exchange, place: _Place, work: Work, 
         command = error.command
         if command.outcome in FOR_WANT_OF_ROOM:
             metrics.turned_away(work.key, plane.clock())
-        raise _refusal(command, result.reason) from None
+        raise refusal(command, result.reason) from None
     if result.why is not Back.BUSY:
         metrics.retried(sent=True)
     return dispatch
 
 
-def _spend_retry(plane: Plane, place: _Place, pool: Pool, result: Again) -> None:
+def _spend_retry(plane: Plane, place: Place, pool: Pool, result: Again) -> None:
     """Take a retry from the pool's budget.
 
     Raises:
@@ -261,36 +233,4 @@ def _spend_retry(plane: Plane, place: _Place, pool: Pool, result: Again) -> None
         return
     plane.metrics.model(pool.name).retried(sent=False)
     place.release(Verdict.FAILED)
-    raise RefusedError(Outcome.UPSTREAM_ERROR, f"{result.reason} Too many requests fail to send this one again.")
-
-
-def _over(exceeded: Exceeded) -> str:
-    """The sentence about a limit, for the tenant."""
-    sentence = f"Your limit is {exceeded.limit} {exceeded.which}."
-    match exceeded.which:
-        case Limit.TOKENS if exceeded.retry_after is None:
-            return f"{sentence} This request alone asks for {exceeded.asked}: shorten its prompt."
-        case Limit.TOKENS:
-            return f"{sentence} This request asks for {exceeded.asked}."
-        case Limit.CONCURRENT:
-            return f"{sentence} As many wait or run: wait until one has ended."
-    return sentence
-
-
-_SENTENCES: dict[Outcome, str] = {
-    Outcome.QUEUE_FULL: "The queue is full.",
-    Outcome.WAIT_TOO_LONG: "The first token could not come within the TTFT target.",
-    Outcome.QUEUE_TIMEOUT: "No room became free in time.",
-    Outcome.NO_ENDPOINT: NO_ENDPOINT,
-    Outcome.DRAINING: "This gateway is shutting down.",
-    Outcome.CONTEXT_LENGTH_EXCEEDED: "No endpoint has a KV cache that the prompt fits.",
-    Outcome.UPSTREAM_ERROR: "",
-}
-
-
-def _refusal(command: Reject, reason: str) -> RefusedError:
-    said = _SENTENCES[command.outcome] if command.exceeded is None else _over(command.exceeded)
-    sentence = f"{said} {reason}".strip()
-    if command.retry_after is not None:
-        sentence += f" Please retry in {ceil(command.retry_after)} s."
-    return RefusedError(command.outcome, sentence, retry_after=command.retry_after)
+    raise RefusedError(Outcome.UPSTREAM_ERROR, f"{result.reason} It is not sent again: too many requests are failing.")

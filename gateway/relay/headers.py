@@ -1,7 +1,7 @@
 """The headers that cross the gateway, in both directions."""
 
+import os
 import re
-import uuid
 from math import ceil
 
 from gateway.admission.limits.standing import Standing
@@ -56,7 +56,7 @@ def request_id(scope: Scope) -> bytes:
     given = header(scope, b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
-    return uuid.uuid4().hex.encode()
+    return os.urandom(16).hex().encode()
 
 
 def bearer(scope: Scope) -> str | None:

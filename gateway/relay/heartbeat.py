@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 from gateway.relay.exchange import Exchange
 
@@ -10,15 +11,19 @@ COMMENT = b": kvgate queued\n\n"
 """A comment: every SSE client ignores it."""
 
 
-@contextlib.asynccontextmanager
-async def heartbeat(exchange: Exchange, interval: float | None) -> AsyncIterator[None]:
+_SILENT = contextlib.nullcontext()
+
+
+def heartbeat(exchange: Exchange, interval: float | None) -> AbstractAsyncContextManager[None]:
     """While the block runs, send the client a comment every `interval` seconds; none if `interval` is None.
 
     The first comment follows the answer's head, so from then on the status is 200.
     """
-    if interval is None or not exchange.stream:
-        yield
-        return
+    return _SILENT if interval is None or not exchange.stream else _beating(exchange, interval)
+
+
+@contextlib.asynccontextmanager
+async def _beating(exchange: Exchange, interval: float) -> AsyncIterator[None]:
     beating: asyncio.Task[None] | None = None
 
     def begin() -> None:

@@ -15,9 +15,10 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.relay.asgi import BODY_EXTENSION
-from gateway.relay.cycle import Cycle, body_writer
+from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, LEAVING_EXTENSION
+from gateway.relay.cycle import Cycle, News, body_writer
 from gateway.relay.framing import BadRequestError, Body, framed, head_end
+from gateway.relay.last_call import LAST_WORD, LINGER
 from gateway.wire.errors import openai_error
 
 _TOO_LARGE = 431
@@ -46,6 +47,8 @@ class LimitedProtocol(HttpToolsProtocol):
     head_timeout: float
     idle_grace: float | None = None
     """Seconds an idle connection is kept once `retire` makes each answer the last of its connection; else None."""
+    ending = False
+    """Whether the process ends: nothing more is taken up."""
 
     _buffer: bytearray
     """Bytes that have arrived and were not taken yet."""
@@ -66,6 +69,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._buffer = bytearray()
         self._set_timer(self.head_timeout, self._overdue)
+        if self.ending:
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -180,13 +185,17 @@ class LimitedProtocol(HttpToolsProtocol):
             access_logger=self.access_logger,
             access_log=False,
             default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
+            message_event=News(),
             expect_100_continue=self.expect_100_continue and version == "1.1",
-            keep_alive=version == "1.1" and self._keeps and self.idle_grace is None,
+            keep_alive=version == "1.1" and self._keeps and self.idle_grace is None and not self.ending,
             on_response=self.on_response_complete,
         )
         self.cycle.half_closed = self._ended
-        extensions: dict[str, Any] = {BODY_EXTENSION: body_writer(self.cycle)}
+        extensions: dict[str, Any] = {
+            BODY_EXTENSION: body_writer(self.cycle),
+            ARRIVED_EXTENSION: self.cycle.arrived,
+            LEAVING_EXTENSION: self.cycle.leaving,
+        }
         scope["extensions"] = extensions
         if self._body is None:
             self._end_body()
@@ -240,6 +249,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._read_on()
         if self._ended and self._owes_nothing():
             self.transport.close()
+        elif self.ending:
+            self.shutdown()
 
     def _await_next(self) -> None:
         self._unset_keepalive_if_required()
@@ -261,7 +272,7 @@ class LimitedProtocol(HttpToolsProtocol):
         )
         self._end_by_half()
 
-    def _end_by_half(self) -> None:
+    def _end_by_half(self, linger: float = _LINGER) -> None:
         """Close our sending side, drop what the client still sends, and close when it does or a little later.
 
         Closing with unread bytes would reset the connection, and the answer could be lost.
@@ -274,7 +285,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
         self.transport.write_eof()
-        self._set_timer(_LINGER, self.transport.close)
+        self._set_timer(linger, self.transport.close)
 
     # Timers, and the end of a process.
 
@@ -294,6 +305,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(_TIMED_OUT, f"The request's headers did not arrive within {self.head_timeout:g} s.")
         else:
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """Take up nothing more, as the process ends: what has begun is the last. uvicorn calls it."""
+        if self._refused or self.transport.is_closing():
+            return
+        if not self._owes_nothing():
+            self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
+        elif self._in_head or self._body is not None or self._unread():
+            pass  # a request is arriving
+        elif self.cycle is None:  # its first one is: nginx mixes up an answer that comes before it has asked
+            self._set_timer(LINGER, self._overdue)
+        else:
+            self._say_last_word()
+
+    def _say_last_word(self) -> None:
+        self.transport.write(LAST_WORD)
+        self._end_by_half(LINGER)
 
     def retire(self) -> None:
         """Make the next answer the last one. An answer that has begun promised to keep the connection, so it stays."""
@@ -331,8 +359,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.idle_grace is None or self.transport.is_closing():
             super().timeout_keep_alive_handler()
         elif not self._unread():  # and no head has begun: that ends this timer
-            # A client about to send sees an end, not a reset, and tries again elsewhere.
-            self._end_by_half()
+            self._say_last_word()
 
     def _unread(self) -> int:
         """Bytes in the kernel's buffer that were not read yet."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gateway.admission.outcomes import Outcome
-from gateway.config.settings import QueueSettings
+from gateway.config.admission import QueueSettings
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.runtime.shares import Shares
 

@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from gateway.admission.events import EndpointId
+from gateway.admission.events import Arrived, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
+from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
 from gateway.relay.destination import find_pool, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
-from gateway.relay.headers import towards_client, towards_endpoint
+from gateway.relay.headers import rate_limits, towards_client, towards_endpoint
+from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
+from gateway.relay.refusals import refusal
 from gateway.relay.upstream import Answer, Headers, UpstreamError
 from gateway.wire.form import form_model, is_form
+from gateway.wire.passing_usage import PassingUsage
 from gateway.wire.request import named_model
 
 _TRIES = 2
@@ -51,14 +55,49 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
         name = await read(plane.counting, exchange.flow, named_model, payload.data)
     size = len(payload.data)
     pool = await find_pool(plane, exchange, name, size)
-    await wait_for_endpoint(plane, exchange, pool, size)
-    prompt_tokens = None
-    if computes:  # a form has a recording, whose bytes are no tokens
-        prompt_tokens = 0 if is_form(kind) else min(size // _BYTES_PER_TOKEN, pool.max_model_len)
-    async with _place(plane, exchange, pool, size) as leave:
-        if pool.healthy():
-            return await _pass(plane, scope, exchange, payload, pool.in_turn, begun=leave, prompt_tokens=prompt_tokens)
-    raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
+    estimated = 0 if is_form(kind) else size // _BYTES_PER_TOKEN  # a form has a recording, whose bytes are no tokens
+    prompt_tokens = min(estimated, pool.max_model_len) if computes else None
+    async with _charged(plane, exchange, pool, size, estimated) if computes else contextlib.nullcontext():
+        await wait_for_endpoint(plane, exchange, pool, size)
+        async with _place(plane, exchange, pool, size) as leave:
+            if pool.healthy():
+                return await _pass(
+                    plane, scope, exchange, payload, pool.in_turn, begun=leave, prompt_tokens=prompt_tokens
+                )
+        raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
+
+
+@contextlib.asynccontextmanager
+async def _charged(plane: Plane, exchange: Exchange, pool: Pool, size: int, estimated: int) -> AsyncIterator[None]:
+    """Charge a request to the limits of its tenant while the block runs: its tokens by `usage`, at its end.
+
+    Nobody counts its prompt, and each of its bytes might be an input of its own: so no more than the model's length for
+    each is charged. What reaches no endpoint is charged nothing. Where the client leaves before `usage`, which comes
+    last, the prompt is charged as it was `estimated`.
+
+    Raises:
+        RefusedError: it is over a limit.
+    """
+    if not exchange.client.limited:
+        yield
+        return
+    demand = Demand((0,), size * pool.max_model_len)
+    place = Place(pool.admission, plane.new_request(), demand)
+    try:
+        dispatch = await place.take(Arrived(place.request, demand, flow=exchange.flow, relayed=True))
+    except RejectedError as error:
+        exchange.standing = error.command.standing
+        raise refusal(error.command) from None
+    exchange.standing = dispatch.standing
+    unseen = estimated
+    try:
+        yield
+        unseen = 0
+    finally:
+        if exchange.endpoint is None:
+            place.withdraw()
+        usage = exchange.usage
+        place.release(Verdict.DONE, unseen if usage is None else usage.prompt_tokens + usage.completion_tokens)
 
 
 async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload) -> Outcome:
@@ -68,10 +107,11 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
         RefusedError: it ends with an error.
     """
     response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
-    endpoint = plane.directory.made_response(response_id)
-    if endpoint is None:
+    made = plane.directory.made_response(response_id)
+    if made is None or not exchange.client.may_use(made.model):
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
+    endpoint = plane.directory.endpoints[made.endpoint]
     return await _pass(plane, scope, exchange, payload, lambda: [endpoint])
 
 
@@ -143,7 +183,7 @@ async def _pass(
             if not _goes_on(answer):
                 begun()
             try:
-                return await _through(plane.settings, exchange, answer, piece)
+                return await _through(plane.settings, exchange, answer, piece, computed=prompt_tokens is not None)
             finally:
                 answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
@@ -184,10 +224,23 @@ async def _watched(
         plane.flights.close(flight)
 
 
-async def _through(settings: Settings, exchange: Exchange, answer: Answer, piece: bytes) -> Outcome:
-    """Pass on an answer that began with this piece."""
+async def _through(settings: Settings, exchange: Exchange, answer: Answer, piece: bytes, *, computed: bool) -> Outcome:
+    """Pass on an answer that began with this piece; if the engine `computed` something, note its counts of tokens."""
+    counts = PassingUsage()
+    try:
+        return await _passed_on(settings, exchange, answer, piece, counts)
+    finally:
+        if computed and answer.status == _OK:
+            exchange.usage = counts.read()
+
+
+async def _passed_on(
+    settings: Settings, exchange: Exchange, answer: Answer, piece: bytes, counts: PassingUsage
+) -> Outcome:
     length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
+    if exchange.standing is not None:
+        headers += rate_limits(exchange.standing)
     response, allowance = exchange.response, Allowance(settings.server.body_timeout, settings.server.body_min_rate)
 
     async def tell(sending: Awaitable[None], size: int = 0) -> None:
@@ -204,6 +257,7 @@ async def _through(settings: Settings, exchange: Exchange, answer: Answer, piece
     await tell(response.begin(answer.status, headers))
     # A body that breaks off is left without an end, so that the client sees it is incomplete.
     while piece:
+        counts.feed(piece)
         await tell(response.write(piece), len(piece))
         try:
             async with asyncio.timeout(settings.upstream.idle_timeout):

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 
-from gateway.relay.asgi import Body, Receive, Scope, Send, send_answer
+from gateway.relay.asgi import WITH_BODY, Body, Receive, Scope, Send, send_answer
 from gateway.wire.errors import ErrorAnswer
 
 _OK = 200
@@ -80,12 +80,12 @@ class Response:
         await self._head(_OK, headers)
         self.state = after
 
-    async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Begin the answer. Its head is left out if one has left."""
+    async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, whole: bool = False) -> None:
+        """Begin the answer. Its head is left out if one has left. `whole`: `end` follows at once, with the body."""
         opened, self.state = self.opened, self._after(Step.BEGIN)
         self.begins()
         if not opened:
-            await self._head(status, headers)
+            await self._head(status, headers, whole=whole)
 
     async def write(self, piece: bytes) -> None:
         """Send a piece, and wait until the client has caught up."""
@@ -107,9 +107,10 @@ class Response:
         await send_answer(self._send, answer, extra, close=close, unread=unread)
         self.state = self._after(Step.END)
 
-    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
+    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, whole: bool = False) -> Awaitable[None]:
         self.status = status
-        return self._send({"type": "http.response.start", "status": status, "headers": headers})
+        head = {"type": "http.response.start", "status": status, "headers": headers}
+        return self._send({**head, WITH_BODY: True} if whole else head)
 
     def _after(self, step: Step) -> State:
         after = TRANSITIONS.get((self.state, step))

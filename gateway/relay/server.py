@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 
@@ -15,9 +15,9 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.relay.accepting import OneByOne
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
+from gateway.relay.last_call import HANDSHAKES, SentAway, closing_answer, let_none_begin
 from gateway.relay.loads import Loads
 from gateway.runtime.descriptors import most_connections
-from gateway.wire.errors import openai_error
 
 KEEP_ALIVE = 75
 """Seconds an idle client connection is kept: longer than nginx keeps its own towards us (60 s), so that we never close
@@ -26,8 +26,7 @@ IDLE_GRACE = 6.0
 """Seconds an idle connection is kept once another process takes the new ones. httpx (under the OpenAI and Anthropic
 SDKs) and Node's fetch do not reuse a connection idle for 5 s, so a request hardly ever crosses our closing it."""
 _CLOSING_TIMEOUT = 2
-_RETRY_AFTER = 1
-"""Seconds, for clients refused because too many are connected."""
+_FULL = closing_answer(Outcome.GATEWAY_FULL, "Too many clients are connected. Please retry.")
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
 _IDLE = 1.0
@@ -46,11 +45,13 @@ class PortTakenError(Exception):
 
     Attributes:
         port: its number.
+        option: of `kvgate serve`, that names another.
     """
 
-    def __init__(self, message: str, port: int) -> None:
+    def __init__(self, message: str, port: int, option: str = "--port") -> None:
         super().__init__(message)
         self.port = port
+        self.option = option
 
 
 class _Server(uvicorn.Server):
@@ -84,28 +85,30 @@ class _OneOfSeveral(_Server):
         self.started = True
 
 
-class _Refused(asyncio.Protocol):
-    """A connection above the limit: it is told so and closed."""
+class _Refused(SentAway):
+    """A connection above the limit: it is told so once it asks, and closed."""
 
-    lingering = 0
-    """Refused connections kept open for a moment, so that their clients can read the answer."""
+    lingering: ClassVar[dict["_Refused", None]] = {}
+    """Refused connections kept open for a moment, so that their clients can ask and read the answer. The longest open
+    gives way to one too many: who means to ask does so at once."""
 
     def __init__(self, transport: Any) -> None:
-        body = openai_error("Too many clients are connected. Please retry.", "server_error", Outcome.GATEWAY_FULL.value)
+        super().__init__(_FULL)
         transport.set_protocol(self)
-        transport.write(
-            b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"retry-after: %d\r\nx-kvgate-reason: %b\r\nconnection: close\r\n\r\n%b"
-            % (len(body), _RETRY_AFTER, Outcome.GATEWAY_FULL.value.encode(), body)
-        )
+        self.connection_made(transport)
+        if len(self.lingering) >= _MOST_LINGERING:
+            next(iter(self.lingering)).abort()
+        self.lingering[self] = None
         # Closing with unread bytes would reset the connection and lose the answer.
-        linger = _REFUSED_LINGER if _Refused.lingering < _MOST_LINGERING else 0.0
-        _Refused.lingering += 1
-        transport.write_eof()
-        self._timer = asyncio.get_running_loop().call_later(linger, transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(_REFUSED_LINGER, transport.abort)
+
+    def abort(self) -> None:
+        """Close it unanswered."""
+        del self.lingering[self]
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        _Refused.lingering -= 1
+        self.lingering.pop(self, None)
         self._timer.cancel()
 
 
@@ -159,11 +162,12 @@ class Listener:
 
     Args:
         app: the application.
-        listening: a bound socket; other processes may accept connections from it too.
+        listening: a bound socket.
         settings: limits of what a client may send.
         most: connections at once; None takes the settings' limit.
         on_refused: called for each connection above the limit that no idle one gave way to.
         loads: of the fronts that serve the same socket; None where this process serves it alone.
+        shared: whether another process has the socket, too, and closes the port.
     """
 
     def __init__(
@@ -175,8 +179,10 @@ class Listener:
         most: int | None = None,
         on_refused: Callable[[], None] = lambda: None,
         loads: Loads | None = None,
+        shared: bool = False,
     ) -> None:
         self._socket = listening
+        self._shared = shared
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
         self._most = _most(settings, most)
@@ -224,6 +230,7 @@ class Listener:
         A request on an open one is served, and its answer says that it is the last. An idle one is closed after
         `IDLE_GRACE`.
         """
+        self._shared = True
         for server in self._server.servers:
             server.close()
         self._protocol.idle_grace = IDLE_GRACE
@@ -232,8 +239,12 @@ class Listener:
             connection.retire()
 
     async def stop(self) -> None:
-        """Close the port and its remaining connections."""
+        """Close the port and its remaining connections. No request that still comes is lost: see `last_call`."""
         if self._task is not None:
+            if not self._shared:
+                let_none_begin(self._socket)
+                await asyncio.sleep(HANDSHAKES)
+            self._protocol.ending = True
             self._server.should_exit = True
             await self._task
 

@@ -165,6 +165,18 @@ def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
     return pool.max_model_len if unknown else pool.max_model_len - demand.longest_prompt
 
 
+def bounded(
+    pool: Pool, client: Client, request: GenerationRequest, count: PromptCount, asked: Demand
+) -> tuple[Demand, int | None]:
+    """Its demand within its tenant's output limit, and that limit where kvgate sets it.
+
+    Raises:
+        RefusedError: it asks for more.
+    """
+    most = limit(client, request, room(pool, asked, count))
+    return asked if most is None else replace(asked, max_tokens=min(asked.max_tokens, most)), most
+
+
 def limit(client: Client, request: GenerationRequest, room: int) -> int | None:
     """The output limit that kvgate sets for a request, by its tenant's; None if it has one of its own, or needs none.
 
@@ -173,14 +185,16 @@ def limit(client: Client, request: GenerationRequest, room: int) -> int | None:
     Raises:
         RefusedError: its own is over its tenant's.
     """
-    most = client.max_tokens
+    most, asked = client.max_tokens, request.max_tokens
     if most is None:
         return None
-    if request.max_tokens is None:
+    if asked is None:
         return min(most, room)
-    if request.max_tokens > most:
+    if asked > most:
+        if request.by_default:
+            return min(most, room)
         field = request.max_tokens_field
-        message = f"Your limit is {most} output tokens, and you asked for {shown(request.max_tokens)}: lower `{field}`."
+        message = f"Your limit is {most} output tokens, and you asked for {shown(asked)}: lower `{field}`."
         raise RefusedError(Outcome.INVALID_REQUEST, message, field)
     return None
 

@@ -8,7 +8,8 @@ from engine.arguments import Arguments
 from engine.plan.hub import CheckpointError
 from engine.preflight import check_model
 from gateway.app.chat_templates import chat_template, template_of
-from gateway.config.settings import AuthSettings, Settings
+from gateway.config.auth import AuthSettings
+from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.endpoints.tls import ssl_context
 from gateway.tier.key_file import tier_key

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from gateway.config.settings import DiscoverySettings, EndpointSettings, Settings
+from gateway.config.discovery import DiscoverySettings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.settings import Settings
 from gateway.config.sources import endpoints_of
 from gateway.endpoints.names import endpoints_behind
 

@@ -9,11 +9,12 @@ from pydantic import SecretStr
 from engine.arguments import Arguments
 from engine.command import DEBUG_ENVIRONMENT, EngineSpec
 from engine.filling import filled, gpus_needed, share_of
-from engine.fit import Bounds
 from engine.gpu import Gpu
+from engine.memory_ladder import Bounds
 from engine.placement import PlacementError, Wish, devices, place, visible
 from engine.program import Engine
-from gateway.config.settings import EngineSettings, ModelSettings, Settings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
 
 

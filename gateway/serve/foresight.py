@@ -13,7 +13,8 @@ from engine.plan.kv import UnpackableError
 from engine.plan.planner import Plan, Verdict, plan
 from engine.plan.remedies import FREE_MEMORY
 from engine.plan.shape import ModelShape, UnknownShapeError
-from gateway.config.settings import EngineSettings, Settings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import Settings
 from gateway.serve.hardware import hardware_here
 from gateway.serve.launch import served_name
 

@@ -19,7 +19,9 @@ from engine.nvml import gpus
 from engine.process import free_port
 from engine.program import Engine, Program, Role
 from gateway.app.chat_templates import FLAG, template_of
-from gateway.config.settings import EndpointSettings, EngineSettings, ModelSettings, Settings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket
@@ -237,7 +239,7 @@ def _part(settings: Settings, fronts: int) -> Settings:
     most = None if server.max_connections is None else part(server.max_connections)
     return settings.model_copy(
         update={
-            "server": server.model_copy(update={"max_connections": most}),
+            "server": server.model_copy(update={"max_connections": most, "workers": fronts}),
             "counting": counting.model_copy(update={"max_pending_bytes": part(counting.max_pending_bytes)}),
             "upstream": upstream.model_copy(update={"relay_concurrency": part(upstream.relay_concurrency)}),
             "admission": settings.admission.model_copy(

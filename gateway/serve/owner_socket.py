@@ -1,15 +1,34 @@
 """The unix socket between the owner of the decisions and the fronts, which this process binds and keeps."""
 
+import os
 import secrets
 import shutil
 import socket
 import tempfile
 from pathlib import Path
 
+from gateway.relay.server import PortTakenError
 from gateway.tier.key_file import prefix_key
 from gateway.tier.seal import SharedKey
 
 BACKLOG = 128
+
+
+def expect_free(advertised: str) -> None:
+    """Find out at the start that nobody could come to the HOST:PORT that is advertised: its owner listens there later.
+
+    Raises:
+        PortTakenError: the port is not free.
+    """
+    port = int(advertised.rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+        ).close()
+    except OSError as error:
+        why = os.strerror(error.errno or 0)  # Python says it at length
+        raise PortTakenError(f"tier.advertise: cannot listen on port {port}: {why}", port, "--tier-advertise") from None
 
 
 class OwnerSocket:

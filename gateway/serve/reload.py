@@ -25,13 +25,14 @@ from gateway.config.live import ANSWER, FIXED
 from gateway.config.live import Change as SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
+from gateway.relay.last_call import last_call
 from gateway.relay.server import BACKLOG, bind_all
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import USAGE_ERROR, Gateway, is_cut, programs, served_name, telling, worker_count
-from gateway.serve.owner_socket import OwnerSocket
+from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
 from gateway.tier.key_file import tier_key
 
@@ -87,6 +88,8 @@ class Deployment:
         self._python = python
         self._discovery = discovery
         settings = discovery.settings
+        if settings.tier.advertise is not None:
+            expect_free(settings.tier.advertise)
         self._sockets = bind_all(settings.server)
         fronts = worker_count(settings)
         self._owner = OwnerSocket(fronts, tier_key(settings.tier)) if is_cut(settings) else None
@@ -95,10 +98,12 @@ class Deployment:
         except BaseException:
             self._close()
             raise
-        for listening in self._sockets:
-            listening.listen(BACKLOG)
+        if settings.tier.redis is None:  # in a tier another gateway serves, so nobody is to wait for the start of this
+            for listening in self._sockets:
+                listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
-        self._supervisor = Supervisor([*self.engines, *self._gateways], self._on_event, self._on_news)
+        self._supervisor = Supervisor([*self.engines, *self._gateways], self._on_event, self._on_news, self._on_ended)
+        self._last_call: asyncio.Task[None] | None = None
         self._took: dict[str, float] = {}
         """Seconds of an engine's last start, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
@@ -132,6 +137,8 @@ class Deployment:
                 return await self._supervise(stop)
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+            if self._last_call is not None:
+                await self._last_call
             self._close()
 
     async def reload(self, request: Reload, say: Say) -> int:
@@ -433,6 +440,11 @@ class Deployment:
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
+
+    def _on_ended(self, role: Role) -> None:
+        """Who comes after the last gateway of its port has ended does not wait for the end of all else."""
+        if role is Role.GATEWAY:
+            self._last_call = asyncio.get_running_loop().create_task(last_call(self._sockets, BACKLOG))
 
     def _answered(self, gateway: str, wrong: str | None) -> None:
         answer = self._answers.get(gateway)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pydantic import HttpUrl
 
 from engine.program import Engine
-from gateway.config.settings import EndpointSettings, Settings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

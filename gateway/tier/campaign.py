@@ -40,6 +40,8 @@ class Campaign:
         self._told: object = None
         self._trouble: RegistryError | None = None
         self._early = asyncio.Event()
+        self._over = False
+        """It asks no more. A cancellation alone may be lost: by `asyncio.wait_for` of Python 3.11, in redis-py."""
         self._background = Background()
 
     def start(self) -> None:
@@ -48,6 +50,7 @@ class Campaign:
 
     async def stop(self) -> None:
         """Decide no more, give the lease back, if it is held, and end."""
+        self._over = True
         await self._background.stop()
         self._election.resign(self._clock())
         self._tell()
@@ -73,6 +76,11 @@ class Campaign:
         self._election.connected(machines)
         self._tell()
 
+    @property
+    def complete(self) -> bool:
+        """Whether these are all that Redis has shown lately."""
+        return self._election.complete
+
     def accounted(self) -> None:
         """The engines' gauges show what was in flight on machines that are gone."""
         self._election.accounted()
@@ -94,7 +102,7 @@ class Campaign:
         return self._election.view(self._clock())
 
     async def _run(self) -> None:
-        while True:
+        while not self._over:
             now = self._clock()
             self._election.passed(now)
             self._tell()

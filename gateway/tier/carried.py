@@ -27,9 +27,13 @@ class Carried:
         self.failures = 0
         self.avoid: EndpointId | None = None
 
-    def as_of(self, now: float) -> Arrived:
-        """Its arrival, as an owner is to see it that does not know it."""
-        return replace(self.arrival, waited=now - self.came_at, failures=self.failures, avoid=self.avoid)
+    def as_of(self, now: float, charged_until: float) -> Arrived:
+        """Its arrival, as an owner is to see it that does not know it.
+
+        `charged_until`: what came until then, an owner charged to its tenant.
+        """
+        waited, charged = now - self.came_at, self.came_at <= charged_until
+        return replace(self.arrival, waited=waited, failures=self.failures, avoid=self.avoid, charged=charged)
 
 
 class Declaration:
@@ -42,6 +46,7 @@ class Declaration:
         watched: what is watched on each endpoint, which comes and goes, too.
         generated: the latest count of a carried request's tokens.
         clock: monotonic seconds.
+        charged_until: see `Carried.as_of`.
     """
 
     def __init__(
@@ -50,10 +55,12 @@ class Declaration:
         watched: Sequence[Mapping[RequestId, Watched]],
         generated: Callable[[RequestId], int],
         clock: Callable[[], float],
+        charged_until: float,
     ) -> None:
         self._carried = carried
         self._generated = generated
         self._clock = clock
+        self._charged_until = charged_until
         # What is in flight comes first: it holds room that others must not be sent to.
         requests = [request for request, known in carried.items() if known.endpoint is not None]
         requests += [request for request, known in carried.items() if known.endpoint is None]
@@ -73,7 +80,7 @@ class Declaration:
             known = self._carried.get(request)
             if known is None:  # it has ended meanwhile
                 continue
-            arrival = known.as_of(self._clock())
+            arrival = known.as_of(self._clock(), self._charged_until)
             if known.endpoint is None:
                 part.waiting.append((known.model, arrival))
             else:

@@ -1,4 +1,4 @@
-"""A connection between members of a tier on several machines: TCP, with TLS or without, sealed with the tier's key.
+"""A connection between members of a tier on several machines: TCP, sealed with the tier's key.
 
 Only when the other side is proven does it get a protocol, with a transport as over any other connection: a `Line` talks
 over a channel as over a unix socket.
@@ -7,7 +7,6 @@ over a channel as over a unix socket.
 import asyncio
 import secrets
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -49,6 +48,10 @@ class Sealed(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         """Bytes that the other side has yet to take."""
         return self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """End the connection once all that was written is sent."""
+        self._transport.close()
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -173,16 +176,13 @@ class Entrance:
         """The oldest first."""
         self._logged_at = -LOGGED_EVERY
 
-    async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
+    async def open(self, host: str, port: int) -> asyncio.Server:
         """Listen.
 
         Raises:
             OSError: it cannot listen there.
         """
-        within = None if tls is None else PROVEN_WITHIN
-        return await asyncio.get_running_loop().create_server(
-            self.channel, host, port, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=within
-        )
+        return await asyncio.get_running_loop().create_server(self.channel, host, port, backlog=_BACKLOG)
 
     def channel(self) -> Channel:
         """The protocol of a new connection."""
@@ -253,7 +253,6 @@ async def connect(
     *,
     key: SharedKey,
     claim: Claim,
-    tls: ssl.SSLContext | None = None,
 ) -> Peer:
     """Connect to a member; return who it is. What the factory made talks to it then.
 
@@ -263,13 +262,10 @@ async def connect(
     """
     call = _Call(f"{host}:{port}", protocol)
     channel = Channel(call, Session(key, claim, secrets.token_bytes(NONCE), calls=True), claim)
-    within = None if tls is None else PROVEN_WITHIN
     transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(PROVEN_WITHIN):
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: channel, host, port, ssl=tls, ssl_handshake_timeout=within
-            )
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: channel, host, port)
             return await call.answered
     except BaseException as error:
         call.answered.cancel()

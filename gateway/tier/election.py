@@ -9,13 +9,13 @@ nothing.
 In every standing that decides there is an end to it, counted from before a question to Redis. A process that was
 stopped and goes on finds its time over, and asks before it decides again.
 
-The table, `NEXT`:
+The table, `NEXT` (`-`: no change):
 
 | standing     | granted | refused     | failed      | over        | outbid      | deserted    | found       |
 |--------------|---------|-------------|-------------|-------------|-------------|-------------|-------------|
 | standing by  | owning  | standing by | standing by | -           | standing by | alone       | standing by |
 | owning       | owning  | standing by | owning      | lapsed      | standing by | -           | -           |
-| lapsed       | owning  | standing by | cut off     | -           | standing by | -           | -           |
+| lapsed       | owning  | standing by | cut off     | -           | standing by | cut off     | -           |
 | cut off      | owning  | standing by | cut off     | lapsed      | standing by | -           | -           |
 | alone        | owning  | standing by | alone       | standing by | standing by | alone       | standing by |
 
@@ -358,9 +358,20 @@ class Election:
         self._connected = frozenset(addresses)
         self._unaccounted -= self._connected
 
+    @property
+    def complete(self) -> bool:
+        """Whether no machine is left whose requests this owner does not know of."""
+        return not self._unaccounted
+
     def accounted(self) -> None:
         """The engines' gauges, read since it became the owner, show what was in flight on machines that are gone."""
         self._unaccounted = frozenset()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The addresses of the other machines, as Redis showed them last."""
+        members = {} if self._kept is None else self._kept.members
+        return tuple(sorted(member.address for name, member in members.items() if name != self.me))
 
     # Time.
 
@@ -418,8 +429,9 @@ class Election:
         if until <= now:  # the answer comes too late to go by
             self._due = now
             return
-        if epoch != self._epoch:
-            self._unaccounted = frozenset(self._lately) - self._connected - {self.address}
+        if epoch != self._epoch:  # who was connected in an earlier reign has declared nothing in this one
+            self._connected = frozenset()
+            self._unaccounted = frozenset(self._lately) - {self.address}
         self._epoch = self._highest = epoch
         self._until = until
         self._owner_seen = now

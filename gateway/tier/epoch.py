@@ -1,4 +1,4 @@
-"""PURE. The reign of one owner."""
+"""PURE. The number of an owner's term; fronts obey the highest."""
 
 from dataclasses import dataclass
 

@@ -71,6 +71,8 @@ class Hello(_Message, tag=2):
     kept: Sequence[Kept] = ()
     epoch: tuple[int, str] | None = None
     """In a tier, that of the owner that it followed last."""
+    fronts: int = 1
+    """How many its gateway has."""
 
 
 class Declares(_Message, tag=18):

@@ -17,7 +17,7 @@ from gateway.tier.epoch import Epoch
 from gateway.tier.line import Line
 
 RETRY = 0.1
-"""Seconds between two tries to reach the candidate."""
+"""Seconds between two tries to reach the candidate, and of an owner where there is no candidate to ask."""
 BEAT = 0.4
 """Seconds between two words to it."""
 UNPROVEN = 1.0
@@ -40,12 +40,14 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
         address: HOST:PORT of the owner elsewhere; None where none is known.
         ready: whether somebody decides, or did a moment ago.
         tier: a `TierState`, as JSON.
+        others: HOST:PORT of each other gateway, where an owner may be when this candidate has died.
     """
 
     here: bool
     address: str | None
     ready: bool
     tier: bytes
+    others: tuple[str, ...] = ()
 
 
 class Following(msgspec.Struct, array_like=True, frozen=True):
@@ -136,6 +138,9 @@ class Guide:
         self._owner: str | None = None
         """The one that it was sent to last."""
         self._said_at = -SAID_EVERY
+        self._hears = False
+        """Whether there is a candidate."""
+        self._tries = 0
 
     @property
     def ready(self) -> bool:
@@ -148,18 +153,25 @@ class Guide:
         return None if self._follow is None else TierState.model_validate_json(self._follow.tier)
 
     async def connect(self, protocol: Protocols) -> object:
-        """Connect to the owner.
+        """Connect to the owner. While there is no candidate, try the other gateways in turn: its next start takes long.
 
         Raises:
             OSError: it cannot be reached, or none is known.
         """
         follow = self._follow
-        if follow is None or not (follow.here or follow.address):
+        if follow is None or not (follow.here or follow.address or follow.others):
             raise ConnectionError("no owner is known")
-        self._owner = _HERE if follow.here else follow.address
-        if follow.here or follow.address is None:
+        address = None if follow.here else follow.address
+        if follow.others and not self._hears:
+            self._tries += 1
+            address = follow.others[self._tries % len(follow.others)]
+            await asyncio.sleep(RETRY)
+        elif not follow.here and address is None:
+            raise ConnectionError("no owner is known")
+        self._owner = address or _HERE
+        if address is None:
             return await self._here(protocol)
-        host, _, port = follow.address.rpartition(":")
+        host, _, port = address.rpartition(":")
         try:
             return await self._elsewhere(host.strip("[]"), int(port), protocol)
         except UnprovenError as error:
@@ -183,10 +195,14 @@ class Guide:
             await asyncio.get_running_loop().create_unix_connection(lambda: line, str(self._path))
         except OSError:
             return
+        self._hears = True
         try:
             await self._report(line, ended)
         finally:
+            self._hears = False
             line.cut()
+        if self._owner == _HERE:  # it has died with its candidate, but the supervisor keeps its socket
+            self._turned()
 
     async def _report(self, line: Line[Follow], ended: asyncio.Event) -> None:
         while not ended.is_set():

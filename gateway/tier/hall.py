@@ -1,8 +1,7 @@
 """The owner's side: every connected front has a seat here."""
 
 import asyncio
-import secrets
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import structlog
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
+    NOWHERE,
     Arrived,
     Cancelled,
     EndpointId,
@@ -27,17 +27,14 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.monitor import EndpointMonitor
-from gateway.ops.merged import Figures
-from gateway.ops.state import Deciding, TierState, UnknownEndpointError
 from gateway.pools.cores import Cores, Known
 from gateway.pools.driver import Driver
 from gateway.runtime.background import kept_up
-from gateway.tier import carried
+from gateway.tier.answers import Answers, Telling
 from gateway.tier.epoch import Epoch
-from gateway.tier.fence import BEAT, GIVEN_UP_AFTER, Patience
+from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
     VERSION,
-    Answer,
     Came,
     Declares,
     Down,
@@ -74,10 +71,10 @@ from gateway.tier.frames import (
     from_front,
     packed_warmth,
     warmth_of,
-    weight,
 )
 from gateway.tier.line import Line
-from gateway.tier.reports import Reports
+from gateway.tier.opening import Opening
+from gateway.tier.seat import Seat
 
 DECLARED_WITHIN = 1.0
 """Seconds a new owner waits for the fronts to declare what they have, before it dispatches anything."""
@@ -104,32 +101,10 @@ class Reign(Protocol):
         """The other gateways whose fronts have declared all they have."""
         ...
 
-
-class Telling(Deciding, Protocol):
-    """The owner of the decisions, as its fronts ask it."""
-
-    async def figures(self, fronts: int) -> Figures:
-        """What it counted and measured; `fronts` are connected."""
+    @property
+    def complete(self) -> bool:
+        """Whether these are all that there are."""
         ...
-
-
-class Seat:
-    """One front."""
-
-    __slots__ = ("declared", "drivers", "front", "line", "machine", "patience", "watched")
-
-    def __init__(self, machine: str | None, now: float) -> None:
-        self.line: Line[FromFront]
-        self.machine = machine
-        """HOST:PORT of the gateway that it is of; None: of this one."""
-        self.patience = Patience(now)
-        self.front: int | None = None
-        """Its number; None before its first message."""
-        self.declared = False
-        """Whether it has declared all it had."""
-        self.drivers: dict[RequestId, tuple[Driver, bool]] = {}
-        """The driver of each of its requests, and whether it was dispatched."""
-        self.watched: dict[RequestId, EndpointId] = {}
 
 
 class Hall:
@@ -138,25 +113,20 @@ class Hall:
     It is the `Follower` of the cores, and makes the `Asker` of each.
 
     Args:
-        expected: fronts that a new owner waits for; None: as many as come in time.
+        expected: fronts that a new owner waits for; None: those of this gateway and of all that the election knows.
         reign: in a tier of several gateways, what the election knows of its fronts, and they of it.
     """
 
     def __init__(self, expected: int | None, reign: "Reign | None" = None) -> None:
         self._expected = expected
         self._reign = reign
-        self._name = secrets.token_hex(4)
         self._seats: dict[int, Seat] = {}
         self._silent: set[Seat] = set()
         """Connections over which no front has declared all it has."""
-        self._begun = asyncio.Event()
-        """Set once requests go to the cores as they arrive."""
-        self._early: dict[RequestId, tuple[Seat, Driver, Arrived]] = {}
-        """What waits until the fronts have declared."""
-        self._turns: deque[RequestId] = deque()
-        """Of those, in the order in which they go to the cores."""
-        self._reports: defaultdict[str | None, Reports] = defaultdict(Reports)
-        """By gateway: each tells its own figures, and the owner's gateway those of the pools."""
+        self._opening = Opening(self._warm_up)
+        self._answers = Answers(self._seats, None if reign is None else reign.epoch)
+        self._withheld: list[tuple[Seat, msgspec.Struct]] | None = None
+        """What is to be said once this owner may decide again; None while it may."""
         self._kept: dict[str, Kept] = {}
         """By model: the latest that fronts kept from an earlier owner."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,12 +147,12 @@ class Hall:
         }
         self._cores: Cores
         self._monitors: Mapping[EndpointId, EndpointMonitor]
-        self._state: Telling
 
     def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Telling) -> None:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
-        self._cores, self._monitors, self._state = cores, monitors, state
-        asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._open)
+        self._cores, self._monitors = cores, monitors
+        self._answers.begin(cores, state, self._opening)
+        asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._opening.open)
         self._spawn(kept_up("what the next owner is to know", self._have_kept))
         if self._reign is not None:
             self._spawn(kept_up("fronts that say nothing", self._watch_fronts))
@@ -196,6 +166,22 @@ class Hall:
     def own_fronts(self) -> int:
         """How many of this gateway are connected."""
         return sum(seat.machine is None for seat in self._seats.values())
+
+    def withhold(self, *, withholds: bool) -> None:
+        """From now on say nothing that fronts act on, or say it, with all that was withheld."""
+        if withholds:
+            self._withheld = self._withheld or []
+        elif self._withheld is not None:
+            withheld, self._withheld = self._withheld, None
+            for seat, message in withheld:
+                seat.line.send(message)
+
+    def say(self, seat: Seat, message: msgspec.Struct) -> None:
+        """Say what a front acts on, when this owner may decide."""
+        if self._withheld is None:
+            seat.line.send(message)
+        else:
+            self._withheld.append((seat, message))
 
     def line(self, machine: str | None = None) -> Line[FromFront]:
         """The protocol of a new connection of a front, of this gateway or of another."""
@@ -247,11 +233,11 @@ class Hall:
     def expire(self, requests: Collection[RequestId]) -> None:
         """Have the fronts end requests that were silent for too long."""
         for seat, mine in self._by_seat(requests).items():
-            seat.line.send(Expire(mine))
+            self.say(seat, Expire(mine))
 
     def _broadcast(self, message: msgspec.Struct) -> None:
         for seat in self._seats.values():
-            seat.line.send(message)
+            self.say(seat, message)
 
     def _by_seat(self, requests: Collection[RequestId]) -> dict[Seat, list[RequestId]]:
         found: dict[Seat, list[RequestId]] = {}
@@ -284,13 +270,13 @@ class Hall:
         known = seat.drivers.get(message.request)
         if known is None or known[1]:
             return
-        self._early.pop(message.request, None)
+        self._opening.drop(message.request)
         self._end(seat, message.request, Cancelled(message.request))
 
     def _given_back(self, seat: Seat, message: GivenBack) -> None:
         request = message.arrival.request
         known = seat.drivers.get(request)
-        if known is not None and self._begun.is_set():
+        if known is not None and self._opening.begun.is_set():
             seat.drivers[request] = known[0], False
             known[0].handle(Returned(request, message.why))
             return
@@ -299,13 +285,7 @@ class Hall:
         self._arrived(seat, message.model, message.arrival)
 
     def _questioned(self, seat: Seat, message: Question) -> None:
-        match message:
-            case Explain():
-                self._spawn(self._explain(seat, message))
-            case ShowState():
-                self._spawn(self._answer(seat, message))
-            case Scrape():
-                self._spawn(self._expose(seat, message))
+        self._spawn(self._answers.give(seat, message))
 
     def _pinged(self, seat: Seat, message: Ping) -> None:
         if seat.patience.heard(asyncio.get_running_loop().time()):
@@ -326,13 +306,14 @@ class Hall:
                 self._leave(seat)
 
     def _told(self) -> None:
-        """Tell the election which gateways have declared all that their fronts have."""
+        """Tell the election of which gateways fronts are connected that have declared all they have."""
         if self._reign is not None:
-            self._reign.connected({seat.machine for seat in self._seats.values() if seat.declared and seat.machine})
+            there = [seat for seat in self._seats.values() if seat.declared and not seat.lost]
+            self._reign.connected({seat.machine for seat in there if seat.machine is not None})
 
     def _reported(self, seat: Seat, message: Reported) -> None:
         assert seat.front is not None  # noqa: S101  # it has said who it is
-        self._reports[seat.machine].take(seat.front, message)
+        self._answers.reports[seat.machine].take(seat.front, message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -350,9 +331,9 @@ class Hall:
             self._silent.discard(before)
             before.line.cut()
             self._vacate(before)
-        seat.front = message.front
+        seat.front, seat.fronts = message.front, message.fronts
         self._seats[message.front] = seat
-        self._reports[seat.machine].came(message.front)
+        self._answers.reports[seat.machine].came(message.front)
         if self._reign is not None:
             epoch = self._reign.epoch
             seat.line.send(Reigns((epoch.number, epoch.owner)))
@@ -390,9 +371,10 @@ class Hall:
         """Take a part of what a front had with an earlier owner."""
         for model, flight in part.flights:
             request = flight.arrival.request
-            if request not in seat.drivers and self._cores.serves(flight.endpoint) == model:
+            relayed = flight.arrival.relayed and model in self._cores.drivers
+            if request not in seat.drivers and (relayed or self._cores.serves(flight.endpoint) == model):
                 driver = self._cores.drivers[model]
-                seat.drivers[request] = driver, True
+                seat.drivers[request] = driver, not relayed
                 driver.handle(flight)
         for watched in part.watched:
             self._watch(seat, watched)
@@ -409,15 +391,20 @@ class Hall:
         seat.line.send(Welcome())
         in_flight = sum(sent for _, sent in seat.drivers.values())
         _log.info("front connected", front=seat.front, in_flight=in_flight, waiting=len(seat.drivers) - in_flight)
-        if self._expected is not None and len(self._seats) >= self._expected and not self._silent:
-            self._open()
+        self.look()
 
-    def _open(self) -> None:
-        """Let what waits go to the cores, the longest wait first."""
-        if not self._begun.is_set() and not self._turns:
-            self._warm_up()
-            self._turns.extend(sorted(self._early, key=lambda request: -self._early[request][2].waited))
-            self._open_further()
+    def look(self) -> None:
+        """Begin to decide if nobody is to be waited for any more."""
+        if not self._silent and self._complete():
+            self._opening.open()
+
+    def _complete(self) -> bool:
+        """Whether all fronts that are known of are here."""
+        if self._expected is not None:
+            return len(self._seats) >= self._expected
+        here = Counter(seat.machine for seat in self._seats.values() if seat.declared)
+        others = self._reign is not None and self._reign.complete
+        return others and None in here and all(here[seat.machine] >= seat.fronts for seat in self._seats.values())
 
     def _warm_up(self) -> None:
         """Let the cores know again what those of an earlier owner knew."""
@@ -440,22 +427,6 @@ class Hall:
                 await asyncio.sleep(0)  # a turn of the loop for each model
             told = {model: warmth for model, warmth in told.items() if model in self._cores.drivers}
 
-    def _open_further(self) -> None:
-        """Let go what one turn of the loop has time for. What arrives meanwhile comes after it."""
-        weighs = 0
-        while self._turns and weighs < carried.PART:
-            early = self._early.pop(self._turns.popleft(), None)
-            if early is not None:
-                _seat, driver, arrival = early
-                driver.handle(arrival)
-                weighs += weight(arrival)
-        if not self._turns:
-            self._turns.extend(self._early)
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._open_further)
-        else:
-            self._begun.set()
-
     async def _confirm(self, endpoint: EndpointId, monitor: EndpointMonitor) -> None:
         """Tell the fronts if an endpoint that an earlier owner knew does not answer this one."""
         await monitor.probed.wait()
@@ -465,13 +436,13 @@ class Hall:
     def _arrived(self, seat: Seat, model: str, arrival: Arrived) -> None:
         driver = self._cores.drivers.get(model)
         if driver is None:
-            seat.line.send(Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
+            self.say(seat, Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
             return
         seat.drivers[arrival.request] = driver, False
-        if self._begun.is_set():
+        if self._opening.begun.is_set():
             driver.handle(arrival)
         else:
-            self._early[arrival.request] = seat, driver, arrival
+            self._opening.hold(driver, arrival)
 
     def _moved(self, seat: Seat, message: Moved) -> None:
         """Pass on a batch of progress. One without counts is passed on, too: waiting requests are tried again."""
@@ -504,57 +475,29 @@ class Hall:
             case Failed(_, reason, aborted, dead):
                 monitor.failed(reason, aborted=aborted, dead=dead)
 
-    async def _explain(self, seat: Seat, question: Explain) -> None:
-        driver = self._cores.drivers.get(question.model)
-        body = None if driver is None else msgspec.json.encode(await driver.explained(question.arrival))
-        seat.line.send(Answer(question.number, body))
-
-    async def _answer(self, seat: Seat, question: ShowState) -> None:
-        try:
-            if question.drain is not None:
-                await self._state.drain(question.drain)
-            if question.undrain is not None:
-                await self._state.undrain(question.undrain)
-        except UnknownEndpointError:
-            seat.line.send(Answer(question.number, None))
-            return
-        members = tuple(str(front) for front in sorted(self._seats))
-        epoch = None if self._reign is None else self._reign.epoch
-        name = self._name if epoch is None else epoch.owner
-        number = None if epoch is None else epoch.number
-        tier = TierState(role="owner", id=name, owner=name, epoch=number, members=members)
-        decided = (await self._state.decided()).model_copy(update={"tier": tier})
-        seat.line.send(Answer(question.number, decided.model_dump_json().encode()))
-
-    async def _expose(self, seat: Seat, question: Scrape) -> None:
-        await self._begun.wait()  # before that, fronts that are yet to come would be missing from the sums
-        reports, machine = self._reports[seat.machine], seat.machine
-        fronts = {front: seated.line for front, seated in self._seats.items() if seated.machine == machine}
-        await reports.ask(fronts)
-        own = await self._state.figures(len(fronts)) if machine is None else ()
-        seat.line.send(Answer(question.number, await reports.exposition(own)))
-
     # A front that is gone.
 
     def _lost(self, seat: Seat) -> None:
         self._silent.discard(seat)
+        seat.lost = True
         if seat.machine is None:
             self._leave(seat)
         else:  # its requests may run on: it has time to come back
+            self._told()
             asyncio.get_running_loop().call_later(GIVEN_UP_AFTER, self._leave, seat)
 
     def _leave(self, seat: Seat) -> None:
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
             self._vacate(seat)
-            self._reports[seat.machine].left(seat.front)
+            self._answers.reports[seat.machine].left(seat.front)
             self._told()
 
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""
         requests, seat.drivers = seat.drivers, {}
         for request, (driver, sent) in requests.items():
-            self._early.pop(request, None)
+            self._opening.drop(request)
             driver.handle(Finished(request, Verdict.ABORTED) if sent else Cancelled(request))
         watched, seat.watched = seat.watched, {}
         for request, endpoint in watched.items():
@@ -582,11 +525,11 @@ class _Fronts:
         if seat is None or known is None:
             return False
         if isinstance(command, Dispatch):
-            seat.drivers[request] = known[0], True
-            seat.line.send(Sent(command))
+            seat.drivers[request] = known[0], command.endpoint != NOWHERE
+            self._hall.say(seat, Sent(command))
         else:
             del seat.drivers[request]
-            seat.line.send(Refused(command))
+            self._hall.say(seat, Refused(command))
         return True
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:

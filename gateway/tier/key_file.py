@@ -1,11 +1,11 @@
-"""The file with the key of a tier, and what is derived of it."""
+"""The file with the key of a tier, and what is derived from it."""
 
 import os
 import stat
 from pathlib import Path
 
-from gateway.config.settings import TierSettings
 from gateway.config.sources import ConfigurationError
+from gateway.config.tier import TierSettings
 from gateway.tier.seal import SHORTEST_KEY, SharedKey
 
 LONGEST = 4096

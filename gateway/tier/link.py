@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ import structlog
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
+    NOWHERE,
     Arrived,
     Back,
     Cancelled,
@@ -23,8 +25,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.explanation import Explanation
 from gateway.admission.outcomes import Outcome
-from gateway.ops.state import Decided, UnknownEndpointError
-from gateway.pools.admission import Admission, Progressed, RejectedError
+from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower
 from gateway.tier.carried import Carried, Declaration
 from gateway.tier.epoch import Epoch
@@ -37,7 +38,6 @@ from gateway.tier.frames import (
     Ended,
     Evacuate,
     Expire,
-    Explain,
     FromOwner,
     GivenBack,
     Gone,
@@ -49,22 +49,21 @@ from gateway.tier.frames import (
     Moved,
     Ping,
     Pong,
-    Question,
     Recalled,
     Refused,
     Reigns,
     Report,
     Reported,
-    Scrape,
     Sent,
-    ShowState,
     Surpassed,
     Up,
     Wanted,
+    Watched,
     Welcome,
     from_owner,
 )
 from gateway.tier.line import Line
+from gateway.tier.questions import Questions
 from gateway.tier.remote_watch import RemoteWatch
 
 RETRY = 0.02
@@ -75,10 +74,12 @@ PING = 1.0
 """Seconds between two questions whether the owner lives."""
 SILENT = 3.0
 """Seconds of silence after which an owner is given up: it may be stopped, with its connections open."""
-ANSWERED_WITHIN = 5.0
-"""Seconds for the answer to a question about the state, or about figures."""
 PARTED_WITHIN = 1.0
 """Seconds for the owner to take a front's last figures."""
+_ORDERS = frozenset({Sent, Refused, Evacuate, Expire})
+"""What ends a request, or sends it somewhere. In a tier it is obeyed for a time only; see `fence.py`."""
+_NEWS = frozenset({Up, Down, Gone})
+"""What an endpoint is like. An owner that is new here says it before a first heartbeat can have come back."""
 _log = structlog.get_logger("kvgate.tier")
 
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
@@ -107,6 +108,11 @@ class Link:
         patience: the settings' `no_endpoint_ttl`, now.
         figures: what this front counted, packed.
         allegiance: in a tier of several gateways, which owner it follows.
+        fronts: how many this gateway has.
+
+    Attributes:
+        connected: set while an owner knows all that this front carries.
+        questions: to the owner.
     """
 
     def __init__(
@@ -120,8 +126,10 @@ class Link:
         patience: Callable[[], float],
         figures: Callable[[], bytes],
         allegiance: Allegiance | None = None,
+        fronts: int = 1,
     ) -> None:
         self.connected = asyncio.Event()
+        self.questions = Questions(self.send)
         self._front = front
         self._connect = connect
         self._follower = follower
@@ -130,6 +138,7 @@ class Link:
         self._patience = patience
         self._figures = figures
         self._allegiance = allegiance
+        self._fronts = fronts
         self._reigns: Epoch | None = None
         """That of the owner on the present connection."""
         self._deaf = False
@@ -145,9 +154,9 @@ class Link:
         self._watches: dict[EndpointId, RemoteWatch] = {}
         self._outlived: dict[EndpointId, RemoteWatch] = {}
         """Those of endpoints that are gone and may come back, while requests are on them."""
-        self._declaration = Declaration({}, [], self._latest, clock)
-        self._questions: dict[int, tuple[Question, asyncio.Future[bytes | None]]] = {}
-        self._number = 0
+        self._word_at = -inf
+        """When an owner that knows all this front carries said something last."""
+        self._declaration = self._declared({}, [])
         self._handlers: dict[type, Callable[[Any], None]] = {
             More: self._declare_more,
             Welcome: self._welcomed,
@@ -159,7 +168,7 @@ class Link:
             Gone: self._gone,
             Evacuate: self._evacuate,
             Expire: self._end_silent,
-            Answer: self._answered,
+            Answer: self.questions.answered,
             Pong: self._ponged,
             Reigns: self._adopt,
             Keep: self._keep,
@@ -224,6 +233,17 @@ class Link:
             await asyncio.sleep(BEAT)
         _log.error("the owner says nothing any more: it is given up", front=self._front)
         line.cut()
+
+    @property
+    def _charged_until(self) -> float:
+        """Until when arrivals came to an owner that lived: it is asked so often whether it does."""
+        lived = self._word_at + (PING if self._allegiance is None else BEAT)
+        return lived if self.connected.is_set() else min(lived, self._lost_at)
+
+    def _declared(
+        self, carried: Mapping[RequestId, Carried], watched: Sequence[Mapping[RequestId, Watched]]
+    ) -> Declaration:
+        return Declaration(carried, watched, self._latest, self._clock, self._charged_until)
 
     def turn(self) -> None:
         """Leave the owner: there is another one to follow."""
@@ -299,7 +319,7 @@ class Link:
                     known.avoid = known.endpoint
                 known.endpoint, known.generated = None, 0
                 if request not in self._declaration:
-                    self.send(GivenBack(model, known.as_of(self._clock()), why))
+                    self.send(GivenBack(model, known.as_of(self._clock(), self._charged_until), why))
 
     def leave(self) -> None:
         """Refuse all that waits here: this front shuts down."""
@@ -307,35 +327,6 @@ class Link:
             if known.endpoint is None:
                 self.send(Left(request))
                 self._reject(Reject(request, Outcome.DRAINING, 1.0))
-
-    async def explained(self, model: str, arrival: Arrived) -> Explanation:
-        """Decision about a request if it arrived now.
-
-        Raises:
-            RejectedError: the owner does not know the model.
-        """
-        self._number += 1
-        body = await self._answer(Explain(self._number, model, arrival))
-        if body is None:
-            raise RejectedError(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0))
-        return msgspec.json.decode(body, type=Explanation)
-
-    async def decided(self) -> Decided:
-        """See `gateway.ops.state.Deciding`."""
-        return await self._state()
-
-    async def drain(self, endpoint_id: str) -> None:
-        """See `gateway.ops.state.Deciding`."""
-        await self._state(drain=endpoint_id)
-
-    async def undrain(self, endpoint_id: str) -> None:
-        """See `gateway.ops.state.Deciding`."""
-        await self._state(undrain=endpoint_id)
-
-    async def exposition(self) -> bytes:
-        """The metrics of all processes, as text."""
-        self._number += 1
-        return await self._answer(Scrape(self._number)) or b""
 
     async def leave_figures(self) -> None:
         """Leave the owner this front's last figures."""
@@ -350,28 +341,10 @@ class Link:
         for admission in self._admissions.values():
             admission.close()
 
-    async def _state(self, drain: str | None = None, undrain: str | None = None) -> Decided:
-        self._number += 1
-        body = await self._answer(ShowState(self._number, drain, undrain))
-        if body is None:
-            raise UnknownEndpointError(drain or undrain)
-        return Decided.model_validate_json(body)
-
-    async def _answer(self, question: Question) -> bytes | None:
-        """The answer to a question. It is asked again of the next owner."""
-        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._questions[question.number] = question, answer
-        self.send(question)
-        try:
-            async with asyncio.timeout(ANSWERED_WITHIN):
-                return await answer
-        finally:
-            del self._questions[question.number]
-
     def _greet(self, line: Line[FromOwner]) -> None:
         """Say who this is. All else is declared as the owner asks for it."""
         watches = (*self._watches.values(), *self._outlived.values())
-        self._declaration = Declaration(self._carried, [watch.watched for watch in watches], self._latest, self._clock)
+        self._declaration = self._declared(self._carried, [watch.watched for watch in watches])
         recalled = [
             Recalled(up.endpoint, up.model, up.identity, up.capacity, down is not None and down.drained)
             for up, down in self._told.values()
@@ -380,8 +353,8 @@ class Link:
         kept = [Kept(model, now - since, warmth) for model, (since, warmth) in self._kept.items()]
         followed = None if self._allegiance is None else self._allegiance.epoch
         epoch = None if followed is None else (followed.number, followed.owner)
-        line.send(Hello(VERSION, self._front, recalled, kept, epoch))
-        for question, _ in self._questions.values():
+        line.send(Hello(VERSION, self._front, recalled, kept, epoch, self._fronts))
+        for question in self.questions:
             line.send(question)
 
     def _latest(self, request: RequestId) -> int:
@@ -396,7 +369,7 @@ class Link:
         on_it = {request: known for request, known in declared if known.endpoint == endpoint}
         if on_it or (watch is not None and watch.watched):
             watched = [] if watch is None else [watch.watched]
-            there = Declaration(on_it, watched, self._latest, self._clock)
+            there = self._declared(on_it, watched)
             while not (part := there.part()).last:
                 self.send(part)
             self.send(part)
@@ -416,26 +389,34 @@ class Link:
 
     def _take(self, _line: Line[FromOwner], messages: list[FromOwner]) -> None:
         self._heard_at = self._clock()
+        if self.connected.is_set():
+            self._word_at = self._heard_at
         for message in messages:
             if self._deaf:
                 return
-            self._handlers[type(message)](message)
+            kind = type(message)
+            if (kind in _ORDERS or (kind in _NEWS and self.connected.is_set())) and not self._obeys():
+                _log.warning("an owner's word came too late to be obeyed: it is asked anew", front=self._front)
+                self._deaf = True
+                self.turn()
+                return
+            self._handlers[kind](message)
+
+    def _obeys(self) -> bool:
+        """Whether the owner on this connection is surely still the one to follow."""
+        if self._allegiance is None:
+            return True
+        term, epoch = self._allegiance.term, self._reigns
+        return term is not None and epoch is not None and term.obeys(epoch, self._clock())
 
     def _declare_more(self, _message: More) -> None:
         self.send(self._declaration.part())
 
     def _welcomed(self, _message: Welcome) -> None:
         self.connected.set()
+        self._word_at = self._clock()
 
     def _sent(self, message: Sent) -> None:
-        allegiance = self._allegiance
-        if allegiance is not None:
-            term, epoch = allegiance.term, self._reigns
-            if term is None or epoch is None or not term.obeys(epoch, self._clock()):
-                _log.warning("an owner's word came too late to be obeyed: it is asked anew", front=self._front)
-                self._deaf = True
-                self.turn()
-                return
         self._dispatched(message.dispatch)
 
     def _ponged(self, message: Pong) -> None:
@@ -490,11 +471,6 @@ class Link:
     def _end_silent(self, message: Expire) -> None:
         self._follower.expire(message.requests)
 
-    def _answered(self, message: Answer) -> None:
-        _question, answer = self._questions.get(message.number, (None, None))
-        if answer is not None and not answer.done():
-            answer.set_result(message.body)
-
     def _keep(self, message: Keep) -> None:
         self._kept[message.model] = self._clock(), message.warmth
 
@@ -506,7 +482,7 @@ class Link:
         known = self._carried.get(request)
         if known is None:  # its client has left meanwhile: no engine sees it
             self.send(Ended(request, Verdict.DONE, 0))
-        elif dispatch.endpoint not in self._watches:  # not configured here yet
+        elif dispatch.endpoint != NOWHERE and dispatch.endpoint not in self._watches:  # not configured here yet
             self.tell(known.model, Returned(request, Back.UNREACHED))
         else:
             known.endpoint = dispatch.endpoint
@@ -525,4 +501,4 @@ class _Remote:
         self._link.tell(self._model, event)
 
     async def explained(self, arrival: Arrived) -> Explanation:
-        return await self._link.explained(self._model, arrival)
+        return await self._link.questions.explained(self._model, arrival)

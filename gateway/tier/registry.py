@@ -1,7 +1,7 @@
 """The record of a tier in Redis: who owns, under which epoch, and who is there.
 
-One hash, `KEY`, which only the scripts below touch. Each candidate has a random id and numbers its questions, its
-*beats*. Nothing expires, and no clock is read: who is silent is known by a beat that stays the same.
+One hash, `KEY`, which only the scripts below touch. Each candidate has a random id and numbers its questions
+(*beats*). Nothing expires, and no clock is read: who is silent is known by a beat that stays the same.
 
 | field       | value |
 |-------------|-------|

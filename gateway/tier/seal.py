@@ -1,14 +1,14 @@
-"""PURE. The proof of two members of a tier that they have its key, and the seal on what they say then.
+"""PURE. Two members prove that they have the tier's key; then each message has a seal.
 
     caller -> called    nonce, tag of it
     called -> caller    nonce, tag of both nonces
     caller -> called    record 0: its claim
     called -> caller    record 0: its claim
 
-So a stranger that calls never gets a byte. Then both send records: a length (2 bytes, big-endian), so many bytes, and a
+So a caller without the key gets no answer. Then both send records: a length (2 bytes, big-endian), so many bytes, and a
 tag of the record's number and these bytes. Each connection has other keys, in each direction another. A record that
 was recorded, reflected, left out, put elsewhere or altered has a wrong tag, and ends the connection. Nothing is
-encrypted: that is for TLS beneath.
+encrypted: that is for a tunnel beneath.
 """
 
 import hmac

@@ -1,6 +1,6 @@
 """The port of token counting: the count of a request's prompts, its source, and the ways counting fails."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -30,6 +30,8 @@ class PromptCount:
     """The kind of request: names the cause if the count turns out wrong."""
     prefix: Prefix = ()
     """Leading parts of its prompt. Empty unless it was counted locally and is a single prompt of text or ids only."""
+    ids: bytes = field(default=b"", repr=False)
+    """The token ids of its prompt as a JSON array; empty unless an endpoint may take them."""
 
     @property
     def tokens(self) -> int:
@@ -71,5 +73,8 @@ class TokenCounter(Protocol):
             CountUnavailableError: neither kvgate nor an engine could count.
         """
 
-    def settle(self, count: PromptCount, usage_prompt_tokens: int) -> None:
-        """Compare a count with the engine's `usage.prompt_tokens`; count a drift and act on it."""
+    def settle(self, count: PromptCount, usage_prompt_tokens: int, *, handed_to: str | None = None) -> None:
+        """Compare a count with the engine's `usage.prompt_tokens`; count a drift and act on it.
+
+        `handed_to`: base URL of the endpoint that got the prompt's token ids, and only says how many it got.
+        """

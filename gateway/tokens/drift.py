@@ -98,7 +98,8 @@ class DriftWatch:
         for feature in kind.features - {Feature.PROMPT} or {Feature.PROMPT}:
             recent = self._recent.setdefault((kind.api, feature), deque(maxlen=WINDOW))
             recent.append(wrong)
-            shares[kind.api, feature] = sum(recent) / len(recent)
+            if wrong:
+                shares[kind.api, feature] = sum(recent) / len(recent)
             if len(recent) == WINDOW and not any(recent):
                 self._forget((kind.api, feature))
         if not wrong:

@@ -53,6 +53,14 @@ class _Answer(msgspec.Struct):
     input_tokens: _Tokens | None = None
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Tokens
+
+
+class _Used(msgspec.Struct):
+    usage: _Usage
+
+
 class _Error(msgspec.Struct):
     message: str = ""
     param: str | None = None
@@ -128,28 +136,43 @@ class EngineCounter:
                 task.cancel()
         return tuple(counts)
 
+    async def used(self, target: Target, body: bytes, patience: float) -> int:
+        """Have an engine answer a chat request; return its `usage.prompt_tokens`. Raises as `count`.
+
+        `patience`: seconds, in place of the usual.
+        """
+        answer = await self._answer(target, "/v1/chat/completions", body, patience)
+        try:
+            return msgspec.json.decode(answer, type=_Used).usage.prompt_tokens
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise CountUnavailableError("the engine's usage cannot be read") from None
+
     async def _ask(self, target: Target, call: EngineCall) -> int:
-        url, silence = target.url + call.path, self._timeout()
+        return _count(await self._answer(target, call.path, call.body, self._timeout()))
+
+    async def _answer(self, target: Target, path: str, body: bytes, silence: float) -> bytes:
         try:
             async with (
                 asyncio.timeout(_LONGEST_CALL * silence),
-                target.client.stream("POST", url, content=call.body, headers=_HEADERS, timeout=silence) as response,
+                target.client.stream(
+                    "POST", target.url + path, content=body, headers=_HEADERS, timeout=silence
+                ) as response,
             ):
                 answer = await _beginning(response)
         except httpx.HTTPError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
-            raise CountUnavailableError(f"{call.path} of the engine failed: {type(error).__name__}") from None
+            raise CountUnavailableError(f"{path} of the engine failed: {type(error).__name__}") from None
         except TimeoutError:
-            raise CountUnavailableError(f"{call.path} of the engine did not come to an end") from None
+            raise CountUnavailableError(f"{path} of the engine did not come to an end") from None
         if response.status_code == httpx.codes.OK:
-            return _count(answer)
+            return answer
         if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
-            raise RouteMissingError(call.path)
+            raise RouteMissingError(path)
         if response.status_code in _REFUSALS:
             refusal = _refusal(answer)
             raise InvalidRequestError(refusal.message or "The engine refused the request.", refusal.param)
-        raise CountUnavailableError(f"{call.path} of the engine answered {response.status_code}")
+        raise CountUnavailableError(f"{path} of the engine answered {response.status_code}")
 
 
 async def _beginning(response: httpx.Response) -> bytes:

@@ -1,10 +1,13 @@
 """A fair queue: orders the work of many flows so that each gets its share by cost (start-time fair queuing)."""
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+MOST_FLOWS = 4096
+"""Most flows that are remembered: those that pushed last. The queue of a busy gateway may never be empty."""
 
 
 class FairQueue(Generic[T]):
@@ -15,7 +18,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, float, T]] = []
-        self._ends: dict[Hashable, float] = {}
+        self._ends: OrderedDict[Hashable, float] = OrderedDict()
         self._now = 0.0
         self._sequence = 0
 
@@ -24,8 +27,10 @@ class FairQueue(Generic[T]):
 
     def push(self, flow: Hashable, cost: float, item: T) -> None:
         """Add an item of a flow; `cost` in any unit that all flows share."""
-        start = max(self._now, self._ends.get(flow, 0.0))
+        start = max(self._now, self._ends.pop(flow, 0.0))
         self._ends[flow] = start + cost
+        if len(self._ends) > MOST_FLOWS:
+            self._ends.popitem(last=False)
         self._sequence += 1
         heapq.heappush(self._heap, (start, self._sequence, cost, item))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gateway.tokens.conversation import BILLING_HEADER
+from gateway.tokens.message_shape import BILLING_HEADER
 from gateway.tokens.normalise import ChatPrompt, TextPrompt
 from gateway.wire.request import Api
 

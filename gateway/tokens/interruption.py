@@ -5,6 +5,7 @@ A process's job also ends when it takes too long: some chat templates take the s
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -15,6 +16,8 @@ R = TypeVar("R")
 
 LONGEST = 30.0
 """CPU seconds that a process may take for a job. A prompt of a million tokens takes a few."""
+_LOOKS = 30
+"""How often a job is looked at in that time: it may take so much of it more."""
 
 
 class CallerLeftError(BaseException):
@@ -30,9 +33,17 @@ class _Thread(threading.local):
     """Set once the caller of this thread's job has left."""
 
 
+class _Process:
+    open = False
+    """Whether a signal may end what this process is doing."""
+    left = False
+    """Whether the caller of its job has left."""
+    until = 0.0
+    """CPU seconds of this process at which its job takes too long."""
+
+
 _thread = _Thread()
-_open = False
-"""Whether a signal may end what this process is doing."""
+_process = _Process()
 
 
 def follow(left: threading.Event) -> None:
@@ -57,48 +68,53 @@ def interruptible(call: Callable[[], R]) -> R:
         CallerLeftError: it was ended.
         InvalidRequestError: it took more than `LONGEST`.
     """
-    global _open  # noqa: PLW0603  # a signal has no other way
-    _open = True
-    _time(LONGEST)
+    _process.left = False
+    _process.until = time.process_time() + LONGEST
+    _process.open = True
+    # Again and again: an exception that comes while an object is finalised is lost.
+    signal.setitimer(signal.ITIMER_PROF, LONGEST / _LOOKS, LONGEST / _LOOKS)
     try:
         return call()
     except _OverdueError:
+        _process.open = False  # before any call: the next signal may be here
         raise InvalidRequestError(f"The prompt is too much to count: that took over {LONGEST:g} s.") from None
     finally:
-        _open = False
-        _time(0)
+        _process.open = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Let no signal end what is done inside: half done, it would harm later jobs. The job's time begins after it."""
-    global _open  # noqa: PLW0603
-    before, _open = _open, False
+    """Let nothing end what is done inside, only after it: half done, it would harm later jobs.
+
+    Its time is not the job's.
+    """
+    before, _process.open = _process.open, False
+    began = time.process_time()
     try:
         yield
     finally:
         if before:
-            _time(LONGEST)
-        _open = before
+            _process.until += time.process_time() - began
+        _process.open = before
+    _look_at_job()
 
 
 def listen(number: signal.Signals) -> None:
     """Have this signal end the job of this process, if it does one that may be ended."""
     signal.signal(number, _end)
-    signal.signal(signal.SIGPROF, _overdue)
-
-
-def _time(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.signal(signal.SIGPROF, _look_at_job)
 
 
 def _end(*_: object) -> None:
-    if _open:
+    _process.left = True
+    _look_at_job()
+
+
+def _look_at_job(*_: object) -> None:
+    if not _process.open:
+        return
+    if _process.left:
         raise CallerLeftError
-
-
-def _overdue(*_: object) -> None:
-    global _open  # noqa: PLW0603
-    if _open:
-        _open = False
+    if time.process_time() >= _process.until:
         raise _OverdueError

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from gateway.admission.events import Prefix
 from gateway.tokens import interruption
 from gateway.tokens.count import PromptTooLongError
@@ -37,6 +39,8 @@ class Counted:
     kind: Kind
     prefix: Prefix = ()
     """Leading parts of its prompt, if it has exactly one and the engine may find it in its cache."""
+    ids: bytes = b""
+    """The token ids of its prompt as a JSON array, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ _MOST_CHARS_PER_TOKEN = 256
 # has as many. (Those inside texts count too, although they cost nothing.)
 _MOST_VALUES = 6_000_000
 
+_TOO_DEEP = "The request body is nested too deeply."
+
 _PROMPT_FIELDS = (
     "system", "instructions", "messages", "input", "prompt", "suffix", "tools", "documents", "chat_template_kwargs",
 )  # fmt: skip
@@ -98,6 +104,7 @@ def count_body(
     *,
     excludes_unused: bool = False,
     key: bytes | None = None,
+    ids_from: int | None = None,
 ) -> Counted:
     """Count with the tokenizer of the model.
 
@@ -109,6 +116,7 @@ def count_body(
         distrusted: features that this model's engine is known to treat differently.
         excludes_unused: whether the engine leaves out tools that the model may not use.
         key: for the hashes of the prompt's leading parts; None if they are not needed.
+        ids_from: tokens from which on the ids of a single prompt are returned, too; None for never.
 
     Raises:
         NeedsEngineError, NotCountableError: it cannot be counted here.
@@ -122,12 +130,17 @@ def count_body(
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
     measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len)]
-    prefix: Prefix = ()
-    if key is not None and len(measured) == 1 and measured[0].encoded is not None and not _skips_cache(fields):
+    counted = Counted(tuple(one.tokens for one in measured), Kind(api, brought))
+    if len(measured) != 1 or measured[0].encoded is None:
+        return counted
+    ids = measured[0].encoded.ids
+    if key is not None and not _skips_cache(fields):
         # A LoRA is chosen by its name. Two names of the base model count as two models that share nothing.
         seed = repr((fields.get("model"), fields.get("cache_salt")))
-        prefix = prefix_of(measured[0].encoded.ids, key, seed)
-    return Counted(tuple(one.tokens for one in measured), Kind(api, brought), prefix)
+        counted = replace(counted, prefix=prefix_of(ids, key, seed))
+    if ids_from is not None and len(ids) >= ids_from:
+        counted = replace(counted, ids=msgspec.json.encode(list(ids)))
+    return counted
 
 
 def engine_work(
@@ -145,9 +158,16 @@ def engine_work(
 
     Raises:
         NeedsEngineError, NotCountableError: no counting route takes such a request.
-        InvalidRequestError: it has no prompt.
+        InvalidRequestError: it has no prompt, or is nested too deeply.
         PromptTooLongError: it cannot fit.
     """
+    try:
+        return _engine_work(api, body, max_model_len, excludes_unused=excludes_unused, proven=proven)
+    except RecursionError:
+        raise InvalidRequestError(_TOO_DEEP) from None
+
+
+def _engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool, proven: bool) -> EngineWork:
     longest = max_model_len * _MOST_CHARS_PER_TOKEN
     long = len(body) > longest and _check_length(api, _readable(_fields(body)), max_model_len)
     if api is Api.MESSAGES:
@@ -225,13 +245,13 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
                 ids = len(prompt) - len(texts)
             counts.append(max(1, around + ids + (estimated(*_without_media(texts)) if texts else 0)))
     except RecursionError:
-        raise InvalidRequestError("The request body is nested too deeply.") from None
+        raise InvalidRequestError(_TOO_DEEP) from None
     return Counted(tuple(counts), Kind(api))
 
 
 def _fields(body: bytes) -> Json:
     """Decode a body with the engine's parser: others read large numbers or odd strings differently."""
-    if _values(body) > _MOST_VALUES:
+    if values(body) > _MOST_VALUES:
         raise InvalidRequestError("The request holds too many values: lists and objects of millions are not read.")
     try:
         fields = json.loads(body)
@@ -252,7 +272,8 @@ def _readable(fields: Json) -> Json:
     return fields
 
 
-def _values(body: bytes) -> int:
+def values(body: bytes) -> int:
+    """About the number of values in a body, objects and lists weighted by the memory that they take."""
     return body.count(b",") + 2 * body.count(b"[") + 4 * body.count(b"{")
 
 
@@ -265,7 +286,7 @@ def _check_shared(fields: Mapping[str, Any], unseen: Json | None = None) -> None
     number = len(conversations(fields))
     names = [name for name in (*PROMPT_FIELDS[Api.BATCH], *(unseen or ())) if name != "messages" and name in fields]
     shared = json.dumps({name: fields[name] for name in names}).encode()
-    if number * len(shared) > MAX_REPEATED_BYTES or number * _values(shared) > _MOST_VALUES:
+    if number * len(shared) > MAX_REPEATED_BYTES or number * values(shared) > _MOST_VALUES:
         raise InvalidRequestError(
             f"Each of the {number} conversations brings {', '.join(names)} again, {len(shared)} bytes: "
             "send fewer conversations in one request, or less in these fields.",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.tokens.conversation import BILLING_HEADER
+from gateway.tokens.message_shape import BILLING_HEADER
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
 from gateway.tokens.normalise import ChatPrompt, Encoding, function_definition, template_kwargs
 from gateway.wire.request import InvalidRequestError

@@ -299,5 +299,8 @@ def check_number(prompts: list[Any], name: str) -> None:
         raise InvalidRequestError(f"`{name}` may hold {MAX_SEQUENCES} prompts, and has {len(prompts)}.", name)
 
 
+_NUMBERS = frozenset({int, float, bool})
+
+
 def _is_ids(items: list[Any]) -> bool:
-    return all(isinstance(item, int | float) for item in items)
+    return _NUMBERS.issuperset(map(type, items))

@@ -1,6 +1,5 @@
 """The renderer of one model: renders and encodes as the engine does, with the model's tokenizer and template."""
 
-import functools
 import json
 import math
 import os
@@ -15,16 +14,18 @@ import httpx
 import jinja2
 
 from gateway.runtime.descriptors import lacking
-from gateway.tokens.conversation import conversation, fold_developer
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.interruption import look, whole
+from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
+from gateway.tokens.pieces import PIECE, Pieces, safe_cuts
 from gateway.tokens.template import ChatTemplate
 from gateway.wire.request import InvalidRequestError
 
 # transformers itself is imported at first use: that takes more than a second.
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -121,6 +122,7 @@ class Renderer:
         """No token stands for more characters than this."""
         self._plain = _template(tokenizer, chat_template, tools=None)
         self._with_tools = _template(tokenizer, chat_template, tools=[])
+        self._pieces = _pieces(tokenizer, [t.source for t in (self._plain, self._with_tools) if t is not None])
 
     def measure_chat(self, prompt: ChatPrompt, max_model_len: int) -> MeasuredPrompt:
         """Encode a conversation.
@@ -192,7 +194,12 @@ class Renderer:
                 raise PromptTooLongError(tokens)
         elif self._surely(text, most, max_model_len) >= most:
             return MeasuredPrompt(most, None)
-        return _cut(self._encode(text, encoding.add_special_tokens), encoding, max_model_len)
+        return _cut(self._tokens(text, encoding), encoding, max_model_len)
+
+    def _tokens(self, text: str, encoding: Encoding) -> Tokens:
+        if self._pieces is None or encoding.add_special_tokens or len(text) <= PIECE:
+            return self._encode(text, encoding.add_special_tokens)
+        return _Ids(self._pieces.ids(text))
 
     def _surely(self, text: str, enough: int, max_model_len: int) -> int:
         """A lower bound of a text's tokens, found without encoding all of it: `enough`, or 0 for a short text.
@@ -255,6 +262,9 @@ _IMPORTING = threading.Lock()
 _LOADING: dict[TokenizerSource, threading.Lock] = {}
 """One lock for each source: a tokenizer that takes long to load keeps nobody from another one."""
 
+_LOADED: dict[TokenizerSource, Renderer] = {}
+_MOST_LOADED = 16
+
 _OTHERWISE = "give another folder or hub id with --tokenizer"
 
 
@@ -267,15 +277,29 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
     """
+    known = _LOADED.get(source)
+    if known is not None:
+        return known
     with whole(), _LOADING.setdefault(source, threading.Lock()):
-        return _loaded(source)
+        if source not in _LOADED:
+            made = _load(source)
+            for oldest in [*_LOADED][: max(0, len(_LOADED) + 1 - _MOST_LOADED)]:
+                _LOADED.pop(oldest, None)
+            _LOADED[source] = made
+        return _LOADED[source]
 
 
-@functools.lru_cache(maxsize=16)
-def _loaded(source: TokenizerSource) -> Renderer:
+def is_loaded(source: TokenizerSource) -> bool:
+    """Whether `renderer` has it at once."""
+    return source in _LOADED
+
+
+def _load(source: TokenizerSource) -> Renderer:
     os.environ.setdefault(
         "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
     )  # no warning that PyTorch was not found: it is not needed
+    # On the calling thread: the way to a pool of threads and back costs an eighth of a text of 1 KB.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with _IMPORTING:
         from transformers import AutoTokenizer, TokenizersBackend  # noqa: F401, PLC0415
         from transformers.utils import cached_file  # noqa: F401, PLC0415
@@ -367,6 +391,28 @@ def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: li
 
 def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Tokens]:
     """The function that encodes a text, given whether to add special tokens."""
+    backend = _backend(tokenizer)
+    if backend is None:
+        return lambda text, special: _Ids(tokenizer(text, add_special_tokens=special)["input_ids"])
+    # Without offsets, which are not needed: a third faster than the tokenizer's own call.
+    return lambda text, special: backend.encode_batch_fast([text], add_special_tokens=special)[0]
+
+
+def _pieces(tokenizer: "PreTrainedTokenizerBase", templates: Sequence[str]) -> Pieces | None:
+    """The memory of a tokenizer's pieces; None where a text cannot be cut."""
+    backend = _backend(tokenizer)
+    if backend is None or tokenizer.split_special_tokens:  # then special tokens in a text are text
+        return None
+    added = backend.get_added_tokens_decoder().values()
+    shown = {token.content for token in added if any(token.content in source for source in templates)}
+    cuts = safe_cuts(added, shown.union(tokenizer.all_special_tokens))
+    if cuts is None:
+        return None
+    return Pieces(lambda texts: [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)], cuts)
+
+
+def _backend(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer | None":
+    """The tokenizer without its Python shell, if that only hands texts on."""
     from transformers import TokenizersBackend  # noqa: PLC0415
 
     kind = type(tokenizer)
@@ -376,10 +422,9 @@ def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Toke
         and kind._encode_plus is TokenizersBackend._encode_plus  # noqa: SLF001  # only to see that it is not overridden
     )
     if not plain:
-        return lambda text, special: _Ids(tokenizer(text, add_special_tokens=special)["input_ids"])
-    backend = tokenizer.backend_tokenizer
+        return None
+    backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
-    # Without offsets, which are not needed: a third faster than the tokenizer's own call.
-    return lambda text, special: backend.encode_batch_fast([text], add_special_tokens=special)[0]
+    return backend

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.tokens.conversation import BILLING_HEADER
+from gateway.tokens.message_shape import BILLING_HEADER
 from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError
 from gateway.tokens.normalise import ChatPrompt, Encoding, function_definition, template_kwargs
 from gateway.wire.request import InvalidRequestError
@@ -19,6 +19,9 @@ _CUSTOM_PARAMETERS: Json = {
     "additionalProperties": False,
 }
 """Parameters of a custom tool, which the model sees as a function of one text (vllm 0.32, tool_parsers/utils.py)."""
+
+_MOST_REPEATED = 2**20
+"""Most characters of a namespace's name, repeated for each of its tools."""
 
 
 def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
@@ -197,9 +200,13 @@ def _shown(tool: Json) -> Iterator[Json]:
         case "custom":
             yield {"name": tool.get("name"), "description": tool.get("description"), "parameters": _CUSTOM_PARAMETERS}
         case "namespace":
-            inner = tool.get("tools")
-            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+            name, inner = tool.get("name"), tool.get("tools")
+            if not isinstance(name, str) or not isinstance(inner, list):
                 raise NotCountableError("a namespace is not well formed")
+            if len(name) * len(inner) > _MOST_REPEATED:
+                raise InvalidRequestError(f"A namespace's name stands before {len(inner)} tools: shorten it.", "tools")
             for one in inner:
+                if not isinstance(one, dict):
+                    raise NotCountableError("a namespace is not well formed")
                 if one.get("type") == "function":
-                    yield one | {"name": f"{tool.get('name')}__{one.get('name')}"}
+                    yield one | {"name": f"{name}__{one.get('name')}"}

@@ -8,7 +8,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from gateway.tokens.conversation import ContentFormat
+from gateway.tokens.message_shape import ContentFormat
 
 
 class _Generation(jinja2.ext.Extension):

@@ -1,7 +1,7 @@
 """The table from a request's outcome to the error its client gets, and the error's shape in each API."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 import msgspec
 
@@ -98,13 +98,13 @@ def error_answer(
         message: what happened, with which value, what to do.
         api: whose shape to use; None means OpenAI's.
         param: the field at fault.
-        retry_after: seconds until a retry makes sense.
+        retry_after: seconds until a retry makes sense; infinity: never.
     """
     refusal = REFUSALS[outcome]
     headers = [(b"content-type", b"application/json")]
     if outcome is Outcome.UNAUTHORIZED:  # RFC 9110, 15.5.2
         headers.append((b"www-authenticate", b"Bearer"))
-    if not refusal.retry:
+    if not refusal.retry or retry_after == inf:
         headers.append((b"x-should-retry", b"false"))
     elif retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, ceil(retry_after))))

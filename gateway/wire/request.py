@@ -5,6 +5,7 @@ over its bytes and hardly any memory.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -72,6 +73,8 @@ class GenerationRequest:
     """Its output limit, `max_completion_tokens` before `max_tokens`; 0 if only its prompt is read; None for none."""
     max_tokens_field: str
     """The field that sets the limit, or that would if the client set one."""
+    by_default: bool
+    """Whether that limit is its API's, not its own."""
     priority: int
     stream_interval: int
     """Tokens the client wants in each event of its stream. The engine may put more into one."""
@@ -83,6 +86,8 @@ class GenerationRequest:
     """The client's own bytes; empty if it set none."""
     names_priority: bool
     """Whether its body has a `priority`, even null."""
+    names_ids: bool
+    """Whether its body has a field of token ids (`IdsField`), even null."""
     repeated_bytes: int = 0
     """Bytes that counting handles besides the body: each conversation of a batch brings the shared fields again."""
 
@@ -109,6 +114,7 @@ With a limit of null it generates as many in vLLM 0.32, and as many as there is 
 
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
+    "prompt_token_ids": "it would replace the prompt that was counted",
     "chat_template": "the prompt is counted with the template the model is served with",
     "prompt_embeds": "its tokens cannot be counted before an engine reads it; send text or token ids",
     "previous_input_messages": "its tokens cannot be counted before an engine reads it; send the messages as `input`",
@@ -142,6 +148,7 @@ _MODEL = _undecoded("model")
 _PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
+_IDS = ("prompt_token_ids", "kv_transfer_params")
 _NULL = b"null"
 _TRUTH = TypeAdapter(bool).validate_python
 _WHOLE = TypeAdapter(int).validate_python
@@ -169,6 +176,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         raise InvalidRequestError("`stream_options` must be an object.", "stream_options")
     n = _sequences(fields)
     max_tokens, max_tokens_field = _max_tokens(api, fields)
+    by_default = max_tokens is None and api is Api.COMPLETIONS and _raw(fields, "max_tokens") is _ABSENT
     return GenerationRequest(
         api=api,
         body=body,
@@ -176,14 +184,16 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         stream=stream,
         include_usage=truth((options or {}).get("include_usage"), "stream_options"),
         n=n,
-        max_tokens=max_tokens,
+        max_tokens=COMPLETIONS_MAX_TOKENS if by_default else max_tokens,
         max_tokens_field=max_tokens_field,
+        by_default=by_default,
         priority=_integer(fields, "priority") or 0,
         stream_interval=max(1, _integer(fields, "stream_interval") or 1) if api in _WITH_INTERVAL else 1,
         tools=_ENTRY.match(_raw(fields, "tools")) is not None,
         background=api is Api.RESPONSES and _boolean(fields, "background"),
         stream_options=bytes(_raw(fields, "stream_options")),
         names_priority=_raw(fields, "priority") is not _ABSENT,
+        names_ids=any(_raw(fields, name) is not _ABSENT for name in _IDS),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
 
@@ -234,11 +244,11 @@ class Edits(NamedTuple):
     """The request's band. An engine that schedules by it must not trust the client's value. `/v1/messages` has no such
     field: there only the header carries the band, and only kvgate sets that header."""
     max_tokens: int | None = None
-    """Set this output limit: the client set none, and its tenant has one."""
+    """Set this output limit: the client set none, and its tenant has one, lower than its API's."""
 
 
-def edited(request: GenerationRequest, edits: Edits) -> bytes:
-    """The body for an endpoint: the client's own bytes, apart from these edits."""
+def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
+    """The body of a request for an endpoint: the client's own bytes, apart from these edits."""
     added: dict[str, bytes] = {}
     if edits.usage:
         options = {} if request.stream_options in (b"", _NULL) else dict(_ALL_FIELDS.decode(request.stream_options))
@@ -250,13 +260,18 @@ def edited(request: GenerationRequest, edits: Edits) -> bytes:
     if edits.max_tokens is not None:
         added[request.max_tokens_field] = b"%d" % edits.max_tokens
     if not added:
-        return request.body
+        return body
     if rewrites(request, edits):
-        fields = _ALL_FIELDS.decode(request.body)
+        fields = _ALL_FIELDS.decode(body)
         return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
-    head = request.body.rstrip()[:-1].rstrip()
-    pieces = [b'"%b":%b' % (name.encode(), value) for name, value in added.items()]
-    return head + (b"" if head.endswith(b"{") else b",") + b",".join(pieces) + b"}"
+    return appended(body, added)
+
+
+def appended(body: bytes, added: Mapping[str, bytes]) -> bytes:
+    """A JSON object with these fields, which it does not have yet, at its end."""
+    pieces = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in added.items())
+    comma = b"," if b'"' in body else b""  # it has other fields
+    return b"".join((memoryview(body)[: body.rfind(b"}")], comma, pieces, b"}"))  # one copy: it may have 32 MB
 
 
 def rewrites(request: GenerationRequest, edits: Edits) -> bool:
@@ -321,8 +336,7 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
             return value, name
     if api is Api.MESSAGES:
         raise InvalidRequestError("`max_tokens` is required.", "max_tokens")
-    by_default = api is Api.COMPLETIONS and _raw(fields, "max_tokens") is _ABSENT
-    return COMPLETIONS_MAX_TOKENS if by_default else None, names[0]
+    return None, names[0]
 
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:
@@ -355,8 +369,10 @@ def truth(value: Any, name: str) -> bool:
     Raises:
         InvalidRequestError: it is none.
     """
+    if value is None or value is True or value is False:
+        return value is True
     try:
-        return value is not None and _TRUTH(value)
+        return _TRUTH(value)
     except ValidationError:
         raise InvalidRequestError(f"`{name}` must be true or false.", name) from None
 
@@ -371,7 +387,9 @@ def whole(value: Any, name: str) -> int | None:
     Raises:
         InvalidRequestError: it is none.
     """
+    if value is None or type(value) is int:
+        return value
     try:
-        return None if value is None else _WHOLE(value)
+        return _WHOLE(value)
     except ValidationError:
         raise InvalidRequestError(f"`{name}` must be an integer.", name) from None

@@ -27,12 +27,21 @@ class UsageFields(msgspec.Struct):
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    total_tokens: int | None = None
 
     def read(self, api: Api) -> Usage | None:
         """Read the fields as this API fills them; None if the values are impossible."""
         prompt, completion = _FIELDS[api]
         counted = sum(getattr(self, name) or 0 for name in prompt), getattr(self, completion) or 0
         return Usage(*counted) if all(0 <= tokens < _MOST for tokens in counted) else None
+
+    def read_any(self) -> Usage | None:
+        """Read the fields of an answer of any other API; None if it counts no tokens, or the values are impossible."""
+        completion = self.completion_tokens or self.output_tokens or 0
+        prompt = self.prompt_tokens or self.input_tokens or (self.total_tokens or 0) - completion
+        if not (prompt or completion) or not all(0 <= tokens < _MOST for tokens in (prompt, completion)):
+            return None
+        return Usage(prompt, completion)
 
 
 _FIELDS: dict[Api, tuple[tuple[str, ...], str]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.cache import cache_folder, made_once, run_step, to_stderr
-from engine.process import free_port
 from tests.conftest import Vllm
 from tests.integration.kvgate import Kvgate, serving
+from tests.ports import free_port
 
 OPENAI_NODE = "openai@7.55.0"
 

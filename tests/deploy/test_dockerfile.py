@@ -20,9 +20,10 @@ from tokenizers.models import BPE
 from engine.cache import cache_folder
 from tests.deploy.chroot import Container, debian, in_memory
 from tests.deploy.dockerfile import Context, Stage, parse
-from tests.deploy.stack import ROOT, free_port, until
+from tests.deploy.stack import ROOT, until
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.fakes.vllm.model_tokenizer import model_tokenizer
+from tests.ports import free_port
 
 pytestmark = pytest.mark.network
 

@@ -18,8 +18,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.config.settings import Settings
-from tests.deploy.stack import Kvgate, find_nginx, free_port, kvgate, nginx, until
+from tests.deploy.stack import Kvgate, find_nginx, kvgate, nginx, until
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind, SeenRequest
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.network, pytest.mark.asyncio(loop_scope="module")]
 

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from gateway.admission.outcomes import Outcome
-from gateway.config.settings import ClientKey, LogSettings, Settings
+from gateway.config.auth import ClientKey
+from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import AccessLine, AccessLog
 from gateway.ops.metrics import Metrics, exposed, exposed_tier
 from gateway.ops.state import GatewayState, TierState
-from gateway.relay.generate import _SENTENCES
+from gateway.relay.refusals import _SENTENCES
 from gateway.wire.errors import REFUSALS
 from tests.deploy.stack import ROOT
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.cache import cache_folder
-from gateway.config.settings import EngineSettings, ModelSettings, Settings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, Settings
 from gateway.record.learned import state_folder
 from tests.deploy.stack import ROOT, install
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Capacity, EndpointId
+from gateway.admission.limits.tenants import Tenants
+from gateway.app.opened import opened
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
@@ -24,6 +26,7 @@ from gateway.relay.lobby import Lobby
 from gateway.relay.plane import Plane
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
+from gateway.wire.token_ids import IdsField
 from tests.fakes.paired import paired
 
 CHAT = "/v1/chat/completions"
@@ -109,14 +112,23 @@ class Counter:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.settled: list[int] = []
+        self.ids = b""
+        """The token ids of every prompt."""
+        self.takes: dict[str, IdsField] = {}
+        """By base URL: the field in which an endpoint takes them."""
+        self.handed_to: list[str | None] = []
 
     async def count(self, request: Any, **_for: object) -> PromptCount:
         if self.errors:
             raise self.errors.pop(0)
-        return PromptCount((3,), Source.LOCAL, Kind(request.api))
+        return PromptCount((3,), Source.LOCAL, Kind(request.api), ids=self.ids)
 
-    def settle(self, _count: PromptCount, prompt_tokens: int) -> None:
+    def ids_field(self, url: str) -> IdsField | None:
+        return self.takes.get(url)
+
+    def settle(self, _count: PromptCount, prompt_tokens: int, *, handed_to: str | None = None) -> None:
         self.settled.append(prompt_tokens)
+        self.handed_to.append(handed_to)
 
 
 class Client:
@@ -192,11 +204,12 @@ class FakePlane:
             self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire, lambda _: None
         )
         self.admissions: dict[str, Admission] = {}
+        self.tenants = Tenants(self.settings.auth.limits)
         self.cores = Cores(self._make_driver, self.directory)
         self.metrics = Metrics("0")
         self.plane = Plane(
             settings=self.settings,
-            clients=Clients({}, None),
+            clients=opened(self.settings).clients if self.settings.auth.keys else Clients({}, None),
             directory=self.directory,
             flights=self.flights,
             upstream=self,
@@ -215,8 +228,10 @@ class FakePlane:
                 self.up(name)
 
     def _make_driver(self, model: str, _root: str | None) -> Driver:
-        policy = self.settings.admission.to_policy(weights={}, poll_interval=1.0)
-        self.admissions[model], driver = paired(AdmissionController(policy), self.now, self.flights.progressed)
+        shares = self.settings.auth.kv_shares
+        policy = self.settings.admission.to_policy(weights={}, kv_shares=shares, poll_interval=1.0)
+        core, progressed = AdmissionController(policy), self.flights.progressed
+        self.admissions[model], driver = paired(core, self.now, progressed, tenants=self.tenants)
         return driver
 
     def _make_pool(self, _endpoint: Endpoint, _identity: Identity, name: str) -> Pool:

@@ -14,7 +14,8 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tests.deploy.stack import free_port, install
+from tests.deploy.stack import install
+from tests.ports import free_port
 
 START_TIMEOUT = 20.0
 
@@ -47,11 +48,19 @@ def faketime() -> str:
 
 
 class Server:
-    """One server process on the loopback interface; it keeps nothing on disk."""
+    """One server process, which keeps nothing on disk."""
 
-    def __init__(self, binary: str, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        binary: str,
+        folder: Path,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
+        self.url = f"redis://{host}:{self.port}"
+        self._host = host
         self._argv = [binary, *arguments]
         self._folder = folder
         self._environ = {**os.environ, **(environ or {})}
@@ -59,7 +68,7 @@ class Server:
 
     def start(self, *, answers: bool = True) -> None:
         keeps_nothing = ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
-        own = ["--bind", "127.0.0.1", "--port", str(self.port)]
+        own = ["--bind", self._host, "--port", str(self.port)]
         sentinel = "--sentinel" in self._argv
         argv = [*self._argv, *own, *([] if sentinel else keeps_nothing)]
         with (self._folder / f"server-{self.port}.log").open("ab") as log:
@@ -79,7 +88,7 @@ class Server:
             time.sleep(0.01)
 
     def client(self) -> "Redis":
-        return Redis(port=self.port, protocol=2, decode_responses=True)
+        return Redis(self._host, self.port, protocol=2, decode_responses=True)
 
     def signal(self, number: int) -> None:
         assert self._process is not None

@@ -9,11 +9,11 @@ import time
 import httpx
 import pytest
 
-from engine.process import free_port
 from gateway.advice.rules import ENOUGH
 from gateway.advice.traffic import read_traffic
 from tests.integration.kvgate import serving
 from tests.integration.relaying import CHAT, body, fake_processes
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

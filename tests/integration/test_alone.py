@@ -12,10 +12,10 @@ import httpx
 import pytest
 import yaml
 
-from engine.process import free_port
 from tests.integration.kvgate import serving
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, fake_processes
+from tests.ports import free_port
 from tests.unit.engine.processes import eventually
 
 pytestmark = pytest.mark.slow

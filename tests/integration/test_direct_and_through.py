@@ -1,7 +1,7 @@
 """What a client gets of a real vLLM through kvgate is what it gets of it directly, byte for byte."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from gateway.wire.request import Api
 from gateway.wire.stream import StreamReader
 from tests.conftest import Vllm, VllmFactory
-from tests.integration.relaying import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Running, gateway
+from tests.integration.relaying import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Running, gateway, until
 
 pytestmark = pytest.mark.engine
 
@@ -33,10 +33,12 @@ def same(content: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def forced(vllm: VllmFactory) -> Vllm:
+def forced(vllm: VllmFactory) -> Iterator[Vllm]:
     """An engine that sends usage to everybody, and tells of its tokenizer."""
     flags = ("--enable-force-include-usage", "--enable-tokenizer-info-endpoint")
-    return vllm(args=dict.fromkeys(flags))
+    server = vllm(args=dict.fromkeys(flags))
+    yield server
+    server.stop()
 
 
 def in_front(server: Vllm, model: Path) -> Any:
@@ -99,6 +101,22 @@ async def test_content_that_is_not_there(
     assert same(ours.content) == same(theirs.content)
     if theirs.status_code == 200:
         assert int(ours.headers["x-kvgate-prompt-tokens"]) == theirs.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_conversation_goes_with_its_token_ids(
+    through: Running, random_vllm: Vllm, *, stream: bool
+) -> None:
+    async def takes_ids() -> bool:
+        (counting,) = (await through.state())["counting"]
+        return bool(counting["ids_to"])
+
+    await until(takes_ids)
+    fields = {"messages": [HI, HI | {"role": "assistant"}, HI | {"content": "What is it? " * 300}], "stream": stream}
+    ours, theirs = await both(through, random_vllm, CHAT, CHAT_BODY | fields | (USAGE if stream else {}))
+    assert same(ours.content) == same(theirs.content)
+    assert int(ours.headers["x-kvgate-prompt-tokens"]) >= 500
+    assert ours.headers["x-kvgate-counted"] == "local"
 
 
 async def test_null_content_of_messages(through: Running, random_vllm: Vllm) -> None:

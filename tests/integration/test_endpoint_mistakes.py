@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from engine.process import free_port
 from tests.integration.kvgate import serving
 from tests.integration.relaying import fake_processes
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -87,7 +87,7 @@ def _ours(read: Arguments, name: str, value: Value) -> object:
     return read.fraction(name) if value is Value.FRACTION else read.integer(name)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=lines(_READ))
 def test_every_spelling_is_read_as_vllm_reads_it(vllm_parser: Parser, line: list[Written]) -> None:
     words = [word for written in line for word in written.words]
@@ -99,7 +99,7 @@ def test_every_spelling_is_read_as_vllm_reads_it(vllm_parser: Parser, line: list
             assert _ours(ours, flag.name, flag.value) == (found[0] if isinstance(found, list) else found)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flag=st.sampled_from([flag for flag in FLAGS if flag.value not in {Value.TEXT, Value.SWITCH}]),
     value=st.from_regex(r"-?[0-9]{1,3}(\.[0-9])?[kKmMgGtTx]?|auto|1e3| 7 |1_0", fullmatch=True),

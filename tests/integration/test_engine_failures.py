@@ -1,13 +1,11 @@
 """`kvgate serve` with what makes a real vLLM fail: it ends within a minute, and its last lines name cause and way out.
 
 All cases are run at once, two at a time: a vLLM that fails costs 10 to 30 s of one core. A KV cache too small for the
-context is in `test_engine_fit.py`, a port that is taken from an engine in `test_engine_supervision.py`.
+context is in `test_memory_ladder.py`, a port that is taken from an engine in `test_engine_supervision.py`.
 """
 
-import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -24,6 +22,7 @@ import yaml
 
 from engine.diagnosis.log import read_log
 from tests.integration.test_engine_supervision import family
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -161,7 +160,7 @@ def _serve(case: Case, folder: Path, python: Path, model: Path) -> Outcome:
         other.bind(("127.0.0.1", 0))
         if case.taken_port:
             other.listen()
-        port = other.getsockname()[1] if case.taken_port else _own_port()
+        port = other.getsockname()[1] if case.taken_port else free_port()
         settings = {
             "server": {"host": "127.0.0.1", "port": port},
             "models": [{"name": "random", "engine": {**engine, "max_restarts": 0}}],
@@ -186,15 +185,6 @@ def _serve(case: Case, folder: Path, python: Path, model: Path) -> Outcome:
             process.wait()
     seconds, runnable = time.monotonic() - began, os.getloadavg()[0] / (os.cpu_count() or 1)
     return Outcome(code, seconds, max(1.0, runnable), log.read_text())
-
-
-def _own_port() -> int:
-    """A free port below those that the system gives out: an engine of another case may have got the same of these."""
-    while True:
-        port = random.randrange(20_000, 30_000)  # noqa: S311  # no secret
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _killed(process: subprocess.Popen[bytes], title: str, log: Path) -> float:

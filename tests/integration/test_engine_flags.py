@@ -117,6 +117,7 @@ async def counter_of(url: str, source: TokenizerSource) -> AsyncIterator[tuple[M
             on_drift=pytest.fail,
             on_switch=lambda _: None,
             on_return=pytest.fail,
+            on_refusal=pytest.fail,
             clock=time.monotonic,
         )
         await counter.start()

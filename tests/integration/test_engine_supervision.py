@@ -20,9 +20,9 @@ from engine.command import EngineSpec
 from engine.events import SupervisorEvent
 from engine.lifecycle import Policy
 from engine.phases import Phase
-from engine.process import free_port
 from engine.program import Program
 from engine.supervisor import Supervisor
+from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
 pytestmark = pytest.mark.engine

@@ -17,7 +17,8 @@ from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
 from gateway.relay.upstream import ConnectFailedError
-from gateway.tier.link import ANSWERED_WITHIN, Link
+from gateway.tier.link import Link
+from gateway.tier.questions import ANSWERED_WITHIN
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, body, events
 from tests.until import until

@@ -9,11 +9,11 @@ import aiohttp
 import httpx
 import pytest
 
-from engine.process import free_port
 from loadtests.streaming import Outcome, stream_completion
 from loadtests.workload import Workload
 from tests.conftest import Vllm
 from tests.integration.kvgate import serving
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

@@ -69,7 +69,7 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
             "bands": {1: {"ttft_target": 9, "reserved": 0.2}},
             "queue": {"max_requests": 50, "max_bytes": 10**6, "ttl": 30, "no_endpoint_ttl": 30, "heartbeat": 5},
         },
-        "counting": {"process_bytes": 10_000, "max_pending_bytes": 10**6},
+        "counting": {"process_bytes": 10_000, "max_pending_bytes": 10**6, "hand_over_from": 100},
         "health": {"timeout": 3, "failures": 5, "hung_after": 20},
         "upstream": {
             "connect_timeout": 3,

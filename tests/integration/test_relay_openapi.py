@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
-from engine.process import free_port
 from gateway.relay.routes import ROUTES
 from tests.integration.kvgate import serving
 from tests.integration.relaying import fake_processes
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,6 @@ def test_no_request_brings_out_a_defect(schema, path, method):
     @given(case=st.one_of(right, wrong))
     @settings(
         max_examples=20,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         report_multiple_bugs=False,

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,9 +13,9 @@ import aiohttp
 import httpx
 import pytest
 
-from engine.process import free_port
 from tests.integration.kvgate import serving
 from tests.integration.relaying import CHAT, body, fake_processes, http, raw
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +163,31 @@ def test_a_port_that_is_taken_is_said_with_who_has_it_and_the_way_out(fronting):
         assert f":{port}: " in what
         assert f"(process {kvgate.process.pid}) listens there" in what
         assert "--port" in way_out
+
+
+def test_an_advertised_port_that_is_taken_is_said_at_the_start(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("k" * 40)
+    key.chmod(0o600)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        tier = (
+            "--tier-redis",
+            "redis://127.0.0.1:9",
+            "--tier-advertise",
+            f"127.0.0.1:{port}",
+            "--tier-key-file",
+            str(key),
+        )
+        with serving(tmp_path / "log", free_port(), "--endpoint", "http://127.0.0.1:9", *tier) as kvgate:
+            assert kvgate.process.wait(20) == 2
+        (line,) = kvgate.log.read_text().splitlines()
+        what, way_out = json.loads(line)["event"].splitlines()
+        assert what.startswith(f"tier.advertise: cannot listen on port {port}: Address already in use: ")
+        assert f"(process {os.getpid()}) listens there" in what
+        assert "--tier-advertise" in way_out
 
 
 async def test_a_thousand_streams_at_once_lose_and_mix_nothing(fronting):

@@ -271,7 +271,7 @@ async def test_with_keys_the_admin_routes_need_the_admin_key():
 
 
 async def test_an_admin_port_takes_the_admin_routes_from_the_clients():
-    from engine.process import free_port
+    from tests.ports import free_port
 
     admin_port = free_port()
     server = {"admin_port": admin_port}

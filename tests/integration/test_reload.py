@@ -13,11 +13,11 @@ import httpx
 import pytest
 import yaml
 
-from engine.process import free_port
 from tests.fakes.interpreter import made
 from tests.integration.kvgate import serving
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body
+from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
 pytestmark = pytest.mark.slow

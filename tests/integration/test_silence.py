@@ -12,9 +12,9 @@ import httpx
 import pytest
 import yaml
 
-from engine.process import free_port
 from tests.integration.kvgate import serving
 from tests.integration.relaying import CHAT, body, fake_processes, until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from engine.diagnosis.look import listener
-from engine.process import free_port
 from tests.conftest import Vllm
 from tests.integration.kvgate import Kvgate, serving
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

@@ -99,3 +99,29 @@ async def test_an_output_limit_is_set_for_those_who_set_none():
         refused = await ask(kvgate, "a", max_tokens=8)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         assert (await ask(kvgate, "b", max_tokens=None)).json()["usage"]["completion_tokens"] == 50
+
+
+def said(words):
+    return [{"role": "user", "content": "w " * words}]
+
+
+async def test_a_share_of_the_cache_holds_back_its_key_alone():
+    settings = FakeSettings(num_blocks=101, step_seconds=0.02, output_tokens=1000)
+    auth = keys(limits={"kv_share": 0.3})
+    async with FakeVllm(settings) as fake, gateway(fake, auth=auth, ready=False) as kvgate:
+        await ready(kvgate)
+        block = settings.block_size
+        running = [asyncio.create_task(ask(kvgate, "a", messages=said(16 * block), tokens=1000)) for _ in range(2)]
+
+        async def one_waits():
+            state = (await kvgate.client.get("/kvgate/state", headers={"authorization": "Bearer x"})).json()
+            return (state["queues"][0]["depth"], state["endpoints"][0]["in_flight"]) == (1, 1)
+
+        await until(one_waits)
+        assert (await ask(kvgate, "b", messages=said(16 * block), tokens=1)).status_code == 200
+        refused = await ask(kvgate, "a", messages=said(40 * block))
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+        assert "tokens of this model's KV cache" in refused.json()["error"]["message"]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

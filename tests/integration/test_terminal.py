@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from engine.cache import MARKER
-from engine.process import free_port
 from tests.fakes.interpreter import made
 from tests.integration.relaying import CHAT, body, fake_processes
 from tests.integration.terminal import kvgate
+from tests.ports import free_port
 from tests.unit.engine.processes import descendants, eventually, is_alive
 
 pytestmark = pytest.mark.slow

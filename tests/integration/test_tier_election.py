@@ -14,9 +14,9 @@ from gateway.config.redis_url import redis_address
 from gateway.tier.campaign import Campaign
 from gateway.tier.election import UNOWNED, Claim, Election, Standing, Terms
 from gateway.tier.registry import KEY, Registry, RegistryError
-from tests.deploy.stack import free_port
 from tests.fakes.registry import FakeRegistry
 from tests.integration.redis_servers import faketime, redis, serving, valkey
+from tests.ports import free_port
 from tests.until import until
 
 pytestmark = pytest.mark.slow

@@ -28,6 +28,7 @@ from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.stream import read_body
+from gateway.wire.token_ids import IdsField, with_ids
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
 from tests.integration.parity.model import small_model
@@ -132,14 +133,21 @@ def cells(templates: Mapping[str, str | None]) -> list[Cell]:
 
 
 @pytest.fixture(scope="session")
-def reference(engine: str, templates: Mapping[str, str | None], cells: list[Cell]) -> Counts:
-    """What the engine reports for each cell, having generated a token for it."""
+def answers(engine: str, templates: Mapping[str, str | None], cells: list[Cell]) -> dict[Cell, bytes | None]:
+    """The engine's answer to each cell, with the ids of its prompt where the API has them; None for a refusal."""
     with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
 
-        def served(cell: Cell) -> int | str:
-            return serve(client, cell.api, cell.body, templates[cell.template])
+        def answered(cell: Cell) -> bytes | None:
+            fields = json.loads(cell.body) | ({"return_token_ids": True} if cell.api is Api.CHAT else {})
+            return answer(client, cell.api, json.dumps(fields).encode(), templates[cell.template])
 
-        return dict(zip(cells, pool.map(served, cells), strict=True))
+        return dict(zip(cells, pool.map(answered, cells), strict=True))
+
+
+@pytest.fixture(scope="session")
+def reference(answers: Mapping[Cell, bytes | None]) -> Counts:
+    """What the engine reports for each cell, having generated a token for it."""
+    return {cell: "refused" if body is None else prompt_tokens(cell.api, body) for cell, body in answers.items()}
 
 
 @pytest.fixture(scope="session")
@@ -151,19 +159,32 @@ def renderer_of(model: Path, templates: Mapping[str, str | None]) -> dict[str, R
 
 @pytest.fixture
 def renderers(renderer_of: Mapping[str, Renderer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the counter find the renderer of a template under its name."""
+    """Let the counter find the renderer of a template under its name, and cut each text wherever it may."""
+    monkeypatch.setattr("gateway.tokens.pieces.PIECE", 1)
+    monkeypatch.setattr("gateway.tokens.render.PIECE", 1)
     monkeypatch.setattr(local_count, "renderer", lambda source: renderer_of[source.name])
+
+
+def answer(client: httpx.Client, api: Api, body: bytes, template: str | None) -> bytes | None:
+    """The engine's answer to a request; None if it refuses it."""
+    response = client.post(ROUTES[api], content=_with_template(body, template, api), headers=JSON)
+    if response.status_code in (400, 422):
+        return None
+    assert response.status_code == 200, f"{response.status_code} {response.text} for {body!r}"
+    return response.content
+
+
+def prompt_tokens(api: Api, body: bytes) -> int:
+    """The prompt tokens that an answer reports."""
+    usage = read_body(api, body).usage
+    assert usage is not None
+    return usage.prompt_tokens
 
 
 def serve(client: httpx.Client, api: Api, body: bytes, template: str | None) -> int | str:
     """The prompt tokens that the engine reports of a request it has served."""
-    response = client.post(ROUTES[api], content=_with_template(body, template, api), headers=JSON)
-    if response.status_code in (400, 422):
-        return "refused"
-    assert response.status_code == 200, f"{response.status_code} {response.text} for {body!r}"
-    usage = read_body(api, response.content).usage
-    assert usage is not None
-    return usage.prompt_tokens
+    answered = answer(client, api, body, template)
+    return "refused" if answered is None else prompt_tokens(api, answered)
 
 
 def counted(template: str, api: Api, body: bytes) -> int | str:
@@ -203,6 +224,38 @@ def test_every_count_of_the_matrix_equals_the_engines(reference: Counts) -> None
     print(f"{len(reference)} cells, {by_number} counted here; {Counter(c.api.value for c in reference)}")
     assert wrong(reference) == {}
     assert by_number >= 300
+
+
+@pytest.mark.usefixtures("renderers")
+def test_the_ids_that_would_be_handed_over_are_the_engines(answers: Mapping[Cell, bytes | None]) -> None:
+    compared = 0
+    for cell, body in answers.items():
+        if cell.api is not Api.CHAT or body is None or not isinstance(local(cell), int):
+            continue
+        counted = count_body(TokenizerSource(cell.template), cell.api, cell.body, MAX_MODEL_LEN, ids_from=1)
+        if counted.ids:  # not of a prompt that is cut
+            assert json.loads(counted.ids) == json.loads(body)["prompt_token_ids"], cell
+            compared += 1
+    assert compared >= 300
+
+
+async def test_the_engine_takes_ids_in_place_of_the_messages(engine: str, model: Path) -> None:
+    async with counter_of(engine, TokenizerSource(str(model)), hand_over_from=1) as (counter, target):
+        await counter.verify(target)
+        field = counter.ids_field(target.url)
+        assert field is IdsField.TRANSFER
+        asked, other = [
+            {"model": MODEL, "max_tokens": 16, "temperature": 0, "messages": [user(text)]}
+            for text in ("Count to ten, please.", "The other one.")
+        ]
+        count = await counter.count(parse(Api.CHAT, json.dumps(asked).encode()), flow="", max_model_len=MAX_MODEL_LEN)
+        bodies = [json.dumps(asked).encode(), with_ids(json.dumps(other).encode(), field, count.ids)]
+        by_text, by_ids = [
+            (await target.client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
+            for body in bodies
+        ]
+        assert by_ids["choices"][0]["message"] == by_text["choices"][0]["message"]
+        assert by_ids["usage"] | {"prompt_tokens_details": None} == by_text["usage"] | {"prompt_tokens_details": None}
 
 
 @pytest.mark.usefixtures("renderers")
@@ -261,7 +314,9 @@ def test_the_matrix_notices_a_counter_that_is_wrong_in_one_way(
 
 
 @asynccontextmanager
-async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[tuple[ModelCounter, Target]]:
+async def counter_of(
+    engine: str, source: TokenizerSource, hand_over_from: int | None = None
+) -> AsyncIterator[tuple[ModelCounter, Target]]:
     pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
     async with httpx.AsyncClient() as client:
         target = Target(engine, client)
@@ -271,7 +326,10 @@ async def counter_of(engine: str, source: TokenizerSource) -> AsyncIterator[tupl
             on_drift=pytest.fail,
             on_switch=lambda _: None,
             on_return=pytest.fail,
+            on_refusal=pytest.fail,
             clock=time.monotonic,
+            chance=lambda: 1.0,
+            hand_over_from=lambda: hand_over_from,
         )
         await counter.start()
         try:

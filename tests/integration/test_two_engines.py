@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import yaml
 
-from engine.process import free_port
 from loadtests.sse import EventReader
 from tests.integration.kvgate import serving
 from tests.integration.relaying import until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

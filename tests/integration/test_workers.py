@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.process import free_port
 from tests.integration.kvgate import serving
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, events, fake_processes
 from tests.integration.workers import Workers, configure
+from tests.ports import free_port
 from tests.unit.engine.processes import descendants, eventually
 from tests.until import until
 

@@ -18,11 +18,12 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from tests.deploy.stack import free_port
+from tests.deploy.stack import ROOT
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.fakes.vllm.connection import Connection, SeenRequest
 from tests.integration.redis_servers import Server
 from tests.integration.relaying import CHAT, body
+from tests.ports import free_port
 from tests.unit.engine.processes import descendants
 
 PLACES = 10
@@ -31,7 +32,7 @@ FALLBACK = 0.4
 """`tier.fallback_share`"""
 LOOK = 0.1
 """Seconds between two looks at processes that would otherwise be kept busy with answering them."""
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 STOP_TIMEOUT = 30.0
 
 
@@ -62,11 +63,25 @@ class Engine(FakeVllm):
 class Gateway:
     """One gateway of the tier, started and ended as often as a test likes."""
 
-    def __init__(self, folder: Path, engine: str, redis: str, key: Path, *, at: str | None, workers: int) -> None:
-        self.port, self.advertised = free_port(), at or f"127.0.0.1:{free_port()}"
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(
+        self,
+        folder: Path,
+        engine: str,
+        redis: str,
+        key: Path,
+        *,
+        at: str | None,
+        workers: int,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.host = host
+        self.port, self.advertised = free_port(), at or f"{host}:{free_port()}"
+        self.url = f"http://{host}:{self.port}"
         self.log = folder / f"gateway-{self.port}.log"
         self.workers = workers
+        self.tree = ROOT
+        """Of the code that it runs when it is started."""
+        self.argv: Sequence[str]
         self._process: subprocess.Popen[bytes] | None = None
         file = folder / f"gateway-{self.port}.yaml"
         endpoint = {"url": engine, "max_num_seqs": PLACES}
@@ -78,13 +93,16 @@ class Gateway:
             "tier": {"members": 2, "fallback_share": FALLBACK},
         }
         file.write_text(yaml.safe_dump(settings))
-        own = ["--config", str(file), "--host", "127.0.0.1", "--port", str(self.port)]
+        own = ["--config", str(file), "--host", host, "--port", str(self.port)]
         tier = ["--tier-redis", redis, "--tier-advertise", self.advertised, "--tier-key-file", str(key)]
-        self._argv = [sys.executable, "-m", "gateway.cli", "serve", *own, *tier]
+        self.argv = [sys.executable, "-m", "gateway.cli", "serve", *own, *tier]
 
     def start(self) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(self.tree)}
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=self.tree
+            )
 
     async def ended(self) -> int:
         """Its exit code."""
@@ -218,6 +236,10 @@ class Load:
                     self.answered[url] += 1
                 await asyncio.sleep(0.03)
 
+    def longest(self, url: str | None = None) -> float:
+        """Seconds that the longest request took, of all or of those to a gateway."""
+        return max(self.worst.values()) if url is None else self.worst[url]
+
     def report(self, what: str) -> None:
         """Say how it went."""
         longest = ", ".join(f"{seconds:.1f}" for seconds in self.worst.values())
@@ -242,11 +264,17 @@ class Tier:
         return file
 
     def gateway(
-        self, *, workers: int = 1, key: Path | None = None, redis: str | None = None, at: str | None = None
+        self,
+        *,
+        workers: int = 1,
+        key: Path | None = None,
+        redis: str | None = None,
+        at: str | None = None,
+        host: str = "127.0.0.1",
     ) -> Gateway:
         """One more, yet to be started."""
         url, file = redis or self.redis.url, key or self.key
-        made = Gateway(self.folder, self.engine.url, url, file, at=at, workers=workers)
+        made = Gateway(self.folder, self.engine.url, url, file, at=at, workers=workers, host=host)
         self.gateways.append(made)
         return made
 

@@ -5,7 +5,8 @@
 Two fake vLLMs make a token every 40 ms for each of their sequences, so that their pace and their caches are the limit,
 and not the cores that everything here shares. Three flows send requests of unlike sizes.
 
-- overload: twice what the engines can do, to one gateway, then to four fronts, with the same arrivals.
+- overload: twice what the engines can do, with the same arrivals, to one gateway and to four fronts at the same time:
+  whatever else the machine does falls on both.
 - fronts: 0.3 of it, so that nobody waits otherwise, to four fronts, one of which is killed every 20 s.
 - owner: the same, with the owner killed every 30 s.
 
@@ -30,7 +31,6 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from engine.process import free_port
 from loadtests.figures import print_table
 from loadtests.provenance import provenance
 from loadtests.results import Document, Measured, Target
@@ -39,6 +39,7 @@ from loadtests.scenario import Flow, Phase, Request, Scenario, Slo
 from tests.integration.kvgate import serving
 from tests.integration.relaying import fake_processes
 from tests.integration.workers import Workers, configure
+from tests.ports import free_port
 from tests.unit.engine.processes import eventually
 
 FRONTS, ENGINES = 4, 2
@@ -279,12 +280,10 @@ LONG = Bounds(goodput=0.97, share=0.05, killed=0.93, wait=3.0)
 
 
 async def overload(folder: Path, seconds: float) -> tuple[Run, Run]:
-    """One gateway, then four fronts, at twice what the engines can do."""
-    found = []
-    for workers in (1, FRONTS):
-        with running(workers, folder, TTFT) as made:
-            found.append((await loaded(made, OVERLOAD, seconds))[0])
-    return found[0], found[1]
+    """One gateway beside four fronts, each at twice what its engines can do."""
+    with running(1, folder, TTFT) as alone, running(FRONTS, folder, TTFT) as several:
+        (one, _), (four, _) = await asyncio.gather(loaded(alone, OVERLOAD, seconds), loaded(several, OVERLOAD, seconds))
+    return one, four
 
 
 def broken_by_overload(one: Run, four: Run, bounds: Bounds) -> list[str]:

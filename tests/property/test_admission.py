@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -46,6 +46,7 @@ POLICIES = (
     replace(POLICY, bounds=Bounds.FORECAST, ttft_target=3.0, max_passes=2),
     replace(POLICY, bounds=Bounds.FORECAST, max_passes=2, weights={"a": 3.0}),
     replace(POLICY, ttft_target=3.0, max_passes=2, bands={1: Band(ttft_target=1.0, reserved=0.3)}),
+    replace(POLICY, ttft_target=3.0, max_passes=2, kv_shares={"a": 0.3, "b": 0.6}),
 )
 OTHERS = (*POLICIES, replace(POLICY, max_requests=2, ttl=4.0, kv_high=0.5, kv_low=0.3, weights={"b": 0.5}))
 """What the operator may change it to."""
@@ -68,6 +69,11 @@ def fits(demand: Demand, capacity: Capacity) -> bool:
     if need > capacity.max_model_len:
         return False
     return capacity.kv_blocks is None or math.ceil(need / capacity.block_size) <= capacity.kv_blocks
+
+
+def room(endpoints) -> int:
+    """Tokens of these endpoints' caches."""
+    return sum((p.capacity.kv_blocks or 0) * p.capacity.block_size for p in endpoints)
 
 
 def brute_force_blocks(demand: Demand, capacity: Capacity, generated: int) -> int:
@@ -447,9 +453,13 @@ class Admission(RuleBasedStateMachine):
             others = [k for k in self.known.values() if k.waiting]
             size = sum(k.arrival.body_bytes for k in others) + known.arrival.body_bytes
             assert len(others) >= self.policy.max_requests or size > self.policy.max_bytes
+        elif outcome is Outcome.RATE_LIMIT_EXCEEDED:
+            demand = known.arrival.demand
+            share = self.policy.kv_shares[known.arrival.flow] * room(known_endpoints)
+            assert demand.prompt_tokens + demand.sequences > int(share)
         else:
             assert outcome is Outcome.UPSTREAM_ERROR
-        no_retry = (Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.UPSTREAM_ERROR)
+        no_retry = (Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.UPSTREAM_ERROR, Outcome.RATE_LIMIT_EXCEEDED)
         assert (retry_after is None) == (outcome in no_retry)
         assert retry_after is None or 1 <= retry_after <= 60
 
@@ -461,6 +471,12 @@ class Admission(RuleBasedStateMachine):
             assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
             assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
         one = self.known[command.request].arrival
+        flying = [k for k in self.known.values() if k.endpoint is not None and k.arrival.flow == one.flow]
+        live = [p for p in self.pool.values() if p.up]
+        if one.flow in self.policy.kv_shares and len(flying) > 1 and all(p.capacity.kv_blocks for p in live):
+            alone = [k for k in flying if not k.arrival.prefix]  # what others share may count once
+            held = sum(k.arrival.demand.prompt_tokens + k.seen for k in alone)
+            assert held <= self.policy.kv_shares[one.flow] * room(live), "beyond its share"
         ahead = [k for k in self.known.values() if k.waiting and command.endpoint in self.eligible(k)]
         # A less urgent band may go first, now and then: it must not starve. Between flows it is by service.
         ahead = [k for k in ahead if k.arrival.band == one.band]
@@ -525,7 +541,13 @@ class Admission(RuleBasedStateMachine):
     def no_head_waits_while_an_idle_endpoint_fits_it(self):
         for shown in self.controller.snapshot(self.now).endpoints:
             if shown.up and not shown.in_flight and "busy" not in shown.closed_by:
-                assert not [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)], shown
+                heads = [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)]
+                assert not [k for k in heads if not self.may_wait_for_its_share(k)], shown
+
+    def may_wait_for_its_share(self, known):
+        flow = known.arrival.flow
+        its = [k for k in self.known.values() if k.endpoint is not None and k.arrival.flow == flow]
+        return flow in self.policy.kv_shares and bool(its)
 
     @invariant()
     def the_ledger_holds_what_is_in_flight(self):
@@ -617,9 +639,7 @@ class Admission(RuleBasedStateMachine):
 Admission.TestCase.settings = settings(
     max_examples=300,
     stateful_step_count=50,
-    deadline=None,
     report_multiple_bugs=False,
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestAdmission = Admission.TestCase

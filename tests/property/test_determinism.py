@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admission import controller
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
 from tests.property.told import POLICIES, digest, record, tumult
@@ -44,3 +45,19 @@ def test_the_tumult_has_every_fate():
     said = [command for _, _, commands in tumult(1) for command in commands]
     assert sum(isinstance(command, Dispatch) for command in said) > 50
     assert len({command.outcome for command in said if isinstance(command, Reject)}) > 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_all_is_shut_it_decides_as_if_it_were_asked_at_each_event(seed, monkeypatch):
+    """Progress is not followed by an offer while every endpoint surely stays shut."""
+    shut_until, asked = controller.shut_until, []
+
+    def until(endpoints, now):
+        asked.append(now)
+        return shut_until(endpoints, now)
+
+    monkeypatch.setattr(controller, "shut_until", until)
+    short, times = digest(tumult(seed)), len(asked)
+    monkeypatch.setattr(controller, "shut_until", lambda endpoints, now: min(until(endpoints, now), now))
+    assert digest(tumult(seed)) == short
+    assert len(asked) - times > times, "it was spared some questions"

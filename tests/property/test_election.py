@@ -207,6 +207,6 @@ class Forgetful(Elections):
 
 
 TestElections = Elections.TestCase
-TestElections.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestElections.settings = settings(max_examples=150, stateful_step_count=60)
 TestForgetful = Forgetful.TestCase
-TestForgetful.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestForgetful.settings = settings(max_examples=150, stateful_step_count=60)

@@ -2,7 +2,7 @@
 
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch
@@ -124,7 +124,6 @@ class Core:
                 self.handle(Returned(request, one))
 
 
-@settings(deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=60))
 def test_no_figure_of_an_engine_breaks_the_core_or_holds_it(steps):
     core = Core()

@@ -1,6 +1,6 @@
 """What holds of an endpoint's forecast whatever comes, goes on and goes, against a count of every step."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -126,7 +126,5 @@ class Outlooks(RuleBasedStateMachine):
         assert self.endpoint.outlook.peak >= self.brute_force() - self.grown
 
 
-Outlooks.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Outlooks.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestOutlooks = Outlooks.TestCase

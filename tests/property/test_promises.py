@@ -60,7 +60,7 @@ class Story:
             assert not any(other.key == key for other in self.open)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 def test_each_is_used_once_and_all_is_accounted_for(steps):
     story = Story()
@@ -81,7 +81,7 @@ def test_each_is_used_once_and_all_is_accounted_for(steps):
     assert [*promises._by_key, *promises._flows, *promises._bands] == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.3, 1.0, 2.5]), st.floats(1.0, 2000.0)), max_size=80))
 def test_one_flow_is_never_promised_more_than_drains(refused):
     """Between the moments of two of its promises, what was promised in between drains."""

@@ -171,9 +171,7 @@ class Machine(RuleBasedStateMachine):
         assert self.queues[0].depth == self.queues[0].cost == self.queues[0].bytes == 0
 
 
-Machine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=50)
 TestQueue = Machine.TestCase
 
 
@@ -208,7 +206,7 @@ class Crowd:
 
 
 @given(data=st.data(), weights=st.tuples(*[st.sampled_from([0.5, 1.0, 3.0])] * 2), others=st.integers(0, 2))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_flows_that_wait_all_the_time_get_service_by_their_weights(data, weights, others):
     """VTC's bound: at no time do two differ by more than twice the largest cost, over the weight."""
     pair = dict(zip("xy", weights, strict=True))
@@ -230,7 +228,7 @@ def test_flows_that_wait_all_the_time_get_service_by_their_weights(data, weights
 
 
 @given(data=st.data(), flows=st.integers(2, 5), in_flight=st.integers(1, 6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_was_really_used_is_shared_fairly(data, flows, in_flight):
     """Each is charged a guess when it goes and settled when it ends; what flows really used differs by a bound."""
     crowd = Crowd()
@@ -255,7 +253,7 @@ def test_what_was_really_used_is_shared_fairly(data, flows, in_flight):
     reserved=st.lists(st.sampled_from([0.0, 0.1, 0.3]), min_size=2, max_size=3),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_reserved_share_is_held_while_somebody_waits(reserved, data):
     bands = {number + 1: Band(reserved=share) for number, share in enumerate(reserved)}
     crowd = Crowd(bands=bands)
@@ -281,7 +279,7 @@ def test_a_reserved_share_is_held_while_somebody_waits(reserved, data):
     size=st.sampled_from([1, 9]),
     depth=st.integers(1, 8),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_nobody_starves(data, band, debt, size, depth):
     """Whatever comes, in more urgent bands and from ever new flows, who stays is served.
 
@@ -311,7 +309,6 @@ def test_nobody_starves(data, band, debt, size, depth):
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), room=st.integers(9, 20))
-@settings(deadline=None)
 def test_one_that_does_not_fit_gets_its_turn_among_smaller_ones(sizes, room):
     """Small ones keep coming and ending; the large one is passed so often and then waited for."""
     crowd = Crowd(max_passes=MAX_PASSES)
@@ -358,7 +355,7 @@ def replay(pushes, served, newcomer):
     served=st.sets(st.integers(0, 40)),
     newcomer=st.sampled_from(["f0", "f1", "f2", "new"]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_never_more_goes_before_a_newcomer_than_was_told(pushes, served, newcomer):
     told, truth = replay(pushes, served, newcomer)
     assert told.same >= truth - 1e-6
@@ -369,14 +366,13 @@ def test_never_more_goes_before_a_newcomer_than_was_told(pushes, served, newcome
 @given(
     costs=st.lists(COSTS, max_size=30), served=st.sets(st.integers(0, 30)), newcomer=st.sampled_from(["f0", "f1", "x"])
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_what_is_told_to_be_ahead_is_exact_where_each_flow_has_one(costs, served, newcomer):
     told, truth = replay([(flow, cost) for flow, cost in enumerate(costs)], served, newcomer)
     assert abs(told.same - truth) <= 1e-6
 
 
 @given(pushes=st.lists(COSTS, min_size=1, max_size=30), served=st.sets(st.integers(0, 30)))
-@settings(deadline=None)
 def test_what_is_told_to_be_ahead_is_exact_in_one_flow(pushes, served):
     told, truth = replay([(2, cost) for cost in pushes], served, "f2")
     assert abs(told.same - truth) <= 1e-6
@@ -386,7 +382,7 @@ def test_what_is_told_to_be_ahead_is_exact_in_one_flow(pushes, served):
     pushes=st.lists(st.tuples(st.integers(0, 4 * MANY), COSTS), min_size=3 * MANY, max_size=6 * MANY),
     newcomer=st.sampled_from(["f0", "f1", "f2", "new"]),
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.large_base_example, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.large_base_example, HealthCheck.too_slow])
 def test_among_many_flows_no_less_is_told_than_goes(pushes, newcomer):
     told, truth = replay(pushes, set(range(0, len(pushes), 5)), newcomer)
     assert told.same >= truth - 1e-6

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.events import (
@@ -48,7 +48,7 @@ ARRIVALS = st.builds(
     IDS,
     DEMANDS,
     band=st.integers(0, 2),
-    flow=st.sampled_from(["", "heavy", "light"]),
+    flow=st.sampled_from(["", "heavy", "light", "held"]),
     body_bytes=st.integers(0, 500),
     streamed=st.booleans(),
     tools=st.booleans(),
@@ -110,7 +110,7 @@ def told(story, file, *before):
     return tape.write(file)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(STORIES, st.lists(DECLARED, max_size=6))
 def test_a_record_replays_to_what_was_decided(story, declared):
     """It may begin with what an earlier core had in flight."""
@@ -124,7 +124,7 @@ def test_a_record_replays_to_what_was_decided(story, declared):
         assert unchanged.recorded == unchanged.changed
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(STORIES, st.lists(DECLARED, max_size=6))
 def test_any_record_can_be_run_with_other_settings(story, declared):
     with TemporaryDirectory() as folder:

@@ -8,10 +8,10 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,6 +28,7 @@ from gateway.tier.carried import PART
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
 from gateway.tier.link import Link
+from tests.fakes.monitor import Monitor
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None)
 ENDS_WITHIN = 2 * (POLICY.ttl + POLICY.no_endpoint_ttl)
@@ -261,30 +262,6 @@ class Front:
     def end(self, request: Request, how: Verdict | Back) -> None:
         if request.control is not None and not request.control.done():
             request.control.set_result(how)
-
-
-@dataclass
-class Monitor:
-    """Of an endpoint, at one owner."""
-
-    probed: asyncio.Event = field(default_factory=asyncio.Event)
-    serving: bool = False
-    on_trial: bool = False
-    keeps: bool = False
-    drained: bool = False
-    requests: set[RequestId] = field(default_factory=set)
-
-    def dispatched(self, request: RequestId, *_: object, **__: object) -> None:
-        self.requests.add(request)
-
-    def progressed(self, requests: Collection[RequestId]) -> None:
-        pass
-
-    def finished(self, request: RequestId, **__: object) -> None:
-        self.requests.discard(request)
-
-    def failed(self, *_: object, **__: object) -> None:
-        pass
 
 
 class Owner:
@@ -579,7 +556,11 @@ class Tier(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_decided_before_the_fronts_have_declared(self) -> None:
-        if self.owner is not None and not self.owner.hall._begun.is_set() and not self.owner.hall._turns:
+        if (
+            self.owner is not None
+            and not self.owner.hall._opening.begun.is_set()
+            and not self.owner.hall._opening._turns
+        ):
             assert self.owner.known() == self.owner.in_flight()
 
     @invariant()
@@ -602,7 +583,7 @@ class Tier(RuleBasedStateMachine):
         flying = {number: endpoint for front in here for number, endpoint in front.in_flight().items()}
         waiting = {number for front in here for number in front.waiting()}
         held, known = owner.in_flight(), owner.known()
-        early = owner.hall._early.keys()
+        early = owner.hall._opening._early.keys()
         assert held <= flying.keys(), "a reservation of no request"
         assert all(flying[number] in owner.strange for number in flying.keys() - held), "a request without reservation"
         assert not early & known
@@ -652,11 +633,11 @@ class Tier(RuleBasedStateMachine):
             assert not seat.watched
         for front in self.fronts:
             assert not front.link._carried
-            assert not front.link._questions
+            assert not [*front.link.questions]
             for admission in front.link._admissions.values():
                 assert not admission._waiting
                 counts = admission.counts
-                assert not counts.moved | counts._untold | counts._news
+                assert not counts.moved | counts._untold | counts.news
 
     def stop(self) -> None:
         carried.PART = PART
@@ -669,9 +650,7 @@ class Tier(RuleBasedStateMachine):
 Tier.TestCase.settings = settings(
     max_examples=300,
     stateful_step_count=50,
-    deadline=None,
     report_multiple_bugs=False,
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestTier = Tier.TestCase

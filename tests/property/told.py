@@ -98,6 +98,7 @@ def policy(random):
         ttft_target=random.choice((None, 1.0, 5.0)),
         bands=random.choice(({}, {1: Band(ttft_target=1.0, reserved=0.3)})),
         weights={"a": 3.0},
+        kv_shares=random.choice(({}, {"a": 0.4})),
     )
 
 

@@ -151,6 +151,12 @@ CLIENTS = [
         (200, 400),
         320 * MB,
     ),
+    Attack(
+        "usage to ask for, and a large prompt",
+        body(CHAT, b'{"model":"fake","stream":true,"messages":[],"x":"', b"ab", b'"}'),
+        (200, 400),
+        320 * MB,
+    ),
     Attack("conversations that share documents", batch("fake", "documents", [{}] * 5000, 3000), (400,)),
     Attack("conversations that share variables", batch("fake", VARIABLES, MANY, 3600), (400,)),
     Attack("conversations that share few variables", batch("fake", VARIABLES, MANY, 600), (200,)),

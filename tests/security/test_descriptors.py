@@ -3,7 +3,10 @@
 import contextlib
 import http.client
 import json
+import random
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +91,7 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
         target.wait_ready({"local"})
         before = changes(tmp_path / "log")
         with idle(target, 300) as held:
+            held[-1].sendall(ASKED)
             last = held[-1].recv(4096)
             assert last.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in last
@@ -97,6 +101,29 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
         assert changes(tmp_path / "log") == before
         refused = [line for line in target.metrics() if line.startswith("kvgate_refused_connections_total ")]
         assert float(refused[0].split()[1]) > 200
+
+
+def test_clients_that_leave_at_any_moment_take_nobody_elses_connection(tmp_path: Path) -> None:
+    """uvloop says nothing of a connection whose making is cancelled at its end: nobody may hold its descriptor then."""
+
+    def leave(seed: int) -> None:
+        chosen = random.Random(seed)  # noqa: S311
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", target.port), 3) as client:
+                client.sendall(ASKED)
+                time.sleep(chosen.choice((0, 0.0005, 0.001, 0.003, 0.01)))
+                if chosen.random() < 0.5:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with served(tmp_path) as target:
+        target.wait_ready({"local"})
+        clients = [threading.Thread(target=leave, args=(seed,)) for seed in range(12)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        assert target.process.poll() is None
+        assert target.post("/v1/chat/completions", CHAT).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -1,4 +1,4 @@
-"""The KV cache blocks that one request holds, as a function of its tokens."""
+"""The function from tokens generated to the KV cache blocks that one request holds. The ledger keeps the result."""
 
 from bisect import bisect_right
 from collections import Counter

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Final
 
 from gateway.admission.account.decode_clock import DecodeClock
 from gateway.admission.account.footprint import Footprint
@@ -23,6 +24,10 @@ class Phase(Enum):
     """It has a token, so the engine holds its blocks."""
     ABORTING = auto()
     """Its client has left. Its blocks count until the engine has taken a step."""
+
+
+_UNCONFIRMED: Final = Phase.UNCONFIRMED  # Python 3.11 looks a member up by a call, and each count asks for several
+_CONFIRMED: Final = Phase.CONFIRMED
 
 
 class Reservation:
@@ -81,10 +86,10 @@ class Reservation:
         self.computed = computed
         """Prompt tokens that the engine has to compute for it: those that are not cached."""
         self.backlog = 0
-        """Prompt tokens queued in the engine at its dispatch, its own included."""
+        """Prompt tokens that the engine had yet to compute for streams at its dispatch, its own included."""
         self.shared = 0
         """Tokens of its prompt that another request in flight also holds."""
-        self.phase = Phase.UNCONFIRMED
+        self.phase = _UNCONFIRMED
         self.unseen = 0
         """Blocks it adds to `Ledger.unseen`: all those of a stream until its first token, then 0."""
         self.seen = 0
@@ -219,7 +224,7 @@ class Ledger:
             self._grow(reservation, tokens)
         elif tokens > reservation.generated:
             reservation.generated = tokens
-        if reservation.phase is Phase.UNCONFIRMED:
+        if reservation.phase is _UNCONFIRMED:
             self._confirm(reservation)
             reading = self._clock.read(now)
             if now > reservation.sent_at:  # else it was declared with its tokens: nobody here saw the first one come
@@ -235,7 +240,7 @@ class Ledger:
     def progressed(self, reservation: Reservation, now: float) -> int:
         """Tokens of a request so far, over all sequences: as seen or as counted by the clock, whichever is more."""
         tokens = 0
-        if reservation.phase is Phase.CONFIRMED or not reservation.streamed:
+        if reservation.phase is _CONFIRMED or not reservation.streamed:
             ticks = self._clock.read(now) - reservation.origin
             tokens = reservation.base + int(ticks * reservation.pace) if ticks >= 0 else 0
         sequences = reservation.sequences
@@ -262,7 +267,7 @@ class Ledger:
             _, ticket, reservation = heappop(growth)
             if reservation.ticket != ticket:
                 continue
-            if reservation.phase is Phase.UNCONFIRMED:
+            if reservation.phase is _UNCONFIRMED:
                 self._confirm(reservation)
             tokens = reservation.base + int((reading - reservation.origin) * reservation.pace)
             tokens = max(tokens, reservation.due_tokens)  # exact even if the product is rounded down
@@ -279,7 +284,7 @@ class Ledger:
 
     def abort(self, reservation: Reservation, now: float) -> None:
         """Mark a request whose connection was closed: its blocks count until the engine takes a step."""
-        if reservation.phase is Phase.CONFIRMED:
+        if reservation.phase is _CONFIRMED:
             self.confirmed -= reservation.held
         else:
             self.unconfirmed_sequences -= reservation.sequences
@@ -324,9 +329,9 @@ class Ledger:
             if reservation.unseen:
                 reservation.unseen = reservation.held
                 self.unseen += reservation.held
-            if reservation.phase is Phase.CONFIRMED:
+            if reservation.phase is _CONFIRMED:
                 self.confirmed += reservation.held
-            if reservation.ticket and reservation.phase is Phase.CONFIRMED:
+            if reservation.ticket and reservation.phase is _CONFIRMED:
                 self._schedule(reservation)
 
     def _seen(self, reservation: Reservation) -> None:
@@ -337,7 +342,7 @@ class Ledger:
 
     def _confirm(self, reservation: Reservation) -> None:
         self._seen(reservation)
-        reservation.phase = Phase.CONFIRMED
+        reservation.phase = _CONFIRMED
         reservation.news = (reservation.edge - 1) * reservation.sequences + 1
         self.confirmed += reservation.held
         self.unconfirmed_sequences -= reservation.sequences
@@ -348,7 +353,7 @@ class Ledger:
         self._measure(reservation)
         grown = reservation.held - before
         self.held += grown
-        if reservation.phase is Phase.CONFIRMED:
+        if reservation.phase is _CONFIRMED:
             self.confirmed += grown
 
     def _measure(self, reservation: Reservation) -> None:
@@ -356,7 +361,7 @@ class Ledger:
         reservation.held, more = reservation.footprint.growth(reservation.generated)
         edge: float = more if more <= reservation.limit else inf
         reservation.edge = edge
-        if reservation.phase is not Phase.UNCONFIRMED:
+        if reservation.phase is not _UNCONFIRMED:
             reservation.news = (edge - 1) * reservation.sequences + 1
 
     def _schedule(self, reservation: Reservation) -> None:
@@ -391,7 +396,7 @@ class Ledger:
         self._seen(reservation)
         self.held -= reservation.held
         self.sequences -= reservation.sequences
-        if reservation.phase is Phase.CONFIRMED:
+        if reservation.phase is _CONFIRMED:
             self.confirmed -= reservation.held
-        elif reservation.phase is Phase.UNCONFIRMED:
+        elif reservation.phase is _UNCONFIRMED:
             self.unconfirmed_sequences -= reservation.sequences

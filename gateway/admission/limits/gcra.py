@@ -4,12 +4,21 @@
 while it lies at most a minute ahead. So a tenant that was idle may use a minute's worth at once.
 """
 
+from typing import NamedTuple
+
 from gateway.admission.limits.standing import Quota
 
 WINDOW = 60.0
 """Seconds over which a rate is given, and worth of it that an idle tenant may use at once."""
 _ROUNDING = 1e-6
 """Share of a charge by which sums of fractions may miss it."""
+
+
+class Charge(NamedTuple):
+    """When an amount was charged, and when time will have paid it if nothing that came before comes back."""
+
+    at: float
+    paid_at: float
 
 
 class Rate:
@@ -20,11 +29,13 @@ class Rate:
         full_at: monotonic seconds.
     """
 
-    __slots__ = ("full_at", "limit")
+    __slots__ = ("_returned", "full_at", "limit")
 
     def __init__(self, limit: int, full_at: float = 0.0) -> None:
         self.limit = limit
         self.full_at = full_at
+        self._returned = 0.0
+        """Seconds' worth that was given back so far."""
 
     def missing(self, amount: int, now: float) -> float:
         """Seconds until this amount may be charged; 0 if it may be now. Infinite: it is over a minute's worth."""
@@ -33,9 +44,21 @@ class Rate:
         wait = self.debt(now) + self._seconds(amount) - WINDOW
         return wait if wait > _ROUNDING * WINDOW else 0.0
 
-    def charge(self, amount: int, now: float) -> None:
-        """Charge an amount, also one that is over what is left: it is paid by the next. Less than 0 gives back."""
-        self.full_at = max(now, max(self.full_at, now) + self._seconds(amount))
+    def charge(self, amount: int, now: float) -> Charge:
+        """Charge an amount, also one that is over what is left: it is paid by the next."""
+        self.full_at = max(self.full_at, now) + self._seconds(amount)
+        return Charge(now, self.full_at + self._returned)
+
+    def refund(self, amount: int, charge: Charge, now: float) -> None:
+        """Give back what time has not paid yet of a charge: it pays them in their order.
+
+        Less, if others came back meanwhile: they count as if they had come before.
+        """
+        seconds = self._seconds(amount)
+        unpaid = max(0.0, charge.paid_at - self._returned - now, charge.at + seconds - now)
+        returned = min(seconds, unpaid)
+        self._returned += returned
+        self.full_at = max(now, self.full_at - returned)
 
     def debt(self, now: float) -> float:
         """Seconds until all of it is there again."""

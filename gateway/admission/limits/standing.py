@@ -14,6 +14,11 @@ class Limits:
     concurrent: int | None = None
     """Most requests that wait or run at once."""
 
+    def part(self, share: float) -> "Limits":
+        """A share of them, for one of several that cannot ask each other; at least 1, or nobody would let it in."""
+        each = (self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+        return Limits(*[None if limit is None else max(1, int(limit * share)) for limit in each])
+
 
 class Limit(StrEnum):
     """One of the limits. The value is its name for clients."""
@@ -21,6 +26,7 @@ class Limit(StrEnum):
     REQUESTS = "requests per minute"
     TOKENS = "tokens per minute"
     CONCURRENT = "concurrent requests"
+    KV = "tokens of this model's KV cache"
 
 
 @dataclass(frozen=True, slots=True)

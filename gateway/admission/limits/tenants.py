@@ -10,8 +10,11 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.admission.events import Owed, RequestId
-from gateway.admission.limits.gcra import Rate
+from gateway.admission.limits.gcra import Charge, Rate
 from gateway.admission.limits.standing import Exceeded, Limit, Limits, Standing
+
+_EARLIER = Charge(inf, inf)
+"""A charge of an earlier owner: nobody here knows when."""
 
 
 class _Account:
@@ -38,8 +41,8 @@ class _Charged(NamedTuple):
 
     account: _Account
     prompt_tokens: int
-    most: float
-    """Output tokens that it may generate."""
+    requests: Charge | None
+    tokens: Charge | None
 
 
 class Tenants:
@@ -50,6 +53,8 @@ class Tenants:
     """
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._limits: Mapping[str, Limits] = {}
+        self._share = 1.0
         self._accounts: dict[str, _Account] = {}
         self._charged: dict[RequestId, _Charged] = {}
         self.limited = False
@@ -58,40 +63,43 @@ class Tenants:
 
     def govern(self, limits: Mapping[str, Limits]) -> None:
         """Go by other limits. What was used and what is held stays."""
+        self._limits = limits
         for flow in self._accounts.keys() - limits.keys():
             del self._accounts[flow]
         for flow, its in limits.items():
             account = self._accounts.get(flow)
             if account is None:
-                self._accounts[flow] = _Account(its)
+                self._accounts[flow] = _Account(its.part(self._share))
             else:
-                account.govern(its)
+                account.govern(its.part(self._share))
         self._note_limited()
 
-    def take(
-        self, flow: str, request: RequestId, prompt_tokens: int, now: float, *, most: float = inf
-    ) -> Exceeded | None:
-        """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged.
+    def restrict(self, share: float) -> None:
+        """Grant no more than this share of each limit from now on: others that cannot be asked grant the rest."""
+        if share != self._share:
+            self._share = share
+            self.govern(self._limits)
 
-        No more than `most` output tokens will be charged, whatever its engine says: else one wrong count would shut a
-        tenant out for years.
-        """
+    def take(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
+        """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
         account = self._accounts.get(flow)
         if account is None:
             return None
         if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
             return exceeded
-        _charge(account, 1, prompt_tokens, now)
-        self._hold(account, request, prompt_tokens, most)
+        self._hold(account, request, prompt_tokens, *_charge(account, 1, prompt_tokens, now))
         return None
 
-    def declare(
-        self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0, *, most: float = inf
-    ) -> None:
+    def exceeded(self, flow: str, prompt_tokens: int, now: float) -> Exceeded | None:
+        """The limit that a request would exceed if it arrived now. Changes nothing."""
+        account = self._accounts.get(flow)
+        return None if account is None else _exceeded(account, prompt_tokens, now)
+
+    def declare(self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0) -> None:
         """Hold a request that an earlier owner of the decisions has charged."""
         account = self._accounts.get(flow)
         if account is not None and request not in self._charged:
-            self._hold(account, request, prompt_tokens, most)
+            self._hold(account, request, prompt_tokens, _EARLIER, _EARLIER)
             account.held[request] = generated
 
     def generated(self, counts: Iterable[tuple[RequestId, int]]) -> None:
@@ -102,18 +110,24 @@ class Tenants:
                 charged.account.held[request] = tokens
 
     def refund(self, request: RequestId, now: float) -> None:
-        """Give back what a request was charged that no engine got: it was refused, or its client left."""
+        """Give back what a request was charged that no engine got: it was refused, or its client left.
+
+        What time has paid of it meanwhile is not given back: it may have been used again.
+        """
         if (charged := self._charged.pop(request, None)) is not None:
-            del charged.account.held[request]
-            _charge(charged.account, -1, -charged.prompt_tokens, now)
+            account = charged.account
+            del account.held[request]
+            if account.requests is not None and charged.requests is not None:
+                account.requests.refund(1, charged.requests, now)
+            if account.tokens is not None and charged.tokens is not None:
+                account.tokens.refund(charged.prompt_tokens, charged.tokens, now)
             self._note_limited()
 
     def settle(self, request: RequestId, completion_tokens: int | None, now: float) -> None:
         """Charge the output of a request that has ended; None: as many tokens as were seen."""
         if (charged := self._charged.pop(request, None)) is not None:
             seen = charged.account.held.pop(request)
-            tokens = seen if completion_tokens is None else completion_tokens
-            _charge(charged.account, 0, tokens if tokens <= charged.most else int(charged.most), now)
+            _charge(charged.account, 0, seen if completion_tokens is None else completion_tokens, now)
             self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
@@ -147,8 +161,10 @@ class Tenants:
     def _note_limited(self) -> None:
         self.limited = bool(self._accounts or self._charged)
 
-    def _hold(self, account: _Account, request: RequestId, prompt_tokens: int, most: float) -> None:
-        self._charged[request] = _Charged(account, prompt_tokens, most)
+    def _hold(
+        self, account: _Account, request: RequestId, prompt_tokens: int, requests: Charge | None, tokens: Charge | None
+    ) -> None:
+        self._charged[request] = _Charged(account, prompt_tokens, requests, tokens)
         account.held[request] = 0
 
 
@@ -169,14 +185,15 @@ def _standing(account: _Account, now: float) -> Standing | None:
     return Standing(*quotas)
 
 
-def _charge(account: _Account, requests: int, tokens: int, now: float) -> None:
-    if account.requests is not None:
-        account.requests.charge(requests, now)
-    if account.tokens is not None:
-        account.tokens.charge(tokens, now)
+def _charge(account: _Account, requests: int, tokens: int, now: float) -> tuple[Charge | None, Charge | None]:
+    return (
+        None if account.requests is None else account.requests.charge(requests, now),
+        None if account.tokens is None else account.tokens.charge(tokens, now),
+    )
 
 
-def _rate(before: Rate | None, limit: int | None) -> Rate | None:
-    if limit is None:
-        return None
-    return Rate(limit, before.full_at if before is not None else 0.0)
+def _rate(rate: Rate | None, limit: int | None) -> Rate | None:
+    if rate is None or limit is None:
+        return None if limit is None else Rate(limit)
+    rate.limit = limit
+    return rate

@@ -47,6 +47,7 @@ class EndpointRecord:
     def _follow(self, policy: Policy) -> None:
         self.policy = policy
         """The policy in force; rules may read it."""
+        self.holds_back_flows = policy.holds_back_flows
         self._fences = policy.bounds is not Bounds.FORECAST
         self.forecasts = policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
@@ -120,7 +121,8 @@ class EndpointRecord:
         """
         blocks = self.capacity.kv_blocks
         if blocks is not None:
-            return max(0.0, self.ledger.used + self._correction.read(now)) / blocks
+            used = self.ledger.used + self._correction.read(now)
+            return used / blocks if used > 0.0 else 0.0
         observed = self.observed
         if observed is None or now - observed.sampled_at > TUNING.fresh_polls * self.policy.poll_interval:
             return None
@@ -159,6 +161,10 @@ class EndpointRecord:
         """Expected length of each sequence of the request here, tokens."""
         quantile = self.outlook.quantiles.at(TUNING.waiting_draw, self.ledger.sequences)
         return request.expected_length(self._predictor, quantile)
+
+    def final_tokens(self, request: RequestRecord) -> int:
+        """Tokens that the request is expected to hold here at its end."""
+        return request.size + self.expected_length(request) * request.sequences
 
     def reserve(self, request: RequestRecord, now: float) -> Reservation:
         """Enter a request as it is dispatched here."""
@@ -273,8 +279,9 @@ class EndpointRecord:
 
     def _note(self, now: float) -> None:
         ledger = self.ledger
-        saved = ledger.saved
-        self._history.record(now, max(0, ledger.confirmed - saved), ledger.held - saved, ledger.unconfirmed_sequences)
+        saved, confirmed = ledger.saved, ledger.confirmed
+        certain = confirmed - saved if confirmed > saved else 0
+        self._history.record(now, certain, ledger.held - saved, ledger.unconfirmed_sequences)
 
 
 def _same(one: Observed, other: Observed) -> bool:

@@ -37,6 +37,14 @@ class Endpoints:
     def __iter__(self) -> Iterator[EndpointRecord]:
         return iter(self._endpoints.values())
 
+    def changes_at(self) -> float:
+        """Next time at which time alone changes an endpoint, or what is in reach of a front."""
+        due = self.reach.changes_at
+        for endpoint in self._endpoints.values():
+            if endpoint.next_change < due:  # noqa: PLR1730 - a call for each event and endpoint
+                due = endpoint.next_change
+        return due
+
     def get(self, endpoint: EndpointId) -> EndpointRecord | None:
         """The endpoint with this id, if known."""
         return self._endpoints.get(endpoint)
@@ -96,14 +104,14 @@ class Endpoints:
         longest, fitting = request.longest_prompt, self.live
         if longest > self._common_reach:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
-        if self.reach:
+        if self.reach.until:
             fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
         if request.avoid is not None and len(fitting) > 1:
             return [e for e in fitting if e.id != request.avoid]
         return fitting
 
     def _lane(self, longest_prompt: int, request: RequestRecord) -> LaneKey:
-        return longest_prompt, request.avoid, self.reach.limited(request.arrival.request) if self.reach else None
+        return longest_prompt, request.avoid, self.reach.limited(request.arrival.request) if self.reach.until else None
 
     def _changed(self, now: float) -> None:
         was_live = bool(self.live)

@@ -10,29 +10,26 @@ from gateway.admission.tuning import TUNING
 class Reach:
     """What each front cannot reach, for `TUNING.unreached` seconds after it last failed to connect."""
 
-    __slots__ = ("_until", "changes_at")
+    __slots__ = ("changes_at", "until")
 
     def __init__(self) -> None:
-        self._until: dict[int, dict[EndpointId, float]] = {}
+        self.until: dict[int, dict[EndpointId, float]] = {}
         """By front that cannot reach all endpoints: when each of those may be tried again."""
         self.changes_at = inf
         """Next time at which an endpoint may be tried again."""
 
-    def __bool__(self) -> bool:
-        return bool(self._until)
-
     def limited(self, request: RequestId) -> int | None:
         """The front of the request if it cannot reach all endpoints now; else None."""
         front = front_of(request)
-        return front if front in self._until else None
+        return front if front in self.until else None
 
     def reaches(self, request: RequestId, endpoint: EndpointId) -> bool:
         """Whether the request's front may try the endpoint."""
-        return endpoint not in self._until.get(front_of(request), ())
+        return endpoint not in self.until.get(front_of(request), ())
 
     def lost(self, request: RequestId, endpoint: EndpointId, now: float) -> None:
         """Note that the request's front could not connect to the endpoint."""
-        self._until.setdefault(front_of(request), {})[endpoint] = now + TUNING.unreached
+        self.until.setdefault(front_of(request), {})[endpoint] = now + TUNING.unreached
         self._plan()
 
     def found(self, endpoint: EndpointId) -> None:
@@ -44,13 +41,13 @@ class Reach:
         self._keep(lambda _, until: until > now)
 
     def _keep(self, kept: Callable[[EndpointId, float], bool]) -> None:
-        for front, until in list(self._until.items()):
+        for front, until in list(self.until.items()):
             left = {endpoint: due for endpoint, due in until.items() if kept(endpoint, due)}
             if left:
-                self._until[front] = left
+                self.until[front] = left
             else:
-                del self._until[front]
+                del self.until[front]
         self._plan()
 
     def _plan(self) -> None:
-        self.changes_at = min((due for until in self._until.values() for due in until.values()), default=inf)
+        self.changes_at = min((due for until in self.until.values() for due in until.values()), default=inf)

@@ -35,10 +35,12 @@ class RequestRecord:
         "cost",
         "deadline",
         "failures",
+        "held_back",
         "kind",
         "lane",
         "longest_prompt",
         "order",
+        "over_share",
         "promise",
         "queue_budget",
         "sequences",
@@ -66,6 +68,10 @@ class RequestRecord:
         """The promise of its earlier refusal, if it came back. If used, it has its earlier turn."""
         self.spare = 0.0
         """Tokens that it must leave free on its endpoint for other flows (`headroom`)."""
+        self.over_share = 0.0
+        """Tokens by which its flow would hold more than its share of the pool (`kv_shares`)."""
+        self.held_back = False
+        """Whether it waits for its flow's sake, not for room (`rules.holds_back`)."""
         self.backfilled = 0
         """Number of requests that were backfilled before it."""
         self.state = State.NEW
@@ -113,4 +119,4 @@ class RequestRecord:
         return footprint
 
     def _predicted(self, predictor: Predictor, quantile: float) -> int:
-        return predictor.predict(self.kind, quantile, 0, max(1, self.arrival.demand.max_tokens))
+        return predictor.predict(self.kind, (quantile,), 0, max(1, self.arrival.demand.max_tokens))[0]

@@ -5,14 +5,17 @@ documentation's table all come from this table. A new rule is a new row; it find
 head that is refused keeps its endpoints from other lanes and less urgent bands.
 
 A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before
-every row that keeps something, or by such a row its head would keep an endpoint that it may not use. `share` alone is
-the last: it holds back only what would go otherwise.
+every row that keeps something, or by such a row its head would keep an endpoint that it may not use. These first rows
+are asked only while `Policy.holds_back_flows`, so a new one adds its setting there. `share` alone is the last: it holds
+back only what would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from itertools import takewhile
 from math import inf
+from typing import Final
 
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
@@ -35,6 +38,11 @@ class Next(Enum):
     """Smaller requests of its lane: they may fit."""
     OTHER_FLOWS = auto()
     """Requests of other flows. Its own is set aside for this offer, and no endpoint is kept for it."""
+
+
+_NOBODY: Final = Next.NOBODY  # Python 3.11 looks a member up by a call, and each event asks for several
+_OTHER_FLOWS: Final = Next.OTHER_FLOWS
+_SMALLER: Final = Next.SMALLER
 
 
 class Ask:
@@ -85,6 +93,8 @@ class Rule:
         after: Requests that may be offered to the endpoint next.
         frees: Whether the shortage must become free before the request goes, and so adds to its predicted wait.
         closes: Whether the rule can refuse every request, and so closes the endpoint.
+        lasts: Whether it refuses until a request leaves the endpoint, a scrape or a change of it comes, or its
+            `next_change` passes, whatever progress is made meanwhile. The rows before it are alike.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not: a request that
             exceeds a limit would wait for ever.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
@@ -97,8 +107,13 @@ class Rule:
     after: Next = Next.NOBODY
     frees: bool = False
     closes: bool = False
+    lasts: bool = False
     idle: bool = False
     measures: bool = False
+
+
+def _kv_share(ask: Ask) -> float:
+    return 0 if ask.request is None else ask.request.over_share / ask.endpoint.capacity.block_size
 
 
 def _busy(ask: Ask) -> float:
@@ -145,12 +160,21 @@ def _share(ask: Ask) -> float:
     return kept + max(ask.short, ask.short_at_peak)
 
 
+KV_SHARE = Rule(
+    "kv_share",
+    "its key's requests would hold more than their `kv_share` of the model's KV cache",
+    _kv_share,
+    Unit.BLOCKS,
+    after=Next.OTHER_FLOWS,
+    idle=True,
+)
 BUSY = Rule(
     "busy",
     "it refused a request for lack of room: for a second, or until the next scrape",
     _busy,
     Unit.SECONDS,
     closes=True,
+    lasts=True,
     idle=True,
 )
 SEQUENCES = Rule(
@@ -159,12 +183,14 @@ SEQUENCES = Rule(
     _sequences,
     Unit.SEQUENCES,
     closes=True,
+    lasts=True,
 )
 COLD = Rule(
     "cold",
     "it has a request and generated nothing since it came up, and another endpoint has",
     _cold,
     closes=True,
+    lasts=True,
 )
 GATE = Rule(
     "gate",
@@ -215,10 +241,12 @@ SHARE = Rule(
     measures=True,
 )
 
-RULES = (BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
+RULES = (KV_SHARE, BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
 """All rules in the order of evaluation; those that measure come last. The first that refuses is the reason given."""
-_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle)
-_PLAIN = tuple(rule for rule in RULES if not rule.measures)
+_HOLDING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
+"""Those that hold back one flow: asked first, and only while the policy holds back flows."""
+_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle and rule not in _HOLDING)
+_PLAIN = tuple(rule for rule in RULES if not rule.measures and rule not in _HOLDING)
 _MEASURING = tuple(rule for rule in RULES if rule.measures)
 _FREEING = tuple(rule for rule in RULES if rule.frees)
 
@@ -230,6 +258,8 @@ def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rul
     """
     ask = Ask(endpoint, request, now)
     idle = endpoint.idle
+    if endpoint.holds_back_flows and (rule := _held_by(ask, idle=idle)) is not None:
+        return rule
     for rule in _ASKED_IDLE if idle else _PLAIN:
         if rule.shortage(ask) > 0:
             return rule
@@ -239,6 +269,18 @@ def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rul
         for rule in _MEASURING:
             if rule.shortage(ask) > 0:
                 return rule
+    return None
+
+
+def holds_back(endpoint: EndpointRecord, request: RequestRecord, now: float) -> bool:
+    """Whether the endpoint refuses the request for its flow's sake: it does not wait for room."""
+    return _held_by(Ask(endpoint, request, now), idle=endpoint.idle) is not None
+
+
+def _held_by(ask: Ask, *, idle: bool) -> Rule | None:
+    for rule in _HOLDING:
+        if (rule.idle or not idle) and rule.shortage(ask) > 0:
+            return rule
     return None
 
 
@@ -281,28 +323,35 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
     return True
 
 
-def all_shut(endpoints: Iterable[EndpointRecord], now: float) -> bool:
-    """Whether each endpoint refuses all requests alike: nobody may be offered next, and no flow is set aside."""
+def shut_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
+    """Time up to which each endpoint refuses all requests alike; -infinity if one may take somebody now.
+
+    Alike: nobody may be offered next, and no flow is set aside. If that holds beyond `now`, neither progress nor time
+    changes it before.
+    """
+    until = inf
     for endpoint in endpoints:
+        if endpoint.holds_back_flows:
+            return -inf
         ask = Ask(endpoint, None, now)
         for rule in _ASKED_IDLE if endpoint.idle else _PLAIN:
-            if rule.after is Next.OTHER_FLOWS:
-                return False
             if rule.shortage(ask) > 0:
-                if rule.after is not Next.NOBODY:
-                    return False
+                if rule.after is not _NOBODY:
+                    return -inf
+                lasting = rule.lasts and not endpoint.ledger.aborting  # progress may show that these have gone
+                until = min(until, endpoint.next_change if lasting else now)
                 break
         else:
-            return False
-    return True
+            return -inf
+    return until
 
 
 def next_in_line(refusals: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
     """Requests that may be offered next, after all endpoints refused one."""
-    after = Next.NOBODY
+    after: Next = _NOBODY
     for _, rule in refusals:
-        if rule.after is Next.OTHER_FLOWS:
-            return Next.OTHER_FLOWS
-        if rule.after is Next.SMALLER:
-            after = Next.SMALLER
+        if rule.after is _OTHER_FLOWS:
+            return _OTHER_FLOWS
+        if rule.after is _SMALLER:
+            after = _SMALLER
     return after

@@ -7,12 +7,13 @@ from gateway.admission.tuning import TUNING
 class SequenceLimit:
     """The configured limit, or a limit learned from a plateau of the engine.
 
-    An engine has reached its limit if two scrapes show the same number of running requests while others wait and its
-    KV cache has room. A plateau may be chance, so a learned limit is probed: after each `probe_after` without a waiting
-    request it goes up a little. A true limit shows again; a false one is soon gone.
+    An engine has reached its limit if it runs as many as it ever did in two scrapes, while others wait and its KV cache
+    has room. With fewer it waits for something else: a request that was just sent, for the end of a step. A plateau may
+    be chance, and what runs more refutes it. So a learned limit is probed: after each `probe_after` without a waiting
+    request it goes up a little. A true limit shows again.
     """
 
-    __slots__ = ("_configured", "_previous", "_settled_at", "kv_low", "value")
+    __slots__ = ("_configured", "_most", "_previous", "_settled_at", "kv_low", "value")
 
     def __init__(self, configured: int | None, kv_low: float) -> None:
         self._configured = configured is not None
@@ -20,6 +21,8 @@ class SequenceLimit:
         """Usage below which the cache has room."""
         self.value = configured
         """Sequences; None while unknown."""
+        self._most = 1
+        """Most sequences seen running at once."""
         self._previous: Observed | None = None
         self._settled_at = 0.0
 
@@ -34,10 +37,10 @@ class SequenceLimit:
         if self._configured or sample.running is None or sample.waiting is None:
             return
         at = sample.sampled_at
-        if self.value is not None and sample.running > self.value:
-            self.value, self._settled_at = sample.running, at
+        if sample.running > self._most:
+            self._most, self.value = sample.running, None
         elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
-            if previous is not None and previous.waiting and previous.running == sample.running > 0:
+            if previous is not None and previous.waiting and previous.running == sample.running == self._most:
                 self.value, self._settled_at = sample.running, at
         elif (
             self.value is not None

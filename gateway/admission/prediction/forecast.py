@@ -32,39 +32,40 @@ class Forecast:
             parts: How often `ends` counts each request: a request with several ends counts with their mean.
         """
         self._parts = parts
-        held = all_grow = most = 0
-        self._ends: list[int] = []
+        steps = sorted(ends, reverse=True)
+        self._ends = [-remaining for remaining in steps]
         """Steps until each end, negated: in ascending order."""
-        self._uses: list[int] = []
-        """Tokens in use at each end."""
-        self._held = [0]
-        """Tokens that the first k ends hold now; `_sequences` counts their sequences."""
-        self._sequences = [0]
-        self._upto = [0]
-        """Most tokens in use at any of the first k ends."""
-        for remaining in sorted(ends, reverse=True):
-            holds, grow = ends[remaining]
-            held += holds
-            all_grow += grow
-            use = held + remaining * all_grow
+        uses: list[int] = []
+        held, sequences, upto, after = [0], [0], [0], [0]
+        holds = grows = most = 0
+        for remaining in steps:
+            more_held, more = ends[remaining]
+            holds += more_held
+            grows += more
+            use = holds + remaining * grows
             if use > most:  # noqa: PLR1730 - a call would double the loop's time
                 most = use
-            self._ends.append(-remaining)
-            self._uses.append(use)
-            self._held.append(held)
-            self._sequences.append(all_grow)
-            self._upto.append(most)
+            uses.append(use)
+            held.append(holds)
+            sequences.append(grows)
+            upto.append(most)
         self.peak = -(-most // parts)
         """Tokens."""
         most = 0
-        self._after = [0]
-        """Most tokens in use at any end after the first k, with one more sequence that grows from now on."""
-        for end, use in zip(reversed(self._ends), reversed(self._uses), strict=True):
-            with_one = use - end * parts
+        for remaining, use in zip(reversed(steps), reversed(uses), strict=True):
+            with_one = use + remaining * parts
             if with_one > most:  # noqa: PLR1730
                 most = with_one
-            self._after.append(most)
-        self._after.reverse()
+            after.append(most)
+        after.reverse()
+        self._uses = uses
+        """Tokens in use at each end."""
+        self._held, self._sequences = held, sequences
+        """Tokens that the first k ends hold now, and their sequences."""
+        self._upto = upto
+        """Most tokens in use at any of the first k ends."""
+        self._after = after
+        """Most tokens in use at any end after the first k, with one more sequence that grows from now on."""
 
     def with_request(self, row: Row) -> int:
         """The peak in tokens, with this request also in flight."""

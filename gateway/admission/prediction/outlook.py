@@ -135,7 +135,7 @@ class Outlook:
     def _ends(self, block_size: int) -> Ends:
         """Ends of all requests in flight as of now."""
         ends: Ends = {}
-        most, nothing = TUNING.predictions, (0, 0)
+        most, nothing, known = TUNING.predictions, (0, 0), ends.get
         for reservation, prediction in self._of_ledger().items():
             generated = reservation.generated
             lengths = prediction.lengths
@@ -144,16 +144,15 @@ class Outlook:
             grows = reservation.sequences * weight
             for length in lengths:
                 remaining = length - generated if length > generated else 0
-                held, grow = ends.get(remaining, nothing)
+                held, grow = known(remaining, nothing)
                 ends[remaining] = held + holds, grow + grows
         return ends
 
     def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:
         """Predict the lengths of a request from its progress."""
-        generated, lengths = reservation.generated, []
-        for part in range(parts):
-            quantiles = self.quantiles.at((part + prediction.draw) / parts, self._ledger.sequences)
-            lengths.append(self._predictor.predict(prediction.kind, quantiles, generated, reservation.limit))
+        generated, at, sequences = reservation.generated, self.quantiles.at, self._ledger.sequences
+        quantiles = [at((part + prediction.draw) / parts, sequences) for part in range(parts)]
+        lengths = self._predictor.predict(prediction.kind, quantiles, generated, reservation.limit)
         prediction.lengths = lengths
         prediction.review = lengths[0] - (lengths[0] - generated) // TUNING.review_divisor
 

@@ -44,17 +44,17 @@ class Lengths:
         insort(ordered, length)
 
 
-def conditional_quantile(ordered: Sequence[float], quantile: float, beyond: float) -> float:
-    """The quantile of the lengths over `beyond`.
+def conditional_quantiles(ordered: Sequence[float], quantiles: Sequence[float], beyond: float) -> list[float]:
+    """The quantiles of the lengths over `beyond`.
 
-    If too few are longer, it is the quantile of a Pareto tail that starts at `beyond`.
+    If too few are longer, they are the quantiles of a Pareto tail that starts at `beyond`.
     """
     shorter = bisect_right(ordered, beyond)
     longer = len(ordered) - shorter
     if longer < TUNING.tail_lengths:
-        known = ordered[-1] if longer else 0.0
-        return float(max(beyond / (1.0 - quantile) ** (1.0 / TUNING.tail_index), known, beyond + 1))
-    return ordered[shorter + int(quantile * longer)]
+        least = max(ordered[-1] if longer else 0.0, beyond + 1)
+        return [max(beyond / (1.0 - quantile) ** (1.0 / TUNING.tail_index), least) for quantile in quantiles]
+    return [ordered[shorter + int(quantile * longer)] for quantile in quantiles]
 
 
 class Kind:
@@ -130,24 +130,28 @@ class Predictor:
             for length in like.lengths:
                 lengths.add(inf if length is None else float(length))
 
-    def predict(self, kind: Kind, quantile: float, generated: int, max_tokens: int) -> int:
-        """Predicted length of a sequence that has not ended, tokens: at most `max_tokens`.
+    def predict(self, kind: Kind, quantiles: Sequence[float], generated: int, max_tokens: int) -> list[int]:
+        """Predicted lengths of a sequence that has not ended, tokens: at most `max_tokens`.
 
         Args:
             kind: Kind of the request.
-            quantile: Share of such sequences, 0 to 1, that the prediction should cover, once their kind is known.
+            quantiles: For each prediction the share of such sequences, 0 to 1, that it should cover, once their kind is
+                known.
             generated: Tokens that it has generated.
             max_tokens: Most tokens that it may generate.
         """
-        ordered = self._guess
-        for lengths in (kind.own, kind.everybody, self._all):
-            if len(lengths.ordered) >= TUNING.lengths_enough:
-                ordered = lengths.ordered
-                break
-        else:
-            quantile = TUNING.prior_quantile
-        predicted = conditional_quantile(ordered, quantile, float(generated))  # floats, as the known lengths are
-        return max_tokens if predicted >= max_tokens else max(int(predicted), min(generated + 1, max_tokens))
+        enough, ordered = TUNING.lengths_enough, kind.own.ordered
+        if len(ordered) < enough:
+            ordered = kind.everybody.ordered
+            if len(ordered) < enough:
+                ordered = self._all.ordered
+                if len(ordered) < enough:
+                    ordered, quantiles = self._guess, [TUNING.prior_quantile] * len(quantiles)
+        least = min(generated + 1, max_tokens)
+        return [
+            max_tokens if predicted >= max_tokens else max(int(predicted), least)
+            for predicted in conditional_quantiles(ordered, quantiles, float(generated))  # as the known lengths are
+        ]
 
     def _known(self, key: Likeness) -> Lengths:
         lengths = self._lengths.get(key)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from gateway.admission.placing.request import LaneKey, RequestRecord
@@ -280,6 +281,11 @@ class Queue:
                 return request
             heappop(heap)
         return None
+
+    @property
+    def no_deadline_before(self) -> float:
+        """No deadline is before this time."""
+        return self._deadlines[0][0] if self._deadlines else inf
 
     def reschedule(self) -> None:
         """Rebuild the deadline heap."""

@@ -46,6 +46,34 @@ class Answering(Protocol):
     def client_gone(self) -> None: ...
 
 
+class Phases:
+    """Spreads the events of a step over its time: each connection has its phase, as if it had an engine of its own.
+
+    Args:
+        number: of phases.
+        seconds: between two of them.
+    """
+
+    def __init__(self, number: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._late: list[list[tuple[asyncio.Transport, bytes]]] = [[] for _ in range(number)]
+
+    def write(self, connection: "Connection", data: bytes) -> None:
+        """Write when it is the connection's turn."""
+        phase = connection.number % len(self._late)
+        late = self._late[phase]
+        if not late:
+            asyncio.get_running_loop().call_later(phase * self._seconds, self._flush, late)
+        late.append((connection.transport, data))
+
+    @staticmethod
+    def _flush(late: list[tuple[asyncio.Transport, bytes]]) -> None:
+        for transport, data in late:
+            if not transport.is_closing():
+                transport.write(data)
+        late.clear()
+
+
 class Connection(asyncio.Protocol):
     """One client connection; hands complete requests to `on_request` and writes what comes back."""
 
@@ -57,7 +85,9 @@ class Connection(asyncio.Protocol):
         on_request: Callable[["Connection", SeenRequest], None],
         keep_alive: float,
         peers: set["Connection"],
+        phases: Phases | None = None,
     ) -> None:
+        self._phases = phases
         self.number = number
         self._peers = peers
         self.requests = 0
@@ -135,12 +165,18 @@ class Connection(asyncio.Protocol):
 
     def send(self, event: bytes) -> None:
         """Send one event as one chunk."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+        self._write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def end(self) -> None:
         """End a stream cleanly."""
-        self.transport.write(b"0\r\n\r\n")
+        self._write(b"0\r\n\r\n")
         self._answered()
+
+    def _write(self, data: bytes) -> None:
+        if self._phases is None:
+            self.transport.write(data)
+        else:
+            self._phases.write(self, data)
 
     def close(self) -> None:
         """Close without another byte; a body in progress is torn."""

@@ -10,7 +10,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from tests.fakes.vllm.answers import Answer, FaultyAnswer
-from tests.fakes.vllm.connection import Connection, SeenRequest
+from tests.fakes.vllm.connection import Connection, Phases, SeenRequest
 from tests.fakes.vllm.exposition import Counters, Gauges, exposition
 from tests.fakes.vllm.faults import Fault, FaultKind, FaultPlan
 from tests.fakes.vllm.requests import Api, ApiError, Generation, Tokenize, decode, read, tokenize_words
@@ -46,6 +46,8 @@ class FakeSettings:
     """Requests the engine takes before it says 503; None is vLLM's default, no limit."""
     step_seconds: float = 0.002
     """One decode step of all that runs."""
+    phases: int = 1
+    """Turns in which the events of a step leave, spread over its time: connection by connection."""
     prefill_seconds: float = 0.0
     """Added to a step for each prompt token in it."""
     output_tokens: int = 64
@@ -73,6 +75,8 @@ class FakeVllm:
         self, settings: FakeSettings | None = None, *, faults: Iterable[Fault] = (), tokenize: Tokenize = tokenize_words
     ) -> None:
         self.settings = settings or FakeSettings()
+        phases = self.settings.phases
+        self._phases = Phases(phases, self.settings.step_seconds / phases) if phases > 1 else None
         self.faults = FaultPlan()
         for fault in faults:
             self.faults.add(fault)
@@ -206,7 +210,9 @@ class FakeVllm:
         return exposition(self.settings.model, self.gauges, counters, awake=self.awake, cache_config=cache_config)
 
     def _connect(self) -> Connection:
-        connection = Connection(self._accepted, self._on_request, self.settings.keep_alive, self._connections)
+        connection = Connection(
+            self._accepted, self._on_request, self.settings.keep_alive, self._connections, self._phases
+        )
         self._accepted += 1
         return connection
 

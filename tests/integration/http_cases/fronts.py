@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.deploy.stack import free_port, until
+from tests.deploy.stack import until
 from tests.fakes.vllm import FakeVllm
 from tests.fakes.vllm.connection import Connection, SeenRequest
 from tests.integration.http_cases.cases import CASE, Case
 from tests.integration.relaying import gateway
+from tests.ports import free_port
 
 _QUIET = 0.1
 """Seconds without a byte after which a server is taken to wait for more; many times that where two servers differ."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens import conversation, local_count, messages, messages_api, normalise, render, responses_api
-from gateway.tokens.conversation import ContentFormat, fold_developer
+from gateway.tokens import local_count, message_shape, messages, messages_api, normalise, render, responses_api
+from gateway.tokens.message_shape import ContentFormat, fold_developer
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
@@ -70,7 +70,7 @@ def no_tools_where_the_choice_is_none(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def arguments_left_as_text(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(conversation, "_arguments", lambda arguments: arguments)
+    patch.setattr(message_shape, "_arguments", lambda arguments: arguments)
 
 
 @mutant
@@ -81,7 +81,7 @@ def arguments_need_not_be_an_object(patch: pytest.MonkeyPatch) -> None:
         except ValueError:
             return {}
 
-    patch.setattr(conversation, "_arguments", loads)
+    patch.setattr(message_shape, "_arguments", loads)
 
 
 @mutant
@@ -91,14 +91,14 @@ def keys_of_calls_in_the_order_they_came(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def extra_keys_of_calls_left_out(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_tool_call", lambda made, *_: {k: made[k] for k in ("id", "function", "type")})
+    _result(patch, message_shape, "_tool_call", lambda made, *_: {k: made[k] for k in ("id", "function", "type")})
 
 
 @mutant
 def empty_tool_calls_kept(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        conversation,
+        message_shape,
         "_shape",
         lambda made, message, *_: made | ({"tool_calls": []} if message.get("tool_calls") == [] else {}),
     )
@@ -111,7 +111,9 @@ def reasoning_content_not_renamed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def reasoning_under_one_name(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_shape", lambda made, *_: {k: v for k, v in made.items() if k != "reasoning_content"})
+    _result(
+        patch, message_shape, "_shape", lambda made, *_: {k: v for k, v in made.items() if k != "reasoning_content"}
+    )
 
 
 @mutant
@@ -128,40 +130,40 @@ def content_always_parts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def content_as_it_came(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_shape", lambda made, message, *_: made | {"content": message.get("content")})
+    _result(patch, message_shape, "_shape", lambda made, message, *_: made | {"content": message.get("content")})
 
 
 @mutant
 def empty_texts_joined_too(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        conversation,
+        message_shape,
         "_content",
         lambda made, role, parts, kind: (
-            "\n".join(conversation._text(part) for part in parts) if kind is ContentFormat.STRING else made
+            "\n".join(message_shape._text(part) for part in parts) if kind is ContentFormat.STRING else made
         ),
     )
 
 
 @mutant
 def tool_results_left_in_parts(patch: pytest.MonkeyPatch) -> None:
-    original = conversation._content
-    patch.setattr(conversation, "_content", lambda _role, parts, kind: original("user", parts, kind))
+    original = message_shape._content
+    patch.setattr(message_shape, "_content", lambda _role, parts, kind: original("user", parts, kind))
 
 
 @mutant
 def extra_keys_of_parts_left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(conversation, "_part", lambda part: {"type": "text", "text": conversation._text(part)})
+    patch.setattr(message_shape, "_part", lambda part: {"type": "text", "text": message_shape._text(part)})
 
 
 @mutant
 def unknown_keys_of_messages_passed_on(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_shape", lambda made, message, *_: message | made)
+    _result(patch, message_shape, "_shape", lambda made, message, *_: message | made)
 
 
 @mutant
 def names_left_out(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_shape", lambda made, *_: {k: v for k, v in made.items() if k != "name"})
+    _result(patch, message_shape, "_shape", lambda made, *_: {k: v for k, v in made.items() if k != "name"})
 
 
 @mutant
@@ -186,13 +188,13 @@ def developer_always_folded(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def billing_header_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(conversation, "_without_billing_header", list)
+    patch.setattr(message_shape, "_without_billing_header", list)
 
 
 @mutant
 def billing_header_takes_its_whole_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        conversation,
+        message_shape,
         "_without_billing_header",
         lambda parts: [part for part in parts if not part["text"].startswith("x-anthropic")],
     )
@@ -200,13 +202,13 @@ def billing_header_takes_its_whole_part(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def billing_header_stripped_from_users(patch: pytest.MonkeyPatch) -> None:
-    original = conversation._parts
-    patch.setattr(conversation, "_parts", lambda content: conversation._without_billing_header(original(content)))
+    original = message_shape._parts
+    patch.setattr(message_shape, "_parts", lambda content: message_shape._without_billing_header(original(content)))
 
 
 @mutant
 def thinking_dropped(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, conversation, "_parts", lambda made, *_: [part for part in made if part["type"] != "thinking"])
+    _result(patch, message_shape, "_parts", lambda made, *_: [part for part in made if part["type"] != "thinking"])
 
 
 @mutant

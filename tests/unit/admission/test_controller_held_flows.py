@@ -6,6 +6,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing import rules
 from gateway.admission.placing.rules import Ask, Next, Rule
+from gateway.admission.policy import Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
 
 
@@ -21,8 +22,9 @@ HELD = Rule("held", "for the test", over_limit, after=Next.OTHER_FLOWS)
 @pytest.fixture
 def held(monkeypatch):
     """A rule that holds back flows, before all others."""
-    for name in ("RULES", "_PLAIN"):
-        monkeypatch.setattr(rules, name, (HELD, *getattr(rules, name)))
+    monkeypatch.setattr(rules, "_HOLDING", (HELD,))
+    monkeypatch.setattr(rules, "RULES", (HELD, *rules.RULES))
+    monkeypatch.setattr(Policy, "holds_back_flows", True)
 
 
 def over(play, **settings):
@@ -59,6 +61,15 @@ class TestBehindAFlowThatIsHeld:
         p >> arrived(3, blocks=5, flow="other") << Dispatch(3, "a") >> progress(r3=1) << nothing
         p >> arrived(4, blocks=5, flow="held") << nothing
         p >> done(1) << Dispatch(2, "a") << Dispatch(4, "a")
+
+    def test_its_backlog_is_no_pressure_on_the_pool(self, play):
+        p = over(play) >> arrived(2, blocks=5, flow="held") << nothing
+        p >> at(3.0) >> done(1, 10_000) << Dispatch(2, "a")
+        assert p.controller._pool.waits.drain_rate.measured(p.now) == (0.0, 0.0)
+
+    def test_that_nobody_may_go_says_nothing_of_its_backlog(self, play):
+        p = over(play, seqs=1) >> arrived(2, blocks=5, flow="held") << nothing
+        assert not p.controller._shut
 
     @pytest.mark.parametrize("head", [False, True])
     def test_a_large_request_is_passed_max_passes_times(self, play, head):
@@ -188,3 +199,17 @@ def test_explain_says_that_a_flow_within_its_share_would_go(play):
     p = near_its_share(play) >> arrived(3, blocks=24, flow="noisy") << nothing
     told = p.controller.explain(arrived(4, blocks=5, flow="quiet"), p.now)
     assert (told.verdict, told.rule) == ("dispatch", "fits")
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_on_an_idle_endpoint_it_is_held_only_by_a_rule_that_says_so(play, monkeypatch, idle):
+    always = Rule("held", "for the test", lambda ask: ask.request is not None, after=Next.OTHER_FLOWS, idle=idle)
+    monkeypatch.setattr(rules, "_HOLDING", (always,))
+    p = play(kv_shares={"nobody": 0.5}) >> up("a", blocks=100) >> arrived(1, blocks=5)
+    _ = p << nothing if idle else p << Dispatch(1, "a")
+
+
+def test_the_rules_that_hold_back_a_flow_before_all_others_come_first():
+    assert rules._HOLDING == (rules.KV_SHARE,)
+    assert Policy(kv_shares={"a": 0.5}).holds_back_flows
+    assert not Policy().holds_back_flows

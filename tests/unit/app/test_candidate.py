@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from engine.process import free_port
 from gateway.admission.events import FRONT_BITS, Arrived, Capacity, Demand, EndpointId, RequestId
 from gateway.app import candidate as module
 from gateway.app.candidate import Candidate
@@ -27,6 +26,7 @@ from gateway.tier.line import Line
 from gateway.tier.registry import RegistryError
 from gateway.tier.seal import Role
 from tests.fakes.registry import FakeRegistry
+from tests.ports import free_port
 from tests.until import until
 
 ONE, TWO = EndpointId("127.0.0.1:1"), EndpointId("127.0.0.1:2")
@@ -151,7 +151,7 @@ async def test_who_is_elected_decides_for_the_fronts_of_its_machine_and_of_other
         assert (await here.welcomed()).epoch == (1, candidate._election.me)
         far, key = Front(2), read_key(world.folder / "key")
         host, _, port = (world.settings.tier.advertise or "").rpartition(":")
-        said = claim(Role.FRONT, key, world.settings)
+        said = claim(Role.FRONT, key, world.settings, {None: None})
         await connect(host, int(port), lambda: far.line, key=key, claim=said)
         await far.welcomed()
         assert candidate.active == 1, "those of other machines are not waited for"
@@ -193,6 +193,20 @@ async def test_while_another_decides_fronts_are_sent_there(world: World) -> None
     holding.cancel()
 
 
+async def test_a_front_that_looks_for_an_owner_here_while_there_is_none_is_let_go(world: World) -> None:
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    async with world.candidate():
+        far, key = Front(2), read_key(world.folder / "key")
+        host, _, port = (world.settings.tier.advertise or "").rpartition(":")
+        said = claim(Role.FRONT, key, world.settings, {None: None})
+        await connect(host, int(port), lambda: far.line, key=key, claim=said)
+        async with asyncio.timeout(30):
+            await far.ended.wait()
+        assert far.heard == []
+    assert errors == []
+
+
 async def test_who_hears_of_a_later_epoch_leaves_its_fronts_and_decides_again_above_it(world: World) -> None:
     async with world.candidate() as candidate:
         await until(lambda: candidate._epoch)
@@ -213,7 +227,7 @@ async def test_a_process_that_was_stopped_dispatches_nothing_once_its_time_is_ov
         await front.welcomed()
         serves(candidate)
         assert candidate._reign is not None
-        await candidate._reign.hall._begun.wait()
+        await candidate._reign.hall._opening.begun.wait()
         await candidate._campaign._background.stop()  # nobody looks at the time, as when all of it stands still
         await until(lambda: not candidate._campaign.may_decide())
         front.line.send(came(1), Ping(9))

@@ -10,8 +10,8 @@ from gateway.app import candidate
 from gateway.app.candidate import Candidate
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
-from tests.deploy.stack import free_port
 from tests.fakes.registry import FakeRegistry
+from tests.ports import free_port
 from tests.until import until
 
 KEPT = FakeRegistry()

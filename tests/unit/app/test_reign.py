@@ -1,6 +1,8 @@
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from gateway.admission.events import FRONT_BITS, Arrived, Capacity, Demand, EndpointId, RequestId
 from gateway.app.reign import Reign
@@ -16,9 +18,12 @@ SETTINGS = Settings.model_validate({"server": {"state_dir": "none"}, "health": {
 
 
 @asynccontextmanager
-async def reign_of(*, expected: int | None = 1, before: Callable[[], None] | None = None) -> AsyncIterator[Reign]:
+async def reign_of(
+    sections: dict[str, Any] | None = None, *, expected: int | None = 1, before: Callable[[], None] | None = None
+) -> AsyncIterator[Reign]:
     """A reign over one endpoint, at which nobody listens."""
-    reign = Reign(SETTINGS, access(f"http://{ONE}"), [], expected, before=before)
+    settings = SETTINGS if sections is None else Settings.model_validate(SETTINGS.model_dump() | sections)
+    reign = Reign(settings, access(f"http://{ONE}"), [], expected, before=before)
     reign.begin()
     try:
         yield reign
@@ -39,10 +44,25 @@ async def join(reign: Reign) -> Other:
     return front
 
 
-async def asked(front: Other, number: int) -> list[object]:
+async def asked(front: Other, number: int) -> list[Sent]:
     """What the owner answers a request."""
     front.say(Came("m", Arrived(RequestId((1 << FRONT_BITS) + number), Demand((10,), 10))))
     return [message for message in await front.heard() if isinstance(message, Sent)]
+
+
+async def test_within_its_share_it_grants_that_share_of_each_limit() -> None:
+    limited = {"auth": {"keys": [{"name": "", "key": "k", "limits": {"requests_per_minute": 10}}]}}
+    async with reign_of(limited) as reign:
+        serves(reign)
+        front = await join(reign)
+        limits: list[object] = []
+        for number, share in enumerate((1.0, 0.5, 0.0, 0.5)):
+            reign.restrict(share)
+            for sent in await asked(front, number):
+                assert sent.dispatch.standing is not None
+                assert sent.dispatch.standing.requests is not None
+                limits.append(sent.dispatch.standing.requests.limit)
+        assert limits == [10, 5, 5, 5], "what waits goes by the same limits as before"
 
 
 async def test_it_decides_for_its_fronts_within_its_share() -> None:
@@ -90,3 +110,21 @@ async def test_an_endpoint_that_is_not_configured_any_more_is_not_watched() -> N
     async with reign_of() as reign:
         reign.go_by(SETTINGS, access("http://127.0.0.1:2"))
         await until(lambda: [status.id for status in reign.statuses] == [EndpointId("127.0.0.1:2")])
+
+
+async def test_gauges_of_an_endpoint_that_is_removed_are_not_waited_for() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # it takes connections and answers nothing
+        port = silent.getsockname()[1]
+        reign = Reign(SETTINGS, access(f"http://127.0.0.1:{port}"), [], 1)
+        reign.begin()
+        try:
+            reading = asyncio.create_task(reign.gauged())
+            await asyncio.sleep(0.3)
+            assert not reading.done()
+            reign.go_by(SETTINGS, access(f"http://{ONE}"))
+            async with asyncio.timeout(5):
+                await reading
+        finally:
+            await reign.end()

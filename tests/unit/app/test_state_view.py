@@ -28,10 +28,15 @@ class World:
     def __init__(self, *, in_pool: bool, not_here: Sequence[NotHere] = ()) -> None:
         self.told: list[tuple[str, str]] = []
         self.ready = True
-        counter = SimpleNamespace(not_here=lambda: list(not_here), mode=Source.LOCAL, reason="it differs")
-        self.directory = SimpleNamespace(
-            pools={"m": SimpleNamespace(name="m", counter=counter)} if in_pool else {}, ever_healthy=in_pool
+        counter = SimpleNamespace(
+            not_here=lambda: list(not_here),
+            mode=Source.LOCAL,
+            reason="it differs",
+            takes_ids={f"http://{A}"}.__contains__,
         )
+        endpoints = {name: SimpleNamespace(id=name, base_url=f"http://{name}") for name in (A, "127.0.0.1:8002")}
+        pool = SimpleNamespace(name="m", counter=counter, endpoints=endpoints)
+        self.directory = SimpleNamespace(pools={"m": pool} if in_pool else {}, ever_healthy=in_pool)
         self.settings = Settings()
         self.view = StateView(lambda: self.settings, self.directory, self)
 
@@ -95,3 +100,8 @@ async def test_an_endpoint_is_drained_and_taken_back_by_its_owner() -> None:
         with pytest.raises(UnknownEndpointError):
             await act("127.0.0.1:9")
     assert world.told == [("drain", A), ("undrain", A)]
+
+
+async def test_it_names_the_endpoints_that_get_token_ids() -> None:
+    (counting,) = (await World(in_pool=True).view.state()).counting
+    assert counting.ids_to == (A,)

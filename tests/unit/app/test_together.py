@@ -80,8 +80,8 @@ async def test_the_front_hears_of_progress_in_batches() -> None:
     async with together_of(moved) as core:
         admission = serves(core, ONE, "m")
         await admit(admission, 1)
-        for generated in (1, 2, 3):
-            admission.progress(RequestId(1), generated)
+        admission.begun(RequestId(1), 1)
+        admission.progress(RequestId(1), 2)
         await asyncio.sleep(2 * PROGRESS_INTERVAL)
         assert [list(requests) for requests in moved] == [[1]]
 
@@ -114,7 +114,7 @@ async def test_once_it_has_stopped_nothing_of_it_runs_any_more() -> None:
     async with together_of() as core:
         core.start()
         admission = serves(core, ONE, "m")
-        admission.progress(RequestId(1), 1)
+        admission.begun(RequestId(1), 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert admission._flush_timer is not None
-    assert admission._flush_timer.cancelled()
+    assert admission._timer is not None
+    assert admission._timer.cancelled()

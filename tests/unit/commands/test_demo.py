@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from engine.environment import Build
-from engine.process import free_port
 from gateway.commands import demo as module
 from gateway.commands.demo import MODEL, QUESTION, DemoError, demo, settings
 from gateway.relay.server import PortTakenError
+from tests.ports import free_port
 
 CHUNK = 'data: {{"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{}]}}\n\n'
 DONE = "data: [DONE]\n\n"

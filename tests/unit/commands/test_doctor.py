@@ -8,9 +8,9 @@ from engine.diagnosis import look as looking
 from engine.diagnosis import machine
 from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import SIGNS
-from engine.process import free_port
 from gateway.cli import cli
 from gateway.commands import doctor as doctor_command
+from tests.ports import free_port
 
 HEADS = "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3).\n"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

@@ -7,8 +7,9 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.admission.limits.standing import Limits
 from gateway.admission.policy import Band, Bounds, Mode, Policy
+from gateway.config.admission import AdmissionSettings
 from gateway.config.live import every
-from gateway.config.settings import AdmissionSettings, Settings
+from gateway.config.settings import Settings
 
 
 def sections(model, path=()):
@@ -48,7 +49,7 @@ def test_a_key_has_exactly_one_source():
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_core():
-    assert AdmissionSettings().to_policy(weights={}, poll_interval=1.0) == Policy()
+    assert AdmissionSettings().to_policy(weights={}, kv_shares={}, poll_interval=1.0) == Policy()
 
 
 def nested(given):
@@ -79,13 +80,15 @@ def test_every_setting_of_admission_reaches_the_core():
     named = {re.sub(r"\.\d+\.", ".N.", name) for name in given}
     assert named | not_of_the_core == {name for name, _ in every(AdmissionSettings)}, "a new one belongs into `given`"
     settings = AdmissionSettings.model_validate(nested(given))
-    policy = settings.to_policy(weights={"a": 2.0}, poll_interval=0.5)
+    policy = settings.to_policy(weights={"a": 2.0}, kv_shares={"a": 0.5}, poll_interval=0.5)
     for name in given:
         without = AdmissionSettings.model_validate(nested({key: given[key] for key in given if key != name}))
-        assert without.to_policy(weights={"a": 2.0}, poll_interval=0.5) != policy, f"{name} does not reach it"
+        assert without.to_policy(weights={"a": 2.0}, kv_shares={"a": 0.5}, poll_interval=0.5) != policy, (
+            f"{name} does not reach it"
+        )
     for field in fields(Policy):
         assert getattr(policy, field.name) != getattr(Policy(), field.name), f"no setting reaches {field.name}"
-    assert settings.to_policy(weights={"a": 2.0}, poll_interval=0.5) == Policy(
+    assert settings.to_policy(weights={"a": 2.0}, kv_shares={"a": 0.5}, poll_interval=0.5) == Policy(
         mode=Mode.OBSERVE,
         bounds=Bounds.FORECAST,
         kv_high=0.85,
@@ -97,6 +100,7 @@ def test_every_setting_of_admission_reaches_the_core():
         ttft_target=9,
         bands={0: Band(1.5, 0.0), 2: Band(None, 0.25)},
         weights={"a": 2.0},
+        kv_shares={"a": 0.5},
         max_passes=5,
         poll_interval=0.5,
     )
@@ -120,6 +124,11 @@ def test_a_tenant_has_one_set_of_limits_and_one_without_limits_has_none():
     keys = [{"name": "a", "key": "1", "limits": limits}, {"name": "a", "key": "2", "limits": limits}]
     keys.append({"name": "b", "key": "3", "limits": {"max_tokens": 7}})
     assert Settings.model_validate({"auth": {"keys": keys}}).auth.limits == {"a": Limits(5)}
+    keys[0] = {**keys[0], "limits": limits | {"kv_share": 0.5}}
+    with pytest.raises(ValidationError, match="'a' has different limits"):
+        Settings.model_validate({"auth": {"keys": keys}})
+    assert Settings.model_validate({"auth": {"keys": [keys[0], keys[2]]}}).auth.kv_shares == {"a": 0.5}
+    keys[0] = {**keys[0], "limits": limits}
     keys[1] = {"name": "a", "key": "2"}
     with pytest.raises(ValidationError, match="'a' has different limits"):
         Settings.model_validate({"auth": {"keys": keys}})

@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
-from gateway.config.settings import EndpointSettings, HealthSettings
+from gateway.config.endpoint import EndpointSettings
+from gateway.config.settings import HealthSettings
 from gateway.endpoints import monitor as monitoring
 from gateway.endpoints.health import REST, SERVING, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor

@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from gateway.config.settings import DiscoverySettings
+from gateway.config.discovery import DiscoverySettings
 from gateway.endpoints import names
 from gateway.endpoints.names import NoAnswerError, endpoints_behind
 from tests.fakes.name_server import NameServer

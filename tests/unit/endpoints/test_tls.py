@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.settings import TlsSettings
+from gateway.config.endpoint import TlsSettings
 from gateway.endpoints.tls import ssl_context
 
 FILES = Path(__file__).parent / "certificates"  # of localhost, by a CA of their own, good for a hundred years

@@ -8,9 +8,9 @@ import pytest
 from engine.assembly import assembled, moved
 from engine.command import KV_SPACE, EngineSpec, cpu_kv_gib
 from engine.diagnosis.sign import Diagnosis, Kind
-from engine.fit import Bounds
 from engine.host_memory import total_bytes
 from engine.lifecycle import Policy
+from engine.memory_ladder import Bounds
 from engine.program import Engine, Refit, Role
 
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from engine.diagnosis.sign import Diagnosis, Kind
-from engine.fit import Stop
 from engine.judgement import judge
+from engine.memory_ladder import Stop
 from engine.program import Program, Refit, Role
 
 PROGRAM = Program("e", Role.ENGINE, ("x",), {}, final_codes=frozenset({2}))

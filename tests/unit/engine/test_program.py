@@ -5,8 +5,8 @@ from pathlib import Path
 
 from engine.assembly import assembled
 from engine.command import EngineSpec
-from engine.fit import Bounds
 from engine.lifecycle import Policy
+from engine.memory_ladder import Bounds
 from engine.program import Program, Role
 
 SPEC = EngineSpec("m/0", "org/model", "m", 18000, Path("/venv/bin/python"), env={"TOKEN": "s3cret"})

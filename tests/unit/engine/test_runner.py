@@ -11,8 +11,8 @@ import pytest
 from engine import events, runner
 from engine.diagnosis.sign import Diagnosis
 from engine.download import Download
-from engine.fit import Stop
 from engine.lifecycle import Policy, State
+from engine.memory_ladder import Stop
 from engine.phases import Phase
 from engine.process import GuardedProcess
 from engine.program import Program, Refit, Role

@@ -54,6 +54,25 @@ async def test_the_text_of_a_stream_counts_its_tokens():
         assert events[-1] == "data: [DONE]"
 
 
+async def test_the_events_of_a_step_can_be_spread_over_its_time():
+    """Each connection has its phase: the last of four comes three quarters of a step after the first."""
+    async with FakeVllm(FakeSettings(step_seconds=0.2, phases=4)) as fake:
+        clock = asyncio.get_running_loop().time
+        came: dict[int, float] = {}
+
+        async def one(number: int) -> None:
+            assert texts(await stream(fake, max_tokens=3)) == " 0 1 2"
+            came[number] = clock()
+
+        streams = []
+        for number in range(4):  # in the order of their connections
+            streams.append(asyncio.create_task(one(number)))
+            await until(lambda expected=number + 1: len(fake.seen) == expected)
+        await asyncio.gather(*streams)
+        assert sorted(came, key=came.get) == [0, 1, 2, 3]
+        assert came[3] - came[0] > 0.1
+
+
 async def test_an_answer_that_ends_by_itself_stops():
     async with FakeVllm(FakeSettings(output_tokens=4)) as fake:
         whole = (await post(fake, max_tokens=20)).json()

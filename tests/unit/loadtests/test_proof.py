@@ -134,7 +134,7 @@ def test_a_kvgate_that_ends_is_told_with_its_last_words(run, kvgate):
 
 
 def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
-    ran = run("--only", "calibration", "relay_cost", "workers", *COSTS, "plan_accuracy")
+    ran = run("--only", "calibration", "chaos", "relay_cost", "workers", *COSTS, "plan_accuracy")
     for module, rest in ran:
         assert importlib.util.find_spec(module), module
         if module == "pytest":

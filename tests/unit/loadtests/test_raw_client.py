@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from loadtests.raw_client import Repeater, Stream, Tally, post
+from loadtests.relay_cost import Load, repeat
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 
 CHAT = "/v1/chat/completions"
@@ -97,3 +98,11 @@ def test_a_request_has_its_length_and_the_headers_given():
         b"Content-Type: application/json",
         b"Content-Length: 5",
     ]
+
+
+async def test_each_request_of_a_repeater_has_a_number_of_its_own():
+    async with FakeVllm(FakeSettings(step_seconds=0.002)) as fake:
+        await repeat(fake.port, Load(0).request, 0.1)
+        bodies = {seen.body for seen in fake.seen}
+        assert len(bodies) == len(fake.seen) > 1
+        assert len({len(body) for body in bodies}) == 1

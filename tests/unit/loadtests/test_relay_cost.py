@@ -21,11 +21,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(relay_cost, "LOAD_CORE", min(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize("load", [Load(50, rate=100.0), Load(0, rate=200.0)])
+@pytest.mark.parametrize(
+    "load", [Load(50, rate=100.0), Load(50, rate=100.0, phases=10), Load(0, rate=200.0), Load(0, rate=200.0, ids=True)]
+)
 async def test_the_engines_stand_in_alone_costs_some_microseconds(quick, load):
     """CPU is told in hundredths of a second: less work would be none."""
-    bench = replace(BENCH, seconds=0.5)
-    assert 1 < await bench.measure("direct", load) < 100_000
+    bench = replace(BENCH, seconds=1.0)
+    cost = await bench.measure("direct", load)
+    assert 1 < cost.us < 100_000
+    assert 0 <= cost.kernel <= cost.us
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def engine(monkeypatch):
 
     def be(fake):
         @contextlib.asynccontextmanager
-        async def running(_self, _rate, _folder):
+        async def running(_self, _load, _folder):
             async with fake:
                 yield Proxy(os.getpid(), fake.port)
 
@@ -58,12 +62,12 @@ async def test_a_stream_that_is_not_whole_spoils_the_measurement(quick, engine, 
 
 async def test_plain_requests_are_counted_and_one_that_fails_spoils_the_measurement():
     async with FakeVllm(FakeSettings(step_seconds=0.005)) as fake:
-        done = await repeat(fake.port, 0.2)
+        done = await repeat(fake.port, Load(0).request, 0.2)
         assert done == sum(seen.path == CHAT for seen in fake.seen)
         assert done >= relay_cost.CONNECTIONS
         fake.faults.add(Fault(FaultKind.STATUS, path=CHAT))
         with pytest.raises(RuntimeError, match=r"^1 of \d+ plain requests failed"):
-            await repeat(fake.port, 0.2)
+            await repeat(fake.port, Load(0).request, 0.2)
 
 
 async def test_a_proxy_that_stays_busy_is_not_measured(monkeypatch):

@@ -324,6 +324,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", build(ready), config=co
 
 
 @schema.parametrize()
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_answer_is_as_the_schema_says(case):
     case.call_and_validate()

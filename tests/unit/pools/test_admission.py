@@ -25,7 +25,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.pools.admission import PROGRESS_INTERVAL, RejectedError
+from gateway.pools.admission import FULL_BATCH, LONGEST_INTERVAL, PROGRESS_INTERVAL, RejectedError
 from tests.fakes.paired import paired
 
 HERE = EndpointId("here")
@@ -143,7 +143,9 @@ async def test_progress_reaches_the_core_in_batches():
     batches = []
     admission, _ = pair_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
     requests = [(await admitted(admission))[0] for _ in range(2)]
-    for generated in range(1, 8):
+    for request in requests:
+        admission.begun(request, 1)
+    for generated in range(2, 8):
         for request in requests:
             admission.progress(request, generated)
     assert batches == []
@@ -200,7 +202,7 @@ async def test_a_thousand_clients_that_leave_in_one_turn_keep_nobody_else_from_b
     close(admission)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
     """Requests of every fate: cancelled at a random turn, returned busy or failed, with endpoints going up and down."""
@@ -220,7 +222,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
                     owed.discard(request)
                     await admission.readmit(request, choose.choice(list(Back)))
                     owed.add(request)
-                    admission.progress(request, choose.randrange(10))
+                    admission.begun(request, choose.randrange(10))
                     await turns(choose.randrange(3))
             except RejectedError:
                 return
@@ -262,7 +264,7 @@ def account(controller, now):
 DEMANDS = (Demand((10,), 300), Demand((31,), 300), Demand((32,), 40), Demand((5, 40, 77), 200), Demand((20,), 200, n=3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
     """One admission leaves out what is no news, a second core is told everything, in the same batches."""
@@ -308,7 +310,7 @@ def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
         for request in list(counts):
             admission.finish(request, Verdict.DONE, None)
         assert not admission.counts._untold
-        assert not admission.counts._news
+        assert not admission.counts.news
         close(admission)
 
     asyncio.run(run())
@@ -391,4 +393,49 @@ async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_
     assert (in_flight(admission), snapshot(admission).queue.depth) == (1, 1)
     with pytest.raises(RejectedError):
         await waiting
+    close(admission)
+
+
+def next_batch_in(admission):
+    return admission._timer.when() - asyncio.get_running_loop().time()
+
+
+async def in_flight_of(admission, streams):
+    """Streams that the core has heard of once."""
+    requests = [(await admitted(admission))[0] for _ in range(streams)]
+    for request in requests:
+        admission.begun(request, 1)
+    admission._flush()
+    return requests
+
+
+async def test_a_batch_waits_for_more_counts_while_few_come_but_not_with_a_first_token():
+    admission, _ = pair_of(sequences=FULL_BATCH)
+    (first,) = await in_flight_of(admission, 1)
+    admission.progress(first, 2)
+    admission._flush()
+    assert PROGRESS_INTERVAL < next_batch_in(admission) <= LONGEST_INTERVAL
+    second, _ = await admitted(admission)
+    admission.begun(second, 1)
+    assert next_batch_in(admission) <= PROGRESS_INTERVAL
+    close(admission)
+
+
+async def test_batches_follow_each_other_closely_where_many_counts_come():
+    admission, _ = pair_of(sequences=FULL_BATCH)
+    for request in await in_flight_of(admission, FULL_BATCH):
+        admission.progress(request, 17)
+    admission._flush()
+    assert next_batch_in(admission) <= PROGRESS_INTERVAL
+    close(admission)
+
+
+async def test_what_was_counted_before_an_abort_is_told_at_once():
+    admission, _ = pair_of(sequences=2)
+    gone, stays = await in_flight_of(admission, 2)
+    admission._flush()
+    assert next_batch_in(admission) > PROGRESS_INTERVAL
+    admission.progress(stays, 2)
+    admission.finish(gone, Verdict.ABORTED)
+    assert next_batch_in(admission) <= 0
     close(admission)

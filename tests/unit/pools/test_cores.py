@@ -341,3 +341,18 @@ async def test_who_may_decide_no_more_when_an_endpoint_comes_up_dispatches_nothi
     lapsed.arrive()
     assert lapsed.sent == []
     lapsed.cores.close()
+
+
+@pytest.mark.parametrize("report", ["down", "evacuate", "expire"])
+def test_the_time_is_looked_at_before_a_front_hears_what_a_monitor_reports(report: str) -> None:
+    order: list[str] = []
+    said = dict.fromkeys(("up", "down", "evacuate", "expire"), lambda *_: order.append("said"))
+    follower: Any = SimpleNamespace(**said)
+    cores = Cores(lambda *_: None, follower, before=lambda: order.append("looked"))
+    cores.add(A, None)
+    {
+        "down": lambda: cores.down(A, "down"),
+        "evacuate": lambda: cores.evacuate(A),
+        "expire": lambda: cores.expire([RequestId(1)]),
+    }[report]()
+    assert order == ["looked", "said"]

@@ -7,6 +7,7 @@ import pytest
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
+    NOWHERE,
     Arrived,
     Cancelled,
     Capacity,
@@ -292,9 +293,19 @@ async def test_decisions_tell_where_the_tenant_stands_and_what_the_core_refuses_
 async def test_a_request_that_an_earlier_owner_charged_is_not_charged_again():
     driver, asker = limited(requests_per_minute=1, concurrent=2)
     driver.handle(Declared(arrived(1), HERE, 3))
-    driver.handle(replace(arrived(2), waited=1.0))
+    driver.handle(replace(arrived(2), waited=1.0, charged=True))
     driver.handle(Finished(RequestId(1), Verdict.DONE, 3))
     assert asker.told[-1] == Dispatch(2, HERE, standing=Standing(Quota(1, 1, 0.0), None))
+    driver.close()
+
+
+async def test_what_came_while_nobody_decided_is_charged_by_the_next_owner():
+    driver, asker = limited(requests_per_minute=1)
+    driver.handle(replace(arrived(1), waited=2.0))
+    driver.handle(replace(arrived(2), waited=1.0))
+    sent, refused = asker.told
+    assert sent.request == 1
+    assert (refused.request, refused.outcome) == (2, Outcome.RATE_LIMIT_EXCEEDED)
     driver.close()
 
 
@@ -352,13 +363,43 @@ async def test_a_timer_too_looks_first_whether_it_may_decide():
     world.driver.close()
 
 
-@pytest.mark.parametrize("declared", [False, True])
-async def test_a_tenant_is_charged_no_more_output_than_it_asked_for_whatever_an_engine_says(declared):
-    driver, asker = limited(tokens_per_minute=100)
-    request = Arrived(RequestId(1), Demand((10,), 10, n=2))
-    driver.handle(Declared(request, HERE, 0) if declared else request)
-    driver.handle(Finished(RequestId(1), Verdict.DONE, 2**31 - 1))
+RELAYED = Arrived(RequestId(1), Demand((0,), 500), relayed=True)
+
+
+async def test_of_what_is_relayed_only_the_tenant_is_charged_and_the_core_hears_nothing():
+    driver, asker = limited(requests_per_minute=3, tokens_per_minute=100, concurrent=1)
+    driver._record = lambda event, *_: asker.told.append(event)
+    driver.handle(RELAYED)
+    standing = Standing(Quota(3, 2, 20.0), Quota(100, 100, 0.0))
+    assert asker.told == [Dispatch(1, NOWHERE, standing=standing)]
+    driver.handle(replace(RELAYED, request=RequestId(2)))
+    assert asker.told[1].exceeded.which is Limit.CONCURRENT
+    driver.handle(Finished(RequestId(1), Verdict.DONE, 40))
+    driver.handle(replace(RELAYED, request=RequestId(3)))
+    assert asker.told[2].standing == Standing(Quota(3, 1, 40.0), Quota(100, 60, 24.0))
+    driver.handle(Cancelled(RequestId(3)))
+    driver.handle(replace(RELAYED, request=RequestId(4)))
+    assert asker.told[3].standing == asker.told[2].standing, "it was given back"
+    assert len(asker.told) == 4, "nothing is recorded"
+    driver.close()
+
+
+async def test_what_is_relayed_goes_where_no_limit_is_known():
+    world = World()
+    assert world.handle(RELAYED) == [Dispatch(1, NOWHERE)]
+    world.asker.gone = {2}
+    assert world.handle(replace(RELAYED, request=RequestId(2))) == [Dispatch(2, NOWHERE)]
+    assert world.handle(Finished(RequestId(1), Verdict.DONE, 3)) == []
+    assert world.driver._relayed == set()
+
+
+async def test_what_is_relayed_is_held_by_the_next_owner():
+    driver, asker = limited(concurrent=1)
+    driver.handle(Declared(RELAYED, NOWHERE))
     driver.handle(arrived(2))
-    standing = asker.told[-1].standing
-    assert standing.tokens.remaining == 100 - 20 - 10 - (0 if declared else 10), "its predecessor charged its prompt"
+    assert [type(told) for told in asker.told] == [Reject]
+    driver.handle(Finished(RequestId(1), Verdict.DONE, 3))
+    driver.handle(arrived(3))
+    assert asker.told[-1].request == 3
+    assert driver._relayed == set()
     driver.close()

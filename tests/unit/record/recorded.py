@@ -2,20 +2,23 @@
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import PolicyChanged
-from gateway.config.settings import AdmissionSettings
+from gateway.config.admission import AdmissionSettings
 from gateway.record.lines import Changed, Opened, Started, encode, happened
+
+SHARES = {"held": 0.2}
+"""Of the KV cache, by flow."""
 
 
 def started(**admission):
     settings = AdmissionSettings.model_validate(admission)
-    return Started("0.0", settings.model_dump(mode="json", exclude={"event_log"}), {"heavy": 2.0}, 0.5)
+    return Started("0.0", settings.model_dump(mode="json", exclude={"event_log"}), {"heavy": 2.0}, 0.5, SHARES)
 
 
 def changed(weights, **admission):
     """The line of a change, and what the cores are told."""
     settings = AdmissionSettings.model_validate(admission)
-    line = Changed(settings.model_dump(mode="json", exclude={"event_log"}), weights)
-    return line, PolicyChanged(settings.to_policy(weights=weights, poll_interval=0.5))
+    line = Changed(settings.model_dump(mode="json", exclude={"event_log"}), weights, SHARES)
+    return line, PolicyChanged(settings.to_policy(weights=weights, kv_shares=SHARES, poll_interval=0.5))
 
 
 class Tape:
@@ -24,7 +27,9 @@ class Tape:
     def __init__(self, **admission):
         self.start = started(**admission)
         settings = AdmissionSettings.model_validate(admission)
-        self.controller = AdmissionController(settings.to_policy(weights={"heavy": 2.0}, poll_interval=0.5))
+        self.controller = AdmissionController(
+            settings.to_policy(weights={"heavy": 2.0}, kv_shares=SHARES, poll_interval=0.5)
+        )
         self.lines = [encode(self.start), encode(Opened(1, "m"))]
 
     def tell(self, at, *events):

@@ -4,7 +4,9 @@ import tracemalloc
 import pytest
 
 from gateway.relay.asgi import (
+    ARRIVED_EXTENSION,
     BODY_EXTENSION,
+    LEAVING_EXTENSION,
     Allowance,
     Body,
     BodyTimeoutError,
@@ -13,12 +15,13 @@ from gateway.relay.asgi import (
     NoRoomError,
     Payload,
     Room,
-    disconnected,
     path,
     read_body,
     send_answer,
+    while_connected,
 )
 from gateway.wire.errors import ErrorAnswer
+from gateway.wire.token_ids import IdsField
 
 LEFT = {"type": "http.disconnect"}
 LARGE = 2 * Payload.SMALL
@@ -42,11 +45,15 @@ def receiving(*messages):
     return receive
 
 
-async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None, flow="a"):
+async def read(receive, *headers, limit=10, timeout=1.0, rate=1e6, room=None, flow="a", extensions=None):
     with (room or Room(lambda: 0)).payload(flow) as payload:
         allowance = Allowance(timeout, rate)
         return await read_body(
-            {"headers": list(headers)}, receive, limit=limit, allowance=allowance, grown=payload.grown
+            {"headers": list(headers), "extensions": extensions or {}},
+            receive,
+            limit=limit,
+            allowance=allowance,
+            grown=payload.grown,
         )
 
 
@@ -163,8 +170,51 @@ async def test_a_body_may_come_slowly_but_not_ever_more_slowly(rate, arrives):
         assert 50 < len(pieces.waiting) < 60, "an eleventh late of each second, it comes four seconds late after 44"
 
 
-async def test_a_departure_is_told_from_what_comes_before_it():
-    await asyncio.wait_for(disconnected(receiving(piece(b"", more=False), LEFT)), 1)
+async def test_a_server_that_tells_of_departures_is_asked_for_no_message():
+    told, ended = [], []
+
+    def watch(left):
+        told.append(left)
+        return lambda: ended.append(left)
+
+    scope = {"extensions": {LEAVING_EXTENSION: watch}}
+    with while_connected(scope, receiving()):
+        pass
+    assert ended == told
+    told.pop()()
+    await asyncio.sleep(0)
+
+
+async def test_a_departure_that_is_told_of_cancels_what_is_done_meanwhile():
+    told = []
+
+    async def work():
+        with while_connected({"extensions": {LEAVING_EXTENSION: lambda left: told.append(left) or int}}, receiving()):
+            told.pop()()
+            await asyncio.sleep(5)
+
+    with pytest.raises(ClientGoneError):
+        await work()
+    await asyncio.sleep(0)
+
+
+async def test_a_body_that_is_here_whole_is_taken_within_its_limits():
+    def here(body):
+        return {ARRIVED_EXTENSION: lambda: body}
+
+    assert await read(receiving(), extensions=here(b"ab"), limit=2) == b"ab"
+    with pytest.raises(BodyTooLargeError):
+        await read(receiving(), extensions=here(b"abc"), limit=2)
+    with pytest.raises(NoRoomError):
+        await read(receiving(), extensions=here(bytes(LARGE)), limit=LARGE, room=full())
+    assert await read(receiving(piece(b"ab", more=False)), extensions=here(None), limit=2) == b"ab"
+
+
+def full():
+    """A room with one large body in it."""
+    room = Room(lambda: 0)
+    Payload(room._shares, "b").grown(LARGE)
+    return room
 
 
 async def test_an_answer_to_an_unread_body_closes_only_when_that_has_ended():
@@ -247,3 +297,75 @@ async def test_a_body_is_written_by_the_server_where_it_offers_to_and_sent_piece
 )
 def test_a_path_goes_on_as_the_client_wrote_it(scope, expected):
     assert path(scope) == expected
+
+
+def test_token_ids_count_as_memory_of_their_body_and_are_dropped_with_it():
+    room = Room(lambda: 10 * LARGE)
+    with room.payload("flow") as payload:
+        payload.data = bytes(LARGE)
+        payload.grown(LARGE)
+        payload.keep(b"[1]" * LARGE)
+        assert payload.ids
+        payload.drop()
+        assert payload.ids == b""
+        payload.grown(10 * LARGE)  # all of it is free again
+
+
+def test_token_ids_for_which_there_is_no_memory_are_not_kept():
+    room = Room(lambda: 4 * LARGE)
+    with room.payload("flow") as payload, room.payload("other") as other:
+        other.grown(2 * LARGE)
+        payload.data = bytes(LARGE)
+        payload.grown(LARGE)
+        payload.keep(bytes(4 * LARGE))
+        assert payload.ids == b""
+        assert payload.data
+
+
+async def test_what_is_done_for_a_client_ends_when_it_leaves_and_not_what_follows():
+    left = asyncio.Event()
+
+    async def receive():
+        await left.wait()
+        return LEFT
+
+    async def serve():
+        with while_connected({}, receive):
+            left.set()
+            await asyncio.wait_for(asyncio.Event().wait(), 1)
+
+    with while_connected({}, receive):
+        await asyncio.sleep(0)
+    with pytest.raises(ClientGoneError):
+        await serve()
+    with while_connected({}, receive):
+        await asyncio.sleep(0)  # the watch has seen it leave, and is yet to say so
+    await asyncio.sleep(0)
+    assert not asyncio.current_task().cancelling()
+
+
+async def test_whoever_else_cancels_what_is_done_for_a_client_is_heard():
+    async def serve():
+        with while_connected({}, receiving()):
+            await asyncio.Event().wait()
+
+    served = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    served.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await served
+
+
+def test_a_body_with_token_ids_takes_the_place_of_the_one_without():
+    with Room(lambda: 10 * LARGE).payload("flow") as payload:
+        payload.data = b'{"a":1}'
+        payload.keep(b"[1,2]")
+        bodies = [payload.towards(field) for field in (IdsField.OWN, IdsField.OWN, IdsField.TRANSFER, None)]
+        assert bodies == [
+            b'{"a":1,"prompt_token_ids":[1,2]}',
+            b'{"a":1,"prompt_token_ids":[1,2]}',
+            b'{"a":1,"kv_transfer_params":{"prompt_token_ids":[1,2]}}',
+            b'{"a":1}',
+        ]
+        assert payload.data == b'{"a":1}'
+        assert payload.towards(IdsField.OWN) is payload.data

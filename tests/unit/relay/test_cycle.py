@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from gateway.relay.asgi import BODY_EXTENSION, Body
+from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, LEAVING_EXTENSION, WITH_BODY, Body
 from tests.unit.relay.listening import GET, connected, serving
+from tests.until import until
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -128,3 +129,138 @@ async def test_only_the_body_of_a_chunked_answer_under_way_is_written_at_once(be
     async with serving(app) as listener, connected(listener) as (_, writer):
         writer.write(GET)
         assert "chunked answer" in await asyncio.wait_for(said, 5)
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+
+
+async def test_a_body_is_taken_at_once_only_when_all_of_it_is_here():
+    taken, begun = [], asyncio.Event()
+
+    async def app(scope, receive, send):
+        arrived = scope["extensions"][ARRIVED_EXTENSION]
+        taken.append(arrived())
+        begun.set()
+        while taken[-1] is None:
+            await asyncio.sleep(0)
+            taken.append(arrived())
+        taken.append(arrived())
+        await send(EMPTY)
+        await send(END)
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(POST + b"ab")
+        await begun.wait()
+        writer.write(b"cd")
+        await reader.readuntil(b"\r\n\r\n")
+        assert set(taken[:-2]) == {None}
+        assert taken[-2:] == [b"abcd", None], "and only once"
+        taken.clear()
+        writer.write(POST + b"abcd")
+        await reader.readuntil(b"\r\n\r\n")
+        assert taken[0] == b"abcd"
+
+
+@pytest.mark.parametrize("how", ["closes", "closes its sending side", "has closed its sending side"])
+async def test_who_waits_for_a_departure_is_told_of_it_once(how):
+    told, begun, gone = [], asyncio.Event(), asyncio.Event()
+
+    def left():
+        told.append(how)
+        gone.set()
+
+    async def app(scope, receive, send):
+        if how.startswith("has"):
+            await until(lambda: scope["extensions"][ARRIVED_EXTENSION].__self__.half_closed)
+        scope["extensions"][ARRIVED_EXTENSION]()
+        scope["extensions"][LEAVING_EXTENSION](left)
+        begun.set()
+        await gone.wait()
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(POST + b"abcd")
+        if how.startswith("has"):
+            writer.write_eof()
+        await begun.wait()
+        if how == "closes":
+            writer.close()
+        elif not how.startswith("has"):
+            writer.write_eof()
+        if how != "closes":
+            assert await reader.read() == b""
+        await gone.wait()
+        await until(lambda: not listener.connections)
+        assert told == [how]
+
+
+async def test_who_no_longer_waits_for_a_departure_is_not_told_and_an_answer_is_none():
+    told, begun = [], asyncio.Event()
+
+    async def app(scope, receive, send):
+        scope["extensions"][ARRIVED_EXTENSION]()
+        end = scope["extensions"][LEAVING_EXTENSION](lambda: told.append("left"))
+        await send(EMPTY)
+        await send(END)
+        end()
+        begun.set()
+
+    async with serving(app) as listener:
+        async with connected(listener) as (reader, writer):
+            writer.write(POST + b"abcd")
+            await reader.readuntil(b"\r\n\r\n")
+            await begun.wait()
+        await until(lambda: not listener.connections)
+    assert not told
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_head_may_wait_for_its_body_and_leave_with_it(whole):
+    go = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({**START, "headers": [(b"content-length", b"2")]} | ({WITH_BODY: True} if whole else {}))
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"ab"})
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(POST + b"abcd")
+        if whole:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.05)
+        else:
+            await reader.readuntil(b"\r\n\r\n")
+        go.set()
+        assert (await reader.readexactly(2) if not whole else await reader.readuntil(b"\r\n\r\nab")).endswith(b"ab")
+        writer.write(POST + b"abcd")
+        assert (await reader.readuntil(b"\r\n\r\nab")).startswith(b"HTTP/1.1 200 OK\r\n"), "and the next one likewise"
+
+
+async def test_a_head_whose_body_never_comes_ends_with_its_connection():
+    async def app(_scope, _receive, send):
+        await send({**START, "headers": [(b"content-length", b"2")], WITH_BODY: True})
+        raise RuntimeError("a defect")
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(POST + b"abcd")
+        assert await reader.read() == b""
+
+
+async def test_who_half_closed_gets_an_answer_that_waits_for_nothing_and_is_not_told_of():
+    told, ended = [], asyncio.Event()
+
+    async def app(scope, receive, send):
+        arrived = scope["extensions"][ARRIVED_EXTENSION]
+        await until(lambda: arrived.__self__.half_closed)
+        arrived()
+        scope["extensions"][LEAVING_EXTENSION](lambda: told.append("left"))
+        await send({**START, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ab"})
+        await asyncio.sleep(0)
+        ended.set()
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(POST + b"abcd")
+        writer.write_eof()
+        assert (await reader.read()).endswith(b"\r\n\r\nab")
+        await ended.wait()
+        assert not told

@@ -1,9 +1,12 @@
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Capacity, EndpointId, EndpointUp, RequestId
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, EndpointUp, Finished, RequestId, Verdict
+from gateway.admission.limits.standing import Exceeded, Limit, Limits
+from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
 from gateway.relay.asgi import Room
@@ -18,10 +21,13 @@ from tests.fakes.paired import paired
 class Asked:
     """An explainer of a pool with one endpoint that takes one request at a time; notes whose counting it is."""
 
-    def __init__(self, keys=None):
+    def __init__(self, keys=None, limits=None):
         self.flows = []
         self.error = None
-        admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0)
+        self.endless = False
+        self.left = asyncio.Event()
+        self.counting_began = asyncio.Event()
+        admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0, tenants=Tenants(limits or {}))
         self.driver.handle(EndpointUp(EndpointId("a"), Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)))
         pool = SimpleNamespace(
             name="m",
@@ -49,15 +55,25 @@ class Asked:
 
     async def count(self, request, *, flow, max_model_len):
         self.flows.append(flow)
+        if self.endless:
+            self.counting_began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.flows.append("ended")
+                raise
         if self.error is not None:
             raise self.error
         return PromptCount((3,), Source.LOCAL, Kind(request.api))
 
     async def explain(self, body, *headers, api=None, flow=None):
+        sent = [{"type": "http.disconnect"} if body is None else {"type": "http.request", "body": body}]
+
         async def receive():
-            if body is None:
+            if not sent:
+                await self.left.wait()
                 return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": body}
+            return sent.pop()
 
         scope = {"headers": list(headers), "client": ("10.0.0.1", 5)}
         return await self.explainer.explain(scope, receive, api=api, flow=flow)
@@ -82,6 +98,38 @@ async def test_what_would_become_of_a_request_is_told_and_nothing_becomes_of_it(
     assert (told.decision.verdict, told.decision.endpoint, told.decision.ttft_target) == ("dispatch", "a", 1.5)
     assert asked.driver.controller.snapshot(7.0).endpoints[0].in_flight == 0
     assert (await asked.explain(body)).flow == "10.0.0.1", "who asks for itself"
+
+
+ALICE = (b"authorization", b"Bearer secret")
+ASKS = b'{"messages":[]}'
+
+
+async def test_who_asks_with_its_key_is_told_what_a_request_with_that_key_would_meet():
+    asked = Asked({"secret": Client("alice", models=frozenset({"m"}), max_tokens=7)})
+    told = await asked.explain(ASKS, ALICE)
+    assert (told.flow, told.max_tokens) == ("alice", 7)
+    assert (await asked.explain(ASKS, ALICE, flow="bob")).max_tokens == 97, "who is asked about counts"
+    assert (await asked.explain(ASKS, (b"authorization", b"Bearer admin"))).flow == "10.0.0.1"
+    for body, status, reason in (
+        (b'{"messages":[],"max_tokens":8}', 400, b"invalid_request"),
+        (b'{"messages":[],"model":"alias"}', 404, b"model_not_found"),
+    ):
+        answer = await asked.explain(body, ALICE)
+        assert (answer.status, dict(answer.headers)[b"x-kvgate-reason"]) == (status, reason)
+
+
+async def test_a_limit_that_it_would_be_over_is_named_with_when_it_frees_and_asking_costs_nothing():
+    limits = {"alice": Limits(requests_per_minute=2, tokens_per_minute=1000)}
+    asked = Asked({"secret": Client("alice")}, limits)
+    for number in range(2):
+        assert (await asked.explain(ASKS, ALICE)).decision.verdict == "dispatch"
+        asked.driver.handle(Arrived(RequestId(10 + number), Demand((3,), 1), flow="alice"))
+        asked.driver.handle(Finished(RequestId(10 + number), Verdict.DONE, 1))
+    decision = (await asked.explain(ASKS, ALICE)).decision
+    assert (decision.verdict, decision.rule, decision.endpoint) == ("rate_limit_exceeded", "limit", None)
+    assert decision.exceeded == Exceeded(Limit.REQUESTS, 2, 1, 30.0)
+    assert decision.retry_after == 30.0
+    assert (await asked.explain(ASKS)).decision.exceeded is None
 
 
 @pytest.mark.parametrize(
@@ -113,3 +161,13 @@ async def test_the_api_is_the_one_named_or_the_one_its_body_tells(body, api, fou
 async def test_what_would_be_refused_is_answered_so(body, headers, status, reason):
     answer = await Asked().explain(body, *headers)
     assert (answer.status, dict(answer.headers)[b"x-kvgate-reason"]) == (status, reason)
+
+
+async def test_who_leaves_takes_the_counting_along():
+    asked = Asked()
+    asked.endless = True
+    answer = asyncio.create_task(asked.explain(b'{"messages":[]}'))
+    await asyncio.wait_for(asked.counting_began.wait(), 1)
+    asked.left.set()
+    assert (await asyncio.wait_for(answer, 1)).status == 400
+    assert asked.flows[-1] == "ended"

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gateway.relay.framing import BadRequestError, ChunkedBody, CountedBody, framed, head_end
@@ -98,3 +100,21 @@ def test_what_is_not_served_or_could_be_read_in_two_ways_is_refused(method, prot
     with pytest.raises(BadRequestError) as refused:
         framed(method, protocol, headers, 9)
     assert refused.value.status == status
+
+
+def test_a_trailer_that_comes_byte_by_byte_is_read_once():
+    body, buffer = ChunkedBody(65536), bytearray(b"0\r\na:")
+    body.take(buffer)
+    buffer += b"x" * 60_000
+    body.take(buffer)
+    began = time.thread_time()
+    for _ in range(2000):
+        buffer += b"x"
+        body.take(buffer)
+    assert time.thread_time() - began < 0.05, "read anew at each byte it takes three times as long"
+    for byte in b"\r\nb: c\r\n\r\nGET":
+        buffer.append(byte)
+        if not body.ended:
+            body.take(buffer)
+    assert body.ended
+    assert buffer == b"GET"

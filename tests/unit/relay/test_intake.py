@@ -1,5 +1,4 @@
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
@@ -7,8 +6,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.relay.asgi import Room
 from gateway.relay.exchange import RefusedError
-from gateway.relay.explainer import RelayExplainer
-from gateway.relay.intake import read_request
+from gateway.relay.intake import read_request, read_within_limits
 
 LIMITS = ServerSettings(max_body_bytes=100_000, body_timeout=0.02, body_min_rate=7)
 LARGE = 2**16 + 1
@@ -50,13 +48,12 @@ class Answered:
 )
 async def test_a_body_over_a_limit_is_refused_alike_whoever_reads_it(sent, outcome, says, closes):
     room = Room(lambda: 0)
-    plane = SimpleNamespace(settings=SimpleNamespace(server=LIMITS))
     with room.payload("another") as of_another, room.payload("a") as payload, room.payload("a") as asked_about:
         of_another.grown(LARGE)
         answered, receive = Answered(), receiving(*sent)
         assert await read_request(LIMITS, payload, {"headers": []}, receive, answered) is outcome
         with pytest.raises(RefusedError, match=says) as refused:
-            await RelayExplainer(plane)._read(asked_about, {"headers": []}, receiving(*sent))
+            await read_within_limits(LIMITS, asked_about, {"headers": []}, receiving(*sent))
     assert (answered.message, answered.how["retry_after"]) == (refused.value.message, refused.value.retry_after)
     assert refused.value.outcome is outcome
     assert (answered.how["close"], answered.how["unread"]) == (closes, None if closes else receive)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from gateway.admission.outcomes import Outcome
-from gateway.config.settings import QueueSettings
+from gateway.config.admission import QueueSettings
 from gateway.relay.clients import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.lobby import Lobby

@@ -6,6 +6,8 @@ import tracemalloc
 import pytest
 
 from gateway.admission.events import EndpointId
+from gateway.pools.directory import Made
+from gateway.relay.clients import Client, Clients
 from gateway.relay.upstream import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
@@ -365,14 +367,99 @@ async def test_an_answer_comes_as_fast_as_its_engine_gives_it(plane):
     assert (plane.lines[0]["outcome"], client.body) == ("completed", b"".join(PIECES))
 
 
+# Limits.
+
+
+def limited(**limits):
+    keys = [{"name": "alice", "key": "1", "limits": limits}, {"name": "bob", "key": "2"}]
+    return FakePlane("a", auth={"keys": keys}, upstream={"relay_concurrency": 1})
+
+
+def embed(plane, key="1"):
+    return plane.ask(ASKED, path=EMBED, **{"x-api-key": key})
+
+
+def used(tokens):
+    return Reply(b'{"data":[],"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (tokens, tokens))
+
+
+async def test_a_relayed_request_is_charged_to_its_key_by_the_usage_of_its_answer(hurried):
+    plane = limited(requests_per_minute=3, tokens_per_minute=100)
+    plane.replies.extend([used(90), used(30), used(1)])
+    first, second, third = [await ended(embed(plane)) for _ in range(3)]
+    assert [client.status for client in (first, second, third)] == [200, 200, 429]
+    left = [client.headers["x-ratelimit-remaining-requests"] for client in (first, second, third)]
+    assert left == ["2", "1", "1"], "what is refused is not charged"
+    assert [client.headers["x-ratelimit-remaining-tokens"] for client in (first, second, third)] == ["100", "10", "0"]
+    assert error(third)["code"] == "rate_limit_exceeded"
+    assert "100 tokens per minute" in error(third)["message"]
+    assert (plane.lines[0]["prompt_tokens"], plane.lines[0]["completion_tokens"]) == (90, 0)
+    assert (await ended(embed(plane, "2"))).status == 200
+    assert "x-ratelimit-limit-requests" not in (await ended(ask(plane, path="/tokenize", **{"x-api-key": "1"}))).headers
+
+
+async def test_relayed_requests_are_among_those_at_once_until_they_have_ended(hurried):
+    plane = limited(concurrent=1)
+    free = asyncio.Event()
+    plane.replies.extend([Reply(free, b"{}"), LOST, LOST, Reply(b"{}"), Reply(b"{}")])
+    running = embed(plane)
+    await plane.turns()
+    assert (await ended(embed(plane))).status == 429
+    free.set()
+    assert (await ended(running)).status == 200
+    assert (await ended(embed(plane))).status == 502, "its endpoint fails"
+    leaving = embed(plane)
+    await plane.turns(2)
+    leaving.leave()
+    await ended(leaving)
+    assert (await ended(embed(plane))).status == 200
+
+
+async def test_what_reaches_no_endpoint_is_charged_nothing(hurried):
+    plane = limited(requests_per_minute=2)
+    free = asyncio.Event()
+    plane.replies.extend([Reply(free, b"{}"), Reply(b"{}")])
+    other = embed(plane, "2")  # it has the only place
+    await plane.turns()
+    assert (await ended(embed(plane))).status == 429
+    assert plane.lines[0]["outcome"] == "queue_timeout"
+    free.set()
+    await ended(other)
+    assert (await ended(embed(plane))).headers["x-ratelimit-remaining-requests"] == "1"
+
+
+async def test_who_leaves_before_the_usage_is_charged_its_prompt_as_its_size_tells(hurried):
+    plane = limited(tokens_per_minute=1000)
+    plane.replies.extend([Reply(b'{"data":[', asyncio.Event()), used(0)])
+    body = json.dumps({"model": "m", "input": "x" * 2000}).encode()
+    leaving = plane.ask(body, path=EMBED, **{"x-api-key": "1"})
+    await plane.turns()
+    leaving.leave()
+    await ended(leaving)
+    left = int((await ended(embed(plane))).headers["x-ratelimit-remaining-tokens"])
+    assert 400 < left < 500, "a token for four bytes"
+
+
 # Stored responses.
 
 
 async def test_a_response_is_asked_for_where_it_was_made(plane):
-    plane.directory.remember_response("resp_1", EndpointId("b"))
+    plane.directory.remember_response("resp_1", Made(EndpointId("b"), "m"))
     plane.replies.append(Reply(b"{}"))
     client = await ended(ask(plane, b"", "/v1/responses/resp_1/input_items", method="GET"))
     assert (client.status, plane.sent[0][:3]) == (200, ("http://b", "GET", "/v1/responses/resp_1/input_items"))
+
+
+async def test_a_response_of_a_model_that_its_key_may_not_use_is_not_known(plane):
+    keys = {"1": Client("alice", models=frozenset({"adapter"})), "2": Client("bob", models=frozenset({"m"}))}
+    plane.plane.clients = Clients(keys, None)
+    plane.replies.extend([Reply(b'{"id":"resp_1","object":"response","status":"completed"}'), Reply(b"{}")])
+    bob, path = {"x-api-key": "2"}, "/v1/responses/resp_1"
+    await plane.ask(b'{"model":"m","input":"x"}', path="/v1/responses", **bob).ended()
+    client = await ended(ask(plane, b"", path, method="GET", **{"x-api-key": "1"}))
+    assert (client.status, error(client)["param"]) == (404, "response_id")
+    assert (await ended(ask(plane, b"", path, method="GET", **bob))).status == 200
+    assert plane.lines[1]["outcome"] == "response_not_found"
 
 
 async def test_a_response_of_somewhere_else_is_not_known(plane):

@@ -7,9 +7,10 @@ import socket
 import httpx
 import pytest
 
-from engine.process import free_port
 from gateway.config.settings import ServerSettings
-from gateway.relay.server import Listener, PortTakenError, bind, bind_all
+from gateway.relay.last_call import LAST_WORD
+from gateway.relay.server import _MOST_LINGERING, Listener, PortTakenError, _Refused, bind, bind_all
+from tests.ports import free_port
 from tests.until import until
 
 
@@ -150,7 +151,7 @@ async def test_of_two_listeners_on_one_socket_the_other_takes_what_comes_after_o
         new.start()
         assert (await waiting).text == "ok"
         assert (new.connections, old.connections) == (1, 1)
-    assert await asyncio.wait_for(idle.read(), 5) == b"", "an idle connection comes to its end too"
+    assert await asyncio.wait_for(idle.read(), 5) == LAST_WORD, "an idle connection comes to its end too"
     idles.close()
     writer.close()
     await until(lambda: not old.connections)
@@ -208,13 +209,80 @@ async def test_a_request_that_is_half_there_when_idle_connections_end_is_served(
     await until(connection._unread if read == "not yet" else lambda: connection._in_head)
     if read != "after":
         listening.retire()
-    assert await idle.read() == b"", "the time of those who are idle is over"
+    assert await idle.read() == LAST_WORD, "the time of those who are idle is over"
     connection.flow.resume_reading()
     writer.write(b"st: x\r\n\r\n")
     assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
     writer.close()
     idles.close()
     await listening.stop()
+
+
+async def test_an_idle_connection_gets_an_answer_at_the_end_as_its_next_request_may_be_on_its_way():
+    listening = listener()
+    listening.start()
+    reader, writer = await connect(listening)
+    stopping = asyncio.create_task(listening.stop())
+    assert await reader.readexactly(len(LAST_WORD)) == LAST_WORD
+    writer.write(GET)  # it crossed the answer: a reset would take that away
+    assert await reader.read() == b""
+    writer.close()
+    await stopping
+
+
+async def test_a_new_connection_gets_no_answer_before_it_asks_and_its_first_is_the_last():
+    listening = listener()
+    listening.start()
+    reader, writer = await connect(listening, sent=b"")
+    silent, silents = await connect(listening, sent=b"")
+    await until(lambda: listening.connections == 2)
+    stopping = asyncio.create_task(listening.stop())
+    await until(lambda: not listening._server.servers[0].is_serving())
+    assert reader._buffer == b""
+    writer.write(GET)
+    assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert await reader.read() == b"ok"
+    assert await silent.read() == b"", "in the end it is closed"
+    for each in (writer, silents):
+        each.close()
+    await stopping
+
+
+async def test_a_request_that_is_half_there_at_the_end_is_served_and_is_the_last():
+    listening = listener()
+    listening.start()
+    reader, writer = await connect(listening)
+    writer.write(GET[:-2])
+    await until(lambda: any(one._in_head for one in listening._server.server_state.connections))
+    stopping = asyncio.create_task(listening.stop())
+    await until(lambda: listening._protocol.ending)
+    writer.write(GET[-2:])
+    assert b"connection: close" in (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert await reader.read() == b"ok"
+    writer.close()
+    await stopping
+
+
+async def test_an_answer_that_promised_to_go_on_is_followed_by_the_last_word():
+    go = asyncio.Event()
+
+    async def streaming(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"k"})
+
+    listening = Listener(streaming, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(GET)
+    assert b"connection: close" not in await reader.readuntil(b"\r\n\r\no")
+    stopping = asyncio.create_task(listening.stop())
+    await until(lambda: not listening._server.servers[0].is_serving())
+    go.set()
+    assert await reader.read() == b"k" + LAST_WORD
+    writer.close()
+    await stopping
 
 
 async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
@@ -230,7 +298,7 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
         for reader, writer in held:
             assert b"200 OK" in await reader.readuntil(b"ok")
             writer.write(b"G")  # a request that has begun keeps its place
-        for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
+        for sent in (GET, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000):
             reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
             writer.write(sent)
             answer = await asyncio.wait_for(reader.read(), 5)
@@ -245,6 +313,24 @@ async def test_who_comes_when_all_places_are_taken_is_told_to_come_again():
             assert (await client.get("/")).status_code == 200
     finally:
         for _, writer in held:
+            writer.close()
+        await listening.stop()
+
+
+async def test_many_who_come_too_many_and_say_nothing_keep_nobody_from_being_told():
+    listening = Listener(app, bind("127.0.0.1", 0), ServerSettings(), most=1, on_refused=lambda: None)
+    listening.start()
+    connections = []
+    try:
+        for sent in (b"G", *[b""] * 40, GET):
+            connections.append(await asyncio.open_connection("127.0.0.1", listening.port))
+            connections[-1][1].write(sent)
+            await asyncio.sleep(0.001)
+        answer = await asyncio.wait_for(connections[-1][0].read(), 5)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert len(_Refused.lingering) <= _MOST_LINGERING
+    finally:
+        for _, writer in connections:
             writer.close()
         await listening.stop()
 

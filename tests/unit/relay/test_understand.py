@@ -184,6 +184,11 @@ def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_ref
     assert limit(bound, asks[50], 20) is None
     assert limit(bound, none, 920) == 50
     assert limit(bound, none, 20) == 20, "older engines refuse more than there is room for"
+    unasked, tight = parse(Api.COMPLETIONS, b"{}"), Client("a", max_tokens=9)
+    assert limit(bound, unasked, 920) is None, "its API's own limit is lower"
+    assert limit(tight, unasked, 920) == 9, "it asked for none: 16 are its API's"
+    with pytest.raises(RefusedError, match="asked for 16"):
+        limit(tight, parse(Api.COMPLETIONS, b'{"max_tokens":16}'), 920)
     with pytest.raises(RefusedError) as refused:
         limit(bound, asks[51], 20)
     assert (refused.value.outcome, refused.value.param) == (Outcome.INVALID_REQUEST, "max_tokens")

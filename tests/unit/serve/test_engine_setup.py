@@ -5,10 +5,11 @@ import pytest
 
 from engine.assembly import assembled
 from engine.command import DEBUG_ENVIRONMENT, EngineSpec
-from engine.fit import Bounds
 from engine.gpu import Gpu
 from engine.lifecycle import Policy
-from gateway.config.settings import EngineSettings, Settings
+from engine.memory_ladder import Bounds
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.serve.engine_setup import Seat, debugged, fitted, seats
 

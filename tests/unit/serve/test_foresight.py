@@ -3,7 +3,8 @@ import json
 import pytest
 
 from engine.gpu import Gpu
-from gateway.config.settings import EngineSettings, ModelSettings, Settings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, Settings
 from gateway.serve.foresight import foreseen
 from tests.unit.engine.plan.models import LLAMA_3_70B, LLAMA_8B
 

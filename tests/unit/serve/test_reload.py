@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.assembly import moved
 from engine.control import Reload
-from gateway.config.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.config.engine import EngineSettings
+from gateway.config.settings import ModelSettings, ServerSettings, Settings
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment, _other
 

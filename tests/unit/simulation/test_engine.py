@@ -117,7 +117,7 @@ def play(machine, requests, watch=lambda _: None, *, coasting=False):
     return jobs, trace, engine
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_it_is_the_scheduler_written_out(case):
     machine, requests = case
@@ -133,7 +133,7 @@ def test_it_is_the_scheduler_written_out(case):
         assert job.worst_gap == pytest.approx(max(gaps, default=0.0))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(cases())
 def test_coasting_changes_nothing(case):
     machine, requests = case
@@ -150,7 +150,7 @@ def test_coasting_changes_nothing(case):
         )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_blocks_are_conserved(case):
     machine, requests = case

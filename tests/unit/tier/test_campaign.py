@@ -120,6 +120,21 @@ async def test_a_redis_that_is_gone_keeps_nobody_from_ending():
     assert redis.closed
 
 
+async def test_it_ends_though_a_cancellation_is_lost_as_redis_is_asked():
+    class Deaf(Redis):
+        async def ask(self, claim):
+            if not self.asked:
+                self.asked += 1
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            return await super().ask(claim)
+
+    redis = Deaf()
+    async with asyncio.timeout(5), campaign(redis):
+        await until(lambda: redis.asked)
+    assert redis.closed
+
+
 async def test_a_higher_epoch_is_claimed_above_at_once():
     redis = Redis()
     async with campaign(redis) as (running, views, _):

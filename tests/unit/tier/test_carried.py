@@ -18,7 +18,7 @@ def request(number, *, on=None, prompts=1, came_at=5.0):
 def declaration(*requests, watched=()):
     there = {r: Watched(HERE, r, 10, streams=True, brought=False, started=False) for r in watched}
     held = {known.arrival.request: known for known in requests}
-    return held, there, Declaration(held, [there], lambda number: 7, lambda: NOW)
+    return held, there, Declaration(held, [there], lambda number: 7, lambda: NOW, 10.0)
 
 
 def test_it_says_how_long_ago_each_came_and_what_failed_on_it():
@@ -26,12 +26,17 @@ def test_it_says_how_long_ago_each_came_and_what_failed_on_it():
     waits.failures, waits.avoid = 1, HERE
     _, there, all_of_it = declaration(waits, flies, watched=[1])
     part = all_of_it.part()
-    assert part.flights == [("m", Declared(flies.as_of(NOW), HERE, 7))]
+    assert part.flights == [("m", Declared(flies.as_of(NOW, 10.0), HERE, 7))]
     assert part.flights[0][1].arrival.waited == 15.0
     ((_, arrival),) = part.waiting
     assert (arrival.waited, arrival.failures, arrival.avoid) == (1.0, 1, HERE)
     assert part.watched == [there[1]]
     assert part.last
+
+
+def test_it_says_what_no_owner_can_have_charged():
+    _, _, all_of_it = declaration(request(1, came_at=10.0), request(2, came_at=10.1))
+    assert [arrival.charged for _, arrival in all_of_it.part().waiting] == [True, False]
 
 
 def test_what_flies_comes_first(monkeypatch):

@@ -6,10 +6,8 @@ import functools
 import gc
 import random
 import socket
-import ssl
 import threading
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
@@ -32,7 +30,6 @@ OWNER = Claim(Role.OWNER, "o", (1, 2), b"settings", b"templates")
 HERE = EndpointId("here")
 PROOF = NONCE + TAG
 SOON = 5.0
-CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
 
 
 class Owner:
@@ -50,8 +47,8 @@ class Owner:
     def _end(self, _line):
         self.lost += 1
 
-    async def open(self, tls=None):
-        self.server = await self.entrance.open("127.0.0.1", 0, tls)
+    async def open(self):
+        self.server = await self.entrance.open("127.0.0.1", 0)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
@@ -84,9 +81,9 @@ class Front:
         self.made += 1
         return self.line
 
-    async def connect(self, port, host="127.0.0.1", tls=None):
+    async def connect(self, port, host="127.0.0.1"):
         self.OPEN.append(self)
-        return await connect(host, port, self._line, key=self.key, claim=self.claim, tls=tls)
+        return await connect(host, port, self._line, key=self.key, claim=self.claim)
 
 
 @contextlib.asynccontextmanager
@@ -206,9 +203,9 @@ async def between(port, change=lambda _up, recorded: recorded[-1:]):
 # Between members.
 
 
-async def talk_both_ways(tls=None, far=None, host="127.0.0.1"):
-    owner, front = await Owner().open(tls), Front()
-    peer = await front.connect(owner.port, host, far)
+async def talk_both_ways():
+    owner, front = await Owner().open(), Front()
+    peer = await front.connect(owner.port)
     assert (peer.claim, peer.version, owner.peers[0].claim) == (OWNER, 2, FRONT)
     many = Moved([(number, number) for number in range(100_000)])
     front.line.send(Left(1), many)
@@ -230,22 +227,23 @@ def test_lines_talk_over_a_channel_in_the_loop_that_serves():
     uvloop.run(talk_both_ways())
 
 
-def listening():
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATES / "localhost.pem", CERTIFICATES / "localhost.key")
-    return context
+class Closes(asyncio.Protocol):
+    """Nobody decides here."""
+
+    def connection_made(self, transport):
+        transport.close()
 
 
-async def test_lines_talk_over_a_channel_in_tls():
-    await talk_both_ways(listening(), ssl.create_default_context(cafile=CERTIFICATES / "ca.pem"), "localhost")
-
-
-async def test_an_owner_with_an_unknown_certificate_is_an_error_of_the_network():
-    owner, front = await Owner().open(listening()), Front()
-    with pytest.raises(OSError, match="certificate"):
-        await front.connect(owner.port, "localhost", ssl.create_default_context())
-    assert (owner.peers, front.made) == ([], 0)
-    await owner.close()
+async def test_a_member_that_is_not_taken_is_left_in_peace():
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    entrance, front = Entrance(KEY, lambda: OWNER, lambda _peer: Closes()), Front()
+    server = await entrance.open("127.0.0.1", 0)
+    await front.connect(server.sockets[0].getsockname()[1])
+    await until(lambda: front.lost == 1)
+    assert errors == []
+    server.close()
+    await ended()
 
 
 async def test_a_front_is_linked_to_its_owner_over_a_channel(owner):

@@ -1,3 +1,4 @@
+from gateway.app.opened import opened
 from gateway.config.settings import Settings
 from gateway.tier.claims import claim
 from gateway.tier.frames import VERSION
@@ -14,12 +15,16 @@ def settings(*, url="http://a:1", key="one", template=None, advertise="h:1", **s
 
 def differs(one, other):
     """What a front with the one shows of an owner with the other."""
-    return agreed(claim(Role.FRONT, KEY, one), claim(Role.OWNER, KEY, other)).differs
+    return agreed(said(one, Role.FRONT), said(other)).differs
+
+
+def said(settings, role=Role.OWNER, key=KEY):
+    return claim(role, key, settings, opened(settings).templates)
 
 
 def test_a_gateway_says_who_it_is_and_which_messages_it_speaks():
-    said = claim(Role.OWNER, KEY, settings())
-    assert (said.role, said.member, said.versions) == (Role.OWNER, "h:1", (VERSION, VERSION))
+    its = said(settings())
+    assert (its.role, its.member, its.versions) == (Role.OWNER, "h:1", (VERSION, VERSION))
 
 
 def test_gateways_with_the_same_settings_do_not_differ():
@@ -30,6 +35,10 @@ def test_what_is_each_gateways_own_may_differ():
     assert differs(settings(), settings(advertise="i:1", key="two", server={"port": 9}, log={"level": "error"})) == ()
 
 
+def test_a_front_that_has_a_part_of_the_queues_bytes_has_the_same_settings():
+    assert differs(settings(admission={"queue": {"max_bytes": 2**20}}), settings()) == ()
+
+
 def test_what_decides_may_not_differ():
     assert differs(settings(), settings(url="http://b:1")) == ("settings",)
     assert differs(settings(), settings(admission={"kv_high": 0.8, "kv_low": 0.7})) == ("settings",)
@@ -37,7 +46,16 @@ def test_what_decides_may_not_differ():
 
 
 def test_of_settings_and_templates_nothing_can_be_read():
-    said = claim(Role.OWNER, KEY, settings())
-    other = claim(Role.OWNER, SharedKey(b"fedcba9876543210" * 2), settings())
-    assert said.settings != other.settings
-    assert said.templates != other.templates
+    its, other = said(settings()), said(settings(), key=SharedKey(b"fedcba9876543210" * 2))
+    assert its.settings != other.settings
+    assert its.templates != other.templates
+
+
+def test_a_chat_template_is_what_is_in_its_file(tmp_path):
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    one.write_text("{{ messages }}")
+    same.write_text("{{ messages }}")
+    before = settings(template=str(one))
+    assert differs(before, settings(template=str(same))) == differs(before, settings(template="{{ messages }}")) == ()
+    other.write_text("{{ messages[0] }}")
+    assert differs(before, settings(template=str(other))) == differs(before, settings()) == ("chat templates",)

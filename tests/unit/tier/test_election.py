@@ -46,8 +46,7 @@ def test_the_table_in_the_docstring_is_the_one_in_force():
     assert {row[0] for row in body} == set(Standing)
     for standing, *cells in body:
         for event, cell in zip(head[1:], cells, strict=True):
-            if cell != "-":
-                assert NEXT[Standing(standing)][Event(event)] == cell, (standing, event)
+            assert NEXT[Standing(standing)][Event(event)] == (standing if cell == "-" else cell), (standing, event)
     assert all(row.keys() == set(Event) for row in NEXT.values())
 
 
@@ -160,11 +159,14 @@ def test_a_new_owner_keeps_back_what_others_may_have_in_flight():
     while not place.ask().decides:
         place.now += 1.0
     assert place.view.share == pytest.approx(1 / 3)
+    assert place.election.others == ("b:1", "c:1")
     place.election.connected(["a:1", "c:1"])
     assert place.view.share == pytest.approx(2 / 3)
+    assert not place.election.complete
     place.ask()
     redis.leave(first.election.me)
     assert place.ask().share == 1.0, "one that took its leave has nothing in flight"
+    assert place.election.complete
 
 
 def test_the_gauge_accounts_for_members_that_are_gone():
@@ -188,6 +190,19 @@ def test_a_higher_epoch_ends_a_reign_and_is_claimed_above():
     assert place.ask().epoch == Epoch(10, "a")
     place.election.heard(Epoch(9, "z"), place.now)
     assert place.view.decides, "a lower one is nothing"
+
+
+def test_whoever_was_connected_in_one_reign_has_to_declare_in_the_next():
+    redis = FakeRegistry()
+    place = Place(redis).owning()
+    Place(redis, "b", now=50.0).ask()
+    place.ask()
+    place.election.connected(["b:1"])
+    place.election.heard(Epoch(5, "z"), place.now)
+    view = place.ask()
+    assert view.epoch == Epoch(6, "a")
+    assert view.share == 1 / 2
+    assert not place.election.complete
 
 
 def test_a_grant_below_what_was_heard_of_meanwhile_is_none():

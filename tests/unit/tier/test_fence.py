@@ -262,7 +262,7 @@ class World:
         assert self.adopted == sorted(self.adopted)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.tuples(RATES, RATES, RATES), st.booleans(), st.lists(STEPS, min_size=30, max_size=60))
 def test_no_front_obeys_an_owner_that_has_given_it_up_or_is_not_its_own(rates, looks_first, steps):
     world = World(rates, looks_first=looks_first)

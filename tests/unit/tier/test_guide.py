@@ -15,8 +15,8 @@ from tests.until import until
 TIER = TierState(role="front", id="c", standing="standing by").model_dump_json().encode()
 
 
-def follow(address=None, *, here=False, ready=True):
-    return Follow(here, address, ready, TIER)
+def follow(address=None, *, here=False, ready=True, others=()):
+    return Follow(here, address, ready, TIER, others)
 
 
 @pytest.fixture
@@ -144,6 +144,22 @@ async def test_the_last_word_of_a_candidate_that_is_gone_counts_until_the_next_o
             post.tell(follow("c:81"))
             await until(lambda: front.turns == 1)
             assert await front.connect() == ("c", 81)
+
+
+async def test_a_front_whose_candidate_has_died_looks_for_the_next_owner_elsewhere(path):
+    async with front_at(path) as front:
+        async with post_at(path) as (post, _):
+            post.tell(follow(here=True, others=("b:81", "c:81")))
+            await until(lambda: front.guide.ready)
+            assert await front.connect() == "here"
+        await until(lambda: front.turns == 1)
+        assert {await front.connect() for _ in range(2)} == {("b", 81), ("c", 81)}
+        async with post_at(path) as (post, _):
+            post.tell(follow(ready=False, others=("b:81", "c:81")))
+            await until(lambda: not front.guide.ready)
+            assert front.turns == 1, "the new candidate knows of none yet"
+            with pytest.raises(ConnectionError):
+                await front.connect()
 
 
 async def test_the_candidate_hears_again_and_again_of_an_owner_elsewhere(path):

@@ -1,42 +1,30 @@
 import asyncio
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
-from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.controller import AdmissionController
+from gateway.admission.commands import Reject
 from gateway.admission.events import (
-    FRONT_BITS,
-    Arrived,
+    NOWHERE,
     Back,
     Capacity,
     Declared,
-    Demand,
     EndpointId,
-    RequestId,
     Verdict,
     Warmth,
 )
 from gateway.admission.outcomes import Outcome
-from gateway.admission.policy import Policy
-from gateway.endpoints.identity import Identity
-from gateway.ops.merged import Family, packed
-from gateway.ops.state import Decided, UnknownEndpointError
-from gateway.pools.cores import Cores
-from gateway.pools.driver import Driver
-from gateway.tier import carried, hall
+from gateway.tier import hall
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
     VERSION,
-    Answer,
     Came,
     Declares,
     Down,
     Ended,
     Evacuate,
     Expire,
-    Explain,
     Failed,
     GivenBack,
     Gone,
@@ -48,14 +36,9 @@ from gateway.tier.frames import (
     Moved,
     Ping,
     Pong,
-    Recalled,
     Refused,
     Reigns,
-    Report,
-    Reported,
-    Scrape,
     Sent,
-    ShowState,
     Stepped,
     Surpassed,
     Unwatched,
@@ -63,193 +46,28 @@ from gateway.tier.frames import (
     Wanted,
     Watched,
     Welcome,
-    from_owner,
     packed_warmth,
     warmth_of,
 )
-from gateway.tier.hall import DECLARED_WITHIN, Hall
-from tests.unit.tier.lines import Other, turns
+from gateway.tier.hall import DECLARED_WITHIN
+from tests.unit.tier.halls import (
+    CAPACITY,
+    HERE,
+    ONE,
+    THERE,
+    THREE,
+    TWO,
+    Election,
+    World,
+    arrival,
+    beat,
+    identity,
+    known,
+    sent,
+)
+from tests.unit.tier.lines import turns
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-HERE, THERE = EndpointId("here"), EndpointId("there")
-CAPACITY = Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=1)
-
-
-def identity(model="m"):
-    return Identity((model,), (), None, 1000, "0.32.0")
-
-
-class Monitor:
-    """What a hall asks of a monitor, and what it was told."""
-
-    def __init__(self):
-        self.probed = asyncio.Event()
-        self.serving = self.on_trial = self.keeps = self.drained = False
-        self.requests = {}
-        self.told = []
-
-    def dispatched(self, request, prompt_tokens, **how):
-        self.requests[request] = how
-
-    def progressed(self, requests):
-        self.told.append(list(requests))
-
-    def finished(self, request, *, delivering=False):
-        if self.requests.pop(request, None) is not None:
-            self.told.append((request, delivering))
-
-    def drain(self):
-        self.drained = True
-
-    def failed(self, reason, *, aborted=False, dead=False):
-        self.told.append((reason, aborted, dead))
-
-
-class World:
-    """An owner: its hall, its cores, and monitors that do as a test says."""
-
-    def __init__(self, expected=1, reign=None, **policy):
-        self.policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None, **policy)
-        self.hall = Hall(expected, reign)
-        self.monitors = {}
-        self.made = []
-        self.drained = []
-        self.cores = Cores(self.make, self.hall)
-        for endpoint in (HERE, THERE):
-            self.monitors[endpoint] = Monitor()
-            self.cores.add(endpoint, None)
-        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided, figures=self.figures)
-        self.hall.begin(self.cores, self.monitors, state)
-
-    def make(self, model, root):
-        self.made.append(
-            Driver(AdmissionController(self.policy), asyncio.get_running_loop().time, self.hall.asker(model))
-        )
-        return self.made[-1]
-
-    async def drain(self, endpoint):
-        if endpoint not in self.monitors:
-            raise UnknownEndpointError(endpoint)
-        self.drained.append(endpoint)
-
-    async def figures(self, fronts):
-        return [counted("pools", fronts)]
-
-    async def decided(self):
-        return Decided(endpoints=(), queues=())
-
-    def up(self, endpoint=HERE, model="m", capacity=CAPACITY):
-        monitor = self.monitors[endpoint]
-        monitor.serving = True
-        self.cores.up(endpoint, identity(model), capacity)
-        monitor.probed.set()
-
-    def down(self, endpoint=HERE):
-        self.monitors[endpoint].serving = False
-        self.cores.down(endpoint, "down")
-
-    def remove(self, endpoint):
-        del self.monitors[endpoint]
-        self.cores.remove(endpoint)
-
-    def connect(self, machine=None):
-        return Other(self.hall.line(machine), from_owner)
-
-    async def join(
-        self, number=1, machine=None, *, skip=True, known=(), kept=(), epoch=None, declared=(), watched=(), waiting=()
-    ):
-        """A front that has said who it is; `skip` what it is told first."""
-        front = self.connect(machine)
-        front.say(Hello(VERSION, number, known, kept, epoch))
-        front.say(Declares(list(declared), list(watched), list(waiting), last=True))
-        if skip:
-            await front.heard()
-        return front
-
-    def rate(self):
-        """The measured drain rate of its first core."""
-        return self.made[0].controller.snapshot(asyncio.get_running_loop().time()).drain_rate
-
-    def load(self):
-        """Requests in flight without those aborted, and waiting."""
-        now = asyncio.get_running_loop().time()
-        states = [driver.controller.snapshot(now) for driver in self.made]
-        return sum(e.in_flight - e.aborting for s in states for e in s.endpoints), sum(s.queue.depth for s in states)
-
-
-class Election:
-    """What a hall tells the election."""
-
-    epoch = Epoch(3, "a")
-
-    def __init__(self):
-        self.epochs = []
-        self.machines = []
-
-    def heard(self, epoch):
-        self.epochs.append(epoch)
-
-    def connected(self, machines):
-        self.machines.append(set(machines))
-
-
-def counted(name, value):
-    return Family(name, "What.", "counter", [(f"{name}_total", (), value)])
-
-
-async def beat(front, seconds):
-    """Heartbeats for so long."""
-    for _ in range(int(seconds / BEAT)):
-        front.say(Ping())
-        await asyncio.sleep(BEAT)
-
-
-def arrival(number, front=1, **fields):
-    return Arrived(RequestId((front << FRONT_BITS) + number), Demand((10,), 10), **fields)
-
-
-def known(endpoint=HERE, *, drained=False):
-    return Recalled(endpoint, "m", identity(), CAPACITY, drained)
-
-
-def sent(request, endpoint=HERE):
-    return Sent(Dispatch(request.request, endpoint))
-
-
-ONE, TWO, THREE = (arrival(number) for number in (1, 2, 3))
-
-
-@pytest.fixture(autouse=True)
-def nothing_to_keep(monkeypatch):
-    """No messages about it but where a test is about them."""
-    monkeypatch.setattr(hall, "WARM", 1e6)
-
-
-@pytest.fixture
-async def world():
-    world = World()
-    yield world
-    world.hall.close()
-    world.cores.close()
-
-
-@pytest.fixture
-async def tier():
-    """An owner in a tier of several gateways."""
-    tier = World(expected=None, reign=Election())
-    tier.election = tier.hall._reign
-    tier.up()
-    await asyncio.sleep(DECLARED_WITHIN)
-    yield tier
-    tier.hall.close()
-    tier.cores.close()
-
-
-@pytest.fixture
-async def front(world):
-    world.up()
-    return await world.join()
+pytestmark = pytest.mark.usefixtures("hurried", "nothing_to_keep")
 
 
 async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
@@ -311,6 +129,26 @@ async def test_who_leaves_as_it_is_dispatched_holds_nothing_in_the_end(world, fr
     assert world.load() == (0, 0)
 
 
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("ends", [Left, lambda request: Ended(request, Verdict.DONE, 7)])
+async def test_what_is_relayed_is_held_until_it_is_given_back_or_has_ended(world, front, declared, ends):
+    relayed = replace(ONE, relayed=True)
+    if declared:
+        front.say(Declares([("m", Declared(relayed, NOWHERE))], [], [], last=True))
+    else:
+        front.say(Came("m", relayed))
+        assert await front.heard() == [sent(ONE, NOWHERE)]
+    (driver,) = world.made
+    assert driver._relayed == {ONE.request}
+    assert world.load() == (0, 0), "the core does not know of it"
+    front.say(ends(ONE.request))
+    assert driver._relayed == set()
+    front.say(Came("m", replace(TWO, relayed=True)))
+    await front.end()
+    await turns()
+    assert driver._relayed == set(), "its front is gone"
+
+
 async def test_what_comes_back_is_sent_again(world, front):
     world.up(THERE)
     front.say(Came("m", ONE))
@@ -335,32 +173,6 @@ async def test_where_one_front_cannot_connect_others_go_on(world, front):
     assert await front.heard() == []
 
 
-async def test_nothing_is_sent_before_all_fronts_have_declared():
-    world = World(expected=2)
-    world.up()
-    first = await world.join(1, waiting=[("m", arrival(1, 1, waited=1.0))])
-    assert world.load() == (0, 0)
-    second = await world.join(2, waiting=[("m", arrival(1, 2, waited=2.0)), ("m", arrival(2, 2))])
-    assert world.load() == (1, 2), "who has waited longest goes first"
-    second.say(Ended(arrival(1, 2).request, Verdict.DONE, 3))
-    assert await first.heard() == [sent(arrival(1, 1))]
-    world.hall.close()
-    world.cores.close()
-
-
-async def test_what_comes_back_before_all_fronts_have_declared_waits_with_the_others():
-    world = World(expected=2)
-    world.up()
-    first = await world.join(1, declared=[("m", Declared(ONE, HERE, 5))])
-    first.say(GivenBack("m", arrival(1, waited=3.0, failures=1, avoid=HERE), Back.FAILED))
-    assert world.load() == (0, 0)
-    await world.join(2, declared=[("m", Declared(arrival(1, 2), HERE))])
-    assert world.load() == (1, 1)
-    assert await first.heard() == []
-    world.hall.close()
-    world.cores.close()
-
-
 async def test_what_a_front_has_is_asked_for_in_parts():
     world = World(expected=1)
     world.up()
@@ -375,30 +187,6 @@ async def test_what_a_front_has_is_asked_for_in_parts():
     assert world.load() == (1, 1)
     world.hall.close()
     world.cores.close()
-
-
-async def test_what_waits_for_an_owner_begins_over_several_turns(monkeypatch):
-    monkeypatch.setattr(carried, "PART", 1)
-    world = World(expected=2)
-    world.up()
-    await world.join(1, waiting=[("m", ONE), ("m", arrival(2, waited=1.0)), ("m", THREE)])
-    late = world.connect()
-    late.say(Hello(VERSION, 2))
-    late.say(Declares([], [], [], last=True))
-    assert world.load() == (1, 0)
-    late.say(Came("m", arrival(1, 2)))
-    await turns(1)
-    assert world.load() == (1, 1)
-    await turns(5)
-    assert world.load() == (1, 3)
-    assert [r.request for r in waiting(world)] == [ONE.request, THREE.request, arrival(1, 2).request]
-    world.hall.close()
-    world.cores.close()
-
-
-def waiting(world):
-    (driver,) = world.made
-    return [record.arrival for record in sorted(driver.controller._queue, key=lambda record: record.order)]
 
 
 async def test_a_flight_is_known_once_its_endpoint_is(world, front):
@@ -459,50 +247,51 @@ async def test_too_much_to_keep_is_not_told(monkeypatch):
     world.cores.close()
 
 
-async def test_an_owner_waits_for_fronts_for_so_long():
-    world = World(expected=2)
-    world.up()
-    front = await world.join(1)
-    front.say(Came("m", ONE))
-    await asyncio.sleep(DECLARED_WITHIN - 0.1)
-    assert await front.heard() == []
-    await asyncio.sleep(0.2)
-    assert await front.heard() == [sent(ONE)]
-    world.hall.close()
-    world.cores.close()
+async def test_a_gateway_whose_connection_has_broken_is_not_connected_though_it_keeps_its_seat(tier):
+    far = await tier.join(1, "b:1")
+    assert tier.election.machines[-1] == {"b:1"}
+    await far.end()
+    assert tier.election.machines[-1] == set()
+    assert len(tier.hall.seats) == 1
 
 
-async def test_more_fronts_than_expected_are_waited_for_once_they_are_connected(world):
-    world.up()
-    late = world.connect()
-    front = await world.join(1, waiting=[("m", ONE)])
-    assert world.load() == (0, 0)
-    late.say(Hello(VERSION, 2), Declares([("m", Declared(arrival(1, 2), HERE))], [], [], last=True))
-    assert world.load() == (1, 1)
-    late.say(Ended(arrival(1, 2).request, Verdict.DONE, 3))
-    assert await front.heard() == [sent(ONE)]
+async def test_an_owner_of_a_tier_begins_as_soon_as_all_fronts_that_are_known_have_declared():
+    election = Election()
+    tier = World(expected=None, reign=election)
+    tier.up()
+
+    def joins(front, machine, fronts, waiting=()):
+        seated = tier.connect(machine)
+        seated.say(Hello(VERSION, front, fronts=fronts), Declares([], [], list(waiting), last=True))
+        return seated
+
+    joins(1, None, 2, [("m", ONE)])
+    joins(2, "b:1", 2)
+    joins(3, "b:1", 2)
+    election.complete = True
+    tier.hall.look()
+    assert tier.load() == (0, 0), "a front of this gateway is missing"
+    election.complete = False
+    joins(4, None, 2)
+    assert tier.load() == (0, 0), "Redis has shown another gateway"
+    election.complete = True
+    tier.hall.look()
+    assert tier.load() == (1, 0)
+    tier.hall.close()
+    tier.cores.close()
 
 
-async def test_who_leaves_before_an_owner_begins_is_forgotten():
-    world = World(expected=2)
-    world.up()
-    front = await world.join(1, waiting=[("m", ONE), ("m", TWO)])
-    front.say(Left(ONE.request))
-    await asyncio.sleep(DECLARED_WITHIN + 0.1)
-    assert await front.heard() == [sent(TWO)]
-    assert world.load() == (1, 0)
-    world.hall.close()
-    world.cores.close()
-
-
-async def test_a_front_lost_before_an_owner_begins_is_forgotten():
-    world = World(expected=2)
-    world.up()
-    front = await world.join(1, waiting=[("m", ONE)])
-    await front.end()
-    await asyncio.sleep(DECLARED_WITHIN + 0.1)
-    assert world.load() == (0, 0)
-    world.cores.close()
+async def test_an_owner_waits_for_a_front_that_is_lost_before_it_has_declared_all():
+    tier = World(expected=None, reign=Election(complete=True))
+    tier.up()
+    lost = tier.connect("b:1")
+    lost.say(Hello(VERSION, 1, fronts=2))
+    await lost.end()
+    tier.connect("b:1").say(Hello(VERSION, 2, fronts=2), Declares([], [], [("m", arrival(1, 2))], last=True))
+    await tier.join(3)
+    assert tier.load() == (0, 0)
+    tier.hall.close()
+    tier.cores.close()
 
 
 async def test_what_is_declared_is_reserved_before_the_endpoint_was_probed(world):
@@ -675,33 +464,6 @@ async def test_nothing_is_kept_of_a_request_that_outlived_its_endpoint(world, fr
     assert not world.hall.seat_of(ONE.request).watched
 
 
-async def test_questions_are_answered(world, front):
-    front.say(ShowState(1), ShowState(2, drain="here"), ShowState(3, undrain="nobody"))
-    front.say(Explain(4, "m", ONE), Explain(5, "other", ONE))
-    answers = {answer.number: answer.body for answer in await front.heard()}
-    assert answers[1] == answers[2]
-    tier = Decided.model_validate_json(answers[1]).tier
-    assert (tier.role, tier.id, tier.epoch, tier.members) == ("owner", tier.owner, None, ("1",))
-    assert answers[3] is answers[5] is None
-    assert b'"verdict":"dispatch"' in answers[4]
-    assert world.drained == ["here"]
-
-
-async def test_no_sum_is_told_before_all_fronts_are_there():
-    world = World(expected=2)
-    front = await world.join(1)
-    front.say(Scrape(1))
-    assert await front.heard() == []
-    other = await world.join(2)
-    await turns()
-    for one in (front, other):
-        one.say(Reported(1, packed(())))
-    await asyncio.sleep(0.5)
-    assert Answer in {type(message) for message in await front.heard()}
-    world.hall.close()
-    world.cores.close()
-
-
 async def test_an_owner_that_ends_cuts_everybody_off(world, front):
     silent = world.connect()
     front.say(Came("m", ONE), Came("m", TWO))
@@ -710,16 +472,6 @@ async def test_an_owner_that_ends_cuts_everybody_off(world, front):
     assert front.aborted
     assert silent.aborted
     assert world.hall.fronts == 0
-
-
-async def test_an_owner_that_ended_begins_nothing():
-    world = World(expected=2)
-    front = await world.join(1, known=[known()], waiting=[("m", ONE)])
-    world.hall.close()
-    await asyncio.sleep(2 * DECLARED_WITHIN)
-    assert world.load() == (0, 0)
-    assert Sent not in {type(message) for message in await front.heard()}
-    world.cores.close()
 
 
 # In a tier of several gateways.
@@ -761,6 +513,7 @@ async def test_the_election_hears_which_gateways_have_declared_all_they_have(tie
     far.say(Declares([], [], [], last=True))
     assert tier.election.machines[-1] == {"b:1", "c:1"}
     await far.end()
+    assert tier.election.machines[-1] == {"c:1"}, "at once: it may be with another owner already"
     await beat(other, GIVEN_UP_AFTER + 2 * BEAT)
     assert tier.election.machines[-1] == {"c:1"}
 
@@ -815,39 +568,29 @@ async def test_a_front_of_another_gateway_may_come_back_with_all_it_has(tier):
     assert tier.hall.fronts == 1
 
 
-async def test_each_gateway_is_told_its_own_figures_and_the_owners_those_of_the_pools(tier):
-    fronts = {1: None, 2: "b:1", 3: "b:1"}
-    said = {number: await tier.join(number, machine) for number, machine in fronts.items()}
-
-    async def told(asks):
-        said[asks].say(Scrape(7))
-        for number, front in said.items():
-            for message in await front.heard():
-                if isinstance(message, Report):
-                    assert fronts[number] == fronts[asks], "the others are not even asked"
-                    front.say(Reported(message.number, packed([counted("c", 10**number)])))
-        while not (answers := await said[asks].heard()):  # a thread writes the text
-            pass
-        (answer,) = answers
-        lines = answer.body.decode().splitlines()
-        return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
-
-    assert await told(1) == {"c_total": 10, "pools_total": 1}
-    assert await told(2) == await told(3) == {"c_total": 1100}
-
-
-async def test_in_a_tier_the_state_names_the_epoch_and_all_fronts(tier):
-    front = await tier.join(1)
-    await tier.join(2, "b:1")
-    front.say(ShowState(1))
-    (answer,) = await front.heard()
-    shown = Decided.model_validate_json(answer.body).tier
-    assert (shown.owner, shown.epoch, shown.members) == ("a", 3, ("1", "2"))
-
-
 async def test_an_owner_that_ended_says_nothing_of_fronts_that_are_the_next_ones_now(tier):
     await tier.join(1, "b:1")
     assert tier.election.machines == [{"b:1"}]
     tier.hall.close()
     await asyncio.sleep(2 * GIVEN_UP_AFTER)
     assert tier.election.machines == [{"b:1"}]
+
+
+async def test_an_owner_that_may_not_decide_orders_nothing_until_it_may_again(tier):
+    front = await tier.join()
+    front.say(Came("m", ONE), Came("m", TWO))
+    await front.heard()
+    tier.hall.withhold(withholds=True)
+    tier.hall.withhold(withholds=True)
+    tier.down()
+    tier.hall.evacuate(HERE)
+    tier.hall.expire([ONE.request])
+    front.say(Came("nobody's", THREE))
+    await beat(front, tier.policy.no_endpoint_ttl + 1.0)  # the core refuses what waits
+    assert {type(message) for message in await front.heard()} == {Pong}
+    tier.hall.withhold(withholds=False)
+    said = await front.heard()
+    assert [type(message) for message in said] == [Down, Evacuate, Expire, Refused, Refused]
+    assert [message.reject.request for message in said[3:]] == [THREE.request, TWO.request]
+    tier.hall.evacuate(HERE)
+    assert await front.heard() == [Evacuate(HERE)]

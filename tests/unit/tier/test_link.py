@@ -6,6 +6,7 @@ import structlog
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
     FRONT_BITS,
+    NOWHERE,
     Arrived,
     Back,
     Capacity,
@@ -16,7 +17,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
-from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.ops.state import Decided
 from gateway.pools.admission import RejectedError
 from gateway.tier import carried
 from gateway.tier.epoch import Epoch
@@ -30,7 +31,6 @@ from gateway.tier.frames import (
     Ended,
     Evacuate,
     Expire,
-    Explain,
     Failed,
     GivenBack,
     Gone,
@@ -46,7 +46,6 @@ from gateway.tier.frames import (
     Reigns,
     Report,
     Reported,
-    Scrape,
     Sent,
     ShowState,
     Stepped,
@@ -58,7 +57,7 @@ from gateway.tier.frames import (
     Welcome,
     from_front,
 )
-from gateway.tier.link import ANSWERED_WITHIN, PARTED_WITHIN, PING, RETRY, SILENT, Link
+from gateway.tier.link import PARTED_WITHIN, PING, RETRY, SILENT, Link
 from tests.unit.tier.lines import Other, turns
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -253,7 +252,7 @@ async def test_the_next_owner_hears_of_everything(world):
     world.owner.say(up())
     flying = await world.in_flight()
     world.link.watch(HERE).dispatched(flying.request, 10)
-    world.link.admission("m").progress(flying.request, 4)
+    world.link.admission("m").begun(flying.request, 4)
     failed = await world.in_flight()
     waiting, _ = world.ask()
     await world.lose(reachable=False)
@@ -271,6 +270,46 @@ async def test_the_next_owner_hears_of_everything(world):
     assert told.keys() == {waiting.request, failed.request}
     assert (told[failed.request].failures, told[failed.request].avoid) == (1, HERE)
     assert told[waiting.request].waited == pytest.approx(world.clock() - since, abs=0.1)
+
+
+async def test_what_is_relayed_without_a_place_is_declared_to_the_next_owner_and_given_back(world):
+    await world.welcome()
+    arrival = Arrived(RequestId((7 << FRONT_BITS) + 1), Demand((0,), 10), relayed=True)
+    admission = world.link.admission("m")
+    task = asyncio.create_task(admission.admit(arrival))
+    assert await world.owner.heard() == [Came("m", arrival)]
+    world.owner.say(Sent(Dispatch(arrival.request, NOWHERE)))
+    assert (await task).endpoint == NOWHERE
+    await world.lose()
+    _, part = await world.welcome()
+    ((model, declared),) = part.flights
+    assert (model, declared.endpoint, declared.arrival.relayed) == ("m", NOWHERE, True)
+    admission.withdraw(arrival.request)
+    assert await world.owner.heard() == [Left(arrival.request)]
+    assert not world.link._carried
+
+
+async def test_what_comes_while_no_owner_lives_is_said_to_be_charged_by_none(world):
+    before, _ = world.ask()
+    await world.welcome()
+    charged, _ = world.ask()
+    await turns()
+    await world.lose(reachable=False)
+    await asyncio.sleep(0.1)
+    after, _ = world.ask()
+    await asyncio.sleep(0.5)
+    world.reachable = True
+    _, part = await world.welcome()
+    told = {arrival.request: arrival.charged for _, arrival in part.waiting}
+    assert told == {before.request: True, charged.request: True, after.request: False}
+    silent, _ = world.ask()
+    await asyncio.sleep(PING + 0.1)  # it is stopped: its connection stays
+    late, _ = world.ask()
+    await turns()
+    await world.lose()
+    _, part = await world.welcome()
+    told = {arrival.request: arrival.charged for _, arrival in part.waiting}
+    assert (told[after.request], told[silent.request], told[late.request]) == (True, True, False)
 
 
 async def test_what_has_yet_to_be_declared_is_not_told_otherwise(world, monkeypatch):
@@ -367,14 +406,14 @@ async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
     await world.welcome()
     ended, flying = await world.in_flight(), await world.in_flight()
     for arrival in (ended, flying):
-        world.link.admission("m").progress(arrival.request, 4)
+        world.link.admission("m").begun(arrival.request, 4)
     await asyncio.sleep(0.1)
     world.link.admission("m").finish(ended.request, Verdict.DONE, 3)
     waiting, _ = world.ask()
     await turns()
     world.owner.say(Wanted("m", dict.fromkeys((ended.request, flying.request, waiting.request), 16.0), False))
     counts = world.link.admission("m").counts
-    assert counts._news == {flying.request: 16.0}
+    assert counts.news == {flying.request: 16.0}
     world.owner.say(Wanted("m", {}, everything=True))
     assert counts.everything
 
@@ -382,7 +421,7 @@ async def test_counts_wanted_of_what_has_ended_are_not_kept(world):
 async def test_progress_is_told_and_remembered(world):
     await world.welcome()
     arrival = await world.in_flight()
-    world.link.admission("m").progress(arrival.request, 4)
+    world.link.admission("m").begun(arrival.request, 4)
     await asyncio.sleep(0.1)
     assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
     assert world.moved == [arrival.request]
@@ -438,7 +477,7 @@ async def test_an_endpoint_that_comes_up_hears_every_count(world):
     world.owner.say(up())
     arrival = await world.in_flight()
     world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
-    world.link.admission("m").progress(arrival.request, 4)
+    world.link.admission("m").begun(arrival.request, 4)
     world.owner.say(up())
     assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
 
@@ -488,15 +527,6 @@ async def test_the_owner_is_told_what_was_counted_when_it_asks(world):
     assert await world.owner.heard() == [Reported(4, FIGURES)]
 
 
-async def test_the_text_of_the_metrics_is_the_owners(world):
-    await world.welcome()
-    asked = asyncio.create_task(world.link.exposition())
-    (scrape,) = await world.owner.heard()
-    assert isinstance(scrape, Scrape)
-    world.owner.say(Answer(scrape.number, b"kvgate_fronts 2"))
-    assert await asked == b"kvgate_fronts 2"
-
-
 async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_taken(world):
     await world.link.leave_figures()  # to nobody
     await world.welcome()
@@ -516,7 +546,7 @@ async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
 
 async def test_a_question_is_asked_again_of_the_next_owner(world):
     await world.welcome()
-    asked = asyncio.create_task(world.link.decided())
+    asked = asyncio.create_task(world.link.questions.decided())
     assert await world.owner.heard() == [ShowState(1)]
     await world.lose()
     hello, question, _ = await world.welcome()
@@ -525,27 +555,7 @@ async def test_a_question_is_asked_again_of_the_next_owner(world):
     world.owner.say(Answer(2, b"of nobody"), Answer(1, nothing.model_dump_json().encode()))
     assert await asked == nothing
     world.owner.say(Answer(1, b"late"))
-    assert not world.link._questions
-
-
-async def test_an_endpoint_that_the_owner_does_not_know_is_an_error(world):
-    await world.welcome()
-    drained = asyncio.create_task(world.link.drain("nobody"))
-    assert await world.owner.heard() == [ShowState(1, drain="nobody")]
-    world.owner.say(Answer(1, None))
-    with pytest.raises(UnknownEndpointError):
-        await drained
-
-
-async def test_a_question_is_not_asked_for_ever(world):
-    await world.welcome()
-    arrival, _ = world.ask()
-    before = world.clock()
-    with pytest.raises(TimeoutError):
-        await world.link.admission("m").explain(arrival)
-    assert world.clock() - before == pytest.approx(ANSWERED_WITHIN, abs=0.1)
-    assert Explain(1, "m", arrival) in await world.owner.heard()
-    assert not world.link._questions
+    assert not [*world.link.questions]
 
 
 # In a tier of several gateways.
@@ -638,6 +648,36 @@ async def test_a_dispatch_without_a_fresh_heartbeat_is_not_obeyed_and_all_is_dec
     await member.beat()
     member.owner.say(Sent(Dispatch(arrival.request, HERE)))
     assert (await task).endpoint == HERE
+
+
+@pytest.mark.parametrize("beats", [0, 1])
+@pytest.mark.parametrize("order", ["refused", "evacuate", "expire", "down", "up", "gone"])
+async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(member, order, beats):
+    await member.follow()
+    await member.beat()
+    flying, (waiting, task) = await member.in_flight(), member.ask()
+    member.owner.say(up())
+    await member.beat(beats * BEAT)
+    member.told.clear()
+    orders = {
+        "refused": Refused(Reject(waiting.request, Outcome.QUEUE_FULL, 1.0)),
+        "evacuate": Evacuate(HERE),
+        "expire": Expire([flying.request]),
+        "down": Down(HERE, keeps=False, drained=False),
+        "up": up(),
+        "gone": Gone(HERE),
+    }
+    await asyncio.sleep(OBEYED_WITHIN + BEAT)
+    before = member.owner
+    before.say(orders[order], Welcome())
+    await turns()
+    assert before.aborted
+    assert (member.told, task.done()) == ([], False)
+    (declared,) = [message for message in await member.follow() if isinstance(message, Declares)]
+    assert [flight.arrival.request for _, flight in declared.flights] == [flying.request]
+    assert [known.request for _, known in declared.waiting] == [waiting.request]
+    task.cancel()
+    await turns()
 
 
 async def test_a_heartbeat_that_comes_back_late_counts_from_when_it_was_sent(member):

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.redis_url import redis_address
 from gateway.tier.election import Claim
 from gateway.tier.registry import Registry, RegistryError
-from tests.deploy.stack import free_port
+from tests.ports import free_port
 
 CLAIM = Claim(1, 0.0, 0, 0, "")
 

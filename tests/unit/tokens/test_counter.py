@@ -6,9 +6,15 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.tokens.count import CountUnavailableError, PromptCount, PromptTooLongError, Source
-from gateway.tokens.counter import ModelCounter
-from gateway.tokens.drift import FIRST_WAIT, LIMIT, Drift
+from gateway.tokens.count import (
+    CountingOverloadedError,
+    CountUnavailableError,
+    PromptCount,
+    PromptTooLongError,
+    Source,
+)
+from gateway.tokens.counter import AT_ONCE_BYTES, ModelCounter
+from gateway.tokens.drift import FIRST_WAIT, LIMIT, WINDOW, Drift
 from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
@@ -16,6 +22,7 @@ from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
+from gateway.wire.token_ids import IdsField
 from tests.unit.tokens.wire import over_the_wire
 
 USER = {"role": "user", "content": "the fox"}
@@ -34,12 +41,16 @@ class Engine:
         self.more_for: dict[str, int] = {}
         self.excludes_unused = False
         self.parses_tools = True
+        self.takes_ids: IdsField | None = None
+        self.listed = True
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request.url.path)
         if not self.up:
             raise httpx.ConnectError("refused", request=request)
         fields = {name: value for name, value in json.loads(request.content).items() if value != []}
+        if request.url.path == "/v1/chat/completions":
+            return httpx.Response(200, json={"usage": {"prompt_tokens": self._prompt(fields)}})
         if request.url.path == "/v1/messages/count_tokens":
             if not self.counts_messages:
                 return httpx.Response(404)
@@ -52,6 +63,12 @@ class Engine:
             return httpx.Response(400, json={"error": {"message": error.message, "param": error.param}})
         return httpx.Response(200, json={"count": count})
 
+    def _prompt(self, fields: dict[str, Any]) -> int:
+        handed = {IdsField.OWN: fields, IdsField.TRANSFER: fields.get("kv_transfer_params", {})}
+        taken = {} if self.takes_ids is None else handed[self.takes_ids]
+        ids = taken.get("prompt_token_ids")
+        return self._count(Api.CHAT, fields) if ids is None else len(ids)
+
     def _count(self, api: Api, fields: dict[str, Any]) -> int:
         more = sum(count for name, count in self.more_for.items() if fields.get(name))
         body = json.dumps(fields).encode()
@@ -61,12 +78,17 @@ class Engine:
 class Counter:
     """A counter, the engine it asks, and what it told of."""
 
-    def __init__(
-        self, engine: Engine, counter: ModelCounter, drifts: list[Drift], switches: list[str], returns: list[str]
-    ) -> None:
-        self.engine, self.counter, self.drifts, self.switches = engine, counter, drifts, switches
-        self.returns = returns
+    counter: ModelCounter
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.drifts: list[Drift] = []
+        self.switches: list[str] = []
+        self.returns: list[str] = []
+        self.refusals: list[str] = []
         self.now = 0.0
+        self.chance = 0.5
+        self.hand_over_from: int | None = None
 
     async def drift(self, api: Api = Api.CHAT, **fields: Any) -> None:
         """As many counts as it takes turn out wrong."""
@@ -94,22 +116,22 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
     async def make(source: TokenizerSource | None, engine: Engine | None = None) -> Counter:
         engine = engine or Engine(TokenizerSource(str(tokenizer_folder)))
         engines.append(engine)
-        drifts: list[Drift] = []
-        switches: list[str] = []
-        returns: list[str] = []
-        counter = ModelCounter(
+        counted = Counter(engine)
+        counted.counter = ModelCounter(
             "m",
             source,
             pool,
             Tokenizers(pool),
-            EngineCounter(lambda: (engine.target,), lambda: 5),
-            on_drift=drifts.append,
-            on_switch=switches.append,
-            on_return=returns.append,
+            EngineCounter(lambda: (engine.target,) if engine.listed else (), lambda: 5),
+            on_drift=counted.drifts.append,
+            on_switch=counted.switches.append,
+            on_return=counted.returns.append,
+            on_refusal=counted.refusals.append,
             clock=lambda: counted.now,
+            chance=lambda: counted.chance,
+            hand_over_from=lambda: counted.hand_over_from,
         )
-        counted = Counter(engine, counter, drifts, switches, returns)
-        await counter.start()
+        await counted.counter.start()
         return counted
 
     yield make
@@ -277,7 +299,46 @@ async def test_an_endpoint_that_does_not_answer_probes_proves_nothing(ours: Coun
     assert ours.counter.mode is Source.LOCAL
 
 
-async def test_probes_that_nobody_has_room_to_count_prove_nothing(ours: Counter, pool: CountingPool) -> None:
+async def test_a_small_body_is_counted_at_once_and_a_larger_one_in_the_pool(ours: Counter, pool: CountingPool) -> None:
+    pool.max_pending_bytes = 0
+    pool._pending.add("another", 1)
+    small = await ours.count(Api.COMPLETIONS, prompt="a" * (AT_ONCE_BYTES - 100))
+    assert small.source is Source.LOCAL
+    with pytest.raises(CountingOverloadedError):
+        await ours.count(Api.COMPLETIONS, prompt="a" * AT_ONCE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (Api.CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"parameters": [1] * 201}}]}),
+        (Api.CHAT, {"messages": [USER] * 40}),
+        (Api.RESPONSES, {"input": "the fox"}),
+    ],
+)
+async def test_a_small_body_of_which_a_template_may_make_much_is_counted_in_the_pool(
+    ours: Counter, pool: CountingPool, api: Api, fields: dict[str, Any]
+) -> None:
+    pool.max_pending_bytes = 0
+    pool._pending.add("another", 1)
+    given = json.dumps({"max_output_tokens" if api is Api.RESPONSES else "max_tokens": 5} | fields).encode()
+    assert len(given) < AT_ONCE_BYTES
+    with pytest.raises(CountingOverloadedError):
+        await ours.counter.count(parse(api, given), flow="flow", max_model_len=1000)
+
+
+async def test_the_repeated_fields_of_a_batch_make_it_larger(ours: Counter, pool: CountingPool) -> None:
+    pool.max_pending_bytes = 0
+    pool._pending.add("another", 1)
+    conversations = [[{"role": "user", "content": "a"}]] * 20
+    with pytest.raises(CountingOverloadedError):
+        await ours.count(Api.BATCH, messages=conversations)
+
+
+async def test_probes_that_nobody_has_room_to_count_prove_nothing(
+    ours: Counter, pool: CountingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tokens.counter.AT_ONCE_BYTES", 0)
     ours.engine.more_for = {"messages": 1}
     await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.ENGINE
@@ -388,3 +449,91 @@ async def test_tools_that_may_not_be_used_are_counted_as_the_engine_has_them(
         assert {count.source for count in (without, unused, used)} == {Source.LOCAL}
         assert unused.prompts == (without.prompts if excludes else used.prompts)
         assert used.prompts > without.prompts
+
+
+@pytest.fixture
+async def handing(made: Any, tokenizer_folder: Path) -> Counter:
+    """A counter whose endpoint takes token ids, of prompts from one token on."""
+    engine = Engine(TokenizerSource(str(tokenizer_folder)))
+    engine.takes_ids = IdsField.TRANSFER
+    counter: Counter = await made(engine.source, engine)
+    counter.hand_over_from = 1
+    await counter.counter.verify(engine.target)
+    return counter
+
+
+async def test_the_ids_of_a_prompt_are_those_that_were_counted(handing: Counter) -> None:
+    count = await handing.count()
+    assert len(json.loads(count.ids)) == count.tokens
+    assert handing.counter.ids_field("http://engine") is IdsField.TRANSFER
+    assert "ids" not in repr(count)
+
+
+async def test_no_ids_are_made_while_no_endpoint_that_takes_them_is_there(handing: Counter) -> None:
+    handing.engine.listed = False
+    assert (await handing.count()).ids == b""
+    handing.engine.listed = True
+    assert (await handing.count()).ids != b""
+
+
+async def test_an_engine_that_ignores_the_fields_gets_no_ids(made: Any, tokenizer_folder: Path) -> None:
+    counter: Counter = await made(TokenizerSource(str(tokenizer_folder)))
+    counter.hand_over_from = 1
+    await counter.counter.verify(counter.engine.target)
+    assert counter.engine.asked.count("/v1/chat/completions") == len(IdsField)
+    assert (await counter.count()).ids == b""
+    assert counter.counter.ids_field("http://engine") is None
+
+
+async def test_nothing_is_probed_where_no_ids_are_wanted(ours: Counter) -> None:
+    await ours.counter.verify(ours.engine.target)
+    assert "/v1/chat/completions" not in ours.engine.asked
+
+
+async def test_only_conversations_from_the_set_length_on_bring_ids(handing: Counter) -> None:
+    long = await handing.count()
+    handing.hand_over_from = long.tokens + 1
+    assert (await handing.count()).ids == b""
+    handing.hand_over_from = long.tokens
+    assert (await handing.count()).ids != b""
+    handing.hand_over_from = None
+    assert (await handing.count()).ids == b""
+    handing.hand_over_from = 1
+    assert (await handing.count(Api.COMPLETIONS, prompt="the fox")).ids == b""
+    assert (await handing.count(Api.MESSAGES)).ids == b""
+    assert (await handing.count(kv_transfer_params=None)).ids == b""
+
+
+async def test_one_prompt_in_a_hundred_goes_without_ids(handing: Counter) -> None:
+    handing.chance = 0.0099
+    assert handing.counter.ids_field("http://engine") is None
+    handing.chance = 0.01
+    assert handing.counter.ids_field("http://engine") is not None
+
+
+async def test_usage_of_ids_that_were_sent_is_no_proof_of_counts(handing: Counter) -> None:
+    count = await handing.count()
+    for number in range(LIMIT):
+        assert handing.counter.mode is Source.LOCAL
+        handing.counter.settle(count, count.tokens + 1)
+        if number < LIMIT - 1:
+            for _ in range(WINDOW):  # were these compared, the wrong ones would be forgotten
+                handing.counter.settle(count, count.tokens, handed_to="http://engine")
+    assert handing.counter.mode is Source.ENGINE
+
+
+async def test_an_endpoint_that_reports_another_number_gets_ids_no_more(handing: Counter) -> None:
+    count = await handing.count()
+    handing.counter.settle(count, count.tokens + 1, handed_to="http://engine")
+    assert handing.counter.ids_field("http://engine") is None
+    assert not handing.counter.takes_ids("http://engine")
+    assert len(handing.refusals) == 1
+    assert not handing.drifts
+    handing.counter.settle(count, count.tokens + 1, handed_to="http://engine")
+    assert len(handing.refusals) == 1
+
+
+async def test_a_conversation_that_the_engine_counts_brings_no_ids(handing: Counter) -> None:
+    await handing.drift()
+    assert handing.counter.mode is Source.ENGINE
+    assert (await handing.count()).ids == b""

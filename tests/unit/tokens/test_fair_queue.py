@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.tokens.fair_queue import FairQueue
+from gateway.tokens.fair_queue import MOST_FLOWS, FairQueue
 
 
 def drained(queue: FairQueue[str]) -> list[str]:
@@ -46,3 +46,16 @@ def test_a_flow_does_not_save_up_credit_while_it_is_away() -> None:
 def test_an_empty_queue_has_nothing_to_give() -> None:
     with pytest.raises(IndexError):
         FairQueue().pop()
+
+
+def test_in_a_queue_that_is_never_empty_only_the_latest_flows_are_remembered() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("first", 1, "first")
+    for index in range(3 * MOST_FLOWS):
+        queue.push(index, 1, "later")
+        queue.pop()
+    assert len(queue._ends) == MOST_FLOWS
+    queue.push(index, 1, "again")
+    queue.push("new", 1, "new")
+    assert queue.pop() == "later"
+    assert drained(queue) == ["new", "again"], "the last flow has had its turn"

@@ -1,6 +1,7 @@
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -82,6 +83,75 @@ def test_the_time_of_what_must_not_be_left_half_done_is_not_the_jobs(monkeypatch
     with pytest.raises(InvalidRequestError):
         interruptible(job)
     assert done == ["whole"]
+
+
+def test_all_of_a_job_has_one_time_however_often_something_in_it_must_not_be_left_half_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interruption, "LONGEST", 0.2)
+    began = time.process_time()
+
+    def job() -> None:
+        while time.process_time() - began < 2.0:
+            with whole():
+                pass
+            sum(range(1000))
+
+    with pytest.raises(InvalidRequestError, match="too much to count"):
+        interruptible(job)
+    assert time.process_time() - began < 1.0
+
+
+class Finalised:
+    """Whatever is raised at its end is lost."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def work(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [(lambda: work(0.2), InvalidRequestError), (lambda: signal.raise_signal(ENDING), CallerLeftError)],
+    ids=["overdue", "left"],
+)
+def test_an_ending_that_was_lost_comes_again(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[], object], ending: type[BaseException]
+) -> None:
+    monkeypatch.setattr(interruption, "LONGEST", 0.1)
+
+    def job() -> None:
+        Finalised(end)
+        work(2.0)
+
+    began = time.process_time()
+    with pytest.raises(ending):
+        interruptible(job)
+    assert time.process_time() - began < 1.0
+
+
+def test_a_caller_who_left_while_nothing_could_be_ended_is_remembered() -> None:
+    done = []
+
+    def job() -> None:
+        with whole():
+            signal.raise_signal(ENDING)
+            done.append("whole")
+        done.append("more")
+
+    with pytest.raises(CallerLeftError):
+        interruptible(job)
+    assert done == ["whole"]
+    assert interruptible(lambda: 5) == 5, "it was another job's"
 
 
 def test_a_thread_ends_its_own_job_where_it_looks() -> None:

@@ -137,7 +137,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(api=st.sampled_from(list(Api)), fields=st.dictionaries(st.sampled_from(_FIELDS), _VALUES))
 def test_whatever_the_body_says_there_is_a_count_or_a_reason(
     source: TokenizerSource, api: Api, fields: dict[str, Any]
@@ -333,6 +333,16 @@ def test_what_nests_deeper_than_can_be_written_is_refused(source: TokenizerSourc
         deep = {"content": [deep]}
     with contextlib.suppress(InvalidRequestError):
         estimate_body(source, Api.CHAT, json.dumps({"messages": [deep]}).encode())
+
+
+def test_what_nests_deeper_than_an_engine_can_be_asked_is_refused() -> None:
+    for depth in range(900, 1000):
+        parameters = b"[" * depth + b"]" * depth
+        body = b'{"input":"hi","tools":[{"type":"function","name":"f","parameters":{"a":%b}}]}' % parameters
+        with contextlib.suppress(InvalidRequestError):
+            engine_work(Api.RESPONSES, body, FAR)
+    with pytest.raises(InvalidRequestError, match=r"too deeply|not valid JSON"):
+        engine_work(Api.RESPONSES, body, FAR)
 
 
 def test_an_image_of_a_response_is_counted_by_the_engine(source: TokenizerSource) -> None:

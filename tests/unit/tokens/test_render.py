@@ -1,4 +1,3 @@
-import functools
 import json
 import shutil
 import socket
@@ -7,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -16,7 +16,7 @@ from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
-from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, Tokens, renderer
+from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, Tokens, is_loaded, renderer
 from gateway.wire.request import InvalidRequestError
 
 USER = {"role": "user", "content": "the fox"}
@@ -296,7 +296,8 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
             assert go.wait(10)
         return source.name
 
-    monkeypatch.setattr(render, "_loaded", functools.cache(load))
+    monkeypatch.setattr(render, "_load", load)
+    monkeypatch.setattr(render, "_LOADED", {})
     threads = [threading.Thread(target=renderer, args=(TokenizerSource("slow"),)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -306,6 +307,14 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
     for thread in threads:
         thread.join()
     assert loads == ["slow", "other"]
+
+
+def test_of_too_many_the_first_loaded_goes(monkeypatch):
+    monkeypatch.setattr(render, "_load", lambda source: source.name)
+    monkeypatch.setattr(render, "_LOADED", {})
+    sources = [TokenizerSource(str(number)) for number in range(render._MOST_LOADED + 1)]
+    assert [renderer(source) for source in sources] == [source.name for source in sources]
+    assert [source for source in sources if not is_loaded(source)] == sources[:1]
 
 
 def test_two_that_are_the_first_are_loaded_at_once(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -327,3 +336,34 @@ def test_two_that_are_the_first_are_loaded_at_once(tokenizer_folder: Path, tmp_p
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_conversation_that_comes_back_longer_is_encoded_from_where_it_grew(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = with_template(tokenizer_folder, "{% for m in messages %}<bos>{{ m.content }}{% endfor %}")
+    assert renderer._pieces is not None
+    texts: list[str] = []
+    original = renderer._pieces._encode
+
+    def encode(new: list[str]) -> Iterable[Sequence[int]]:
+        texts.extend(new)
+        return original(new)
+
+    monkeypatch.setattr(renderer._pieces, "_encode", encode)
+    turns = [{"role": "user", "content": f"{number} the quick fox " * 60} for number in range(6)]
+    for length in (3, 4, 6):
+        prompt = chat_prompt({"messages": turns[:length]})
+        measured = renderer.measure_chat(prompt, FAR)
+        assert measured.encoded is not None
+        whole = renderer._encode(renderer.render(prompt), False)
+        assert list(measured.encoded.ids) == list(whole.ids)
+    assert [text[5:6] for text in texts] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_with_special_tokens_around_it_a_prompt_is_encoded_as_a_whole(tokenizer_folder: Path) -> None:
+    renderer = with_template(tokenizer_folder, "{% for m in messages %}<bos>{{ m.content }}{% endfor %}")
+    chat = {"messages": [{"role": "user", "content": "the fox " * 500}]}
+    assert count_chat(renderer, chat_prompt(chat | {"add_special_tokens": True}), FAR) == (
+        count_chat(renderer, chat_prompt(chat), FAR) + 1
+    )

@@ -167,3 +167,10 @@ def test_what_cannot_be_converted_exactly_is_said_to_be(fields: dict[str, Any]) 
 def test_a_request_without_input_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         from_responses(fields)
+
+
+def test_a_namespace_whose_name_would_become_gigabytes_is_refused() -> None:
+    inner = [{"type": "function", "name": "f", "parameters": {}}] * 10_000
+    tools = [{"type": "namespace", "name": "n" * 10_000, "tools": inner}]
+    with pytest.raises(InvalidRequestError, match="stands before 10000 tools"):
+        from_responses({"input": "Hi.", "tools": tools})

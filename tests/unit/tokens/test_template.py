@@ -1,7 +1,7 @@
 import jinja2
 import pytest
 
-from gateway.tokens.conversation import ContentFormat
+from gateway.tokens.message_shape import ContentFormat
 from gateway.tokens.template import ChatTemplate
 
 

@@ -1,4 +1,5 @@
 import json
+from math import inf
 
 import pytest
 
@@ -55,6 +56,8 @@ def test_who_has_no_key_is_told_how_to_send_one(outcome):
 def test_a_wait_of_less_than_a_second_is_not_none():
     assert headers(error_answer(Outcome.QUEUE_FULL, "", retry_after=0.2))[b"retry-after"] == b"1"
     assert b"retry-after" not in headers(error_answer(Outcome.QUEUE_FULL, ""))
+    never = headers(error_answer(Outcome.RATE_LIMIT_EXCEEDED, "", retry_after=inf))
+    assert (never[b"x-should-retry"], b"retry-after" in never) == (b"false", False)
 
 
 @pytest.mark.parametrize("text", ['quote " and \\ and \n newline', "\x00\x1f", "日本語", "\u2028"])

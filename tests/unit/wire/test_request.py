@@ -256,7 +256,7 @@ def test_asking_for_usage_changes_nothing_else(others, options, continuous, inde
         before = parse(Api.CHAT, raw)
     except InvalidRequestError:
         return  # half a surrogate pair, escaped
-    after = parse(Api.CHAT, edited(before, Edits(usage=True, priority=before.priority)))
+    after = parse(Api.CHAT, edited(before.body, before, Edits(usage=True, priority=before.priority)))
     assert after.include_usage
     assert fields(after, "stream_options") == fields(before, "stream_options")
     expected = {
@@ -270,7 +270,7 @@ def test_asking_for_usage_changes_nothing_else(others, options, continuous, inde
 def test_asking_for_usage_keeps_numbers_no_machine_word_holds():
     digits = b"9" * 60
     raw = b'{"stream":true,"seed":%b,"stream_options":{"x":%b,"include_usage":false}}' % (digits, digits)
-    assert edited(parse(Api.CHAT, raw), Edits(usage=True, priority=0)).count(digits) == 2
+    assert edited(raw, parse(Api.CHAT, raw), Edits(usage=True, priority=0)).count(digits) == 2
 
 
 @pytest.mark.parametrize("name", ["model", "stream", "n", "max_tokens", "max_completion_tokens", "priority"])
@@ -291,7 +291,7 @@ def test_absurd_numbers_are_not_repeated() -> None:
 
 @pytest.mark.parametrize("written", [b"{}", b" { } \n", b'{"a":"}"}  ', b'{"a":1\n}\t'])
 def test_a_field_is_added_whatever_blanks_there_are(written: bytes) -> None:
-    after = json.loads(edited(parse(Api.CHAT, written), Edits(usage=True, priority=3)))
+    after = json.loads(edited(written, parse(Api.CHAT, written), Edits(usage=True, priority=3)))
     assert after == json.loads(written) | {"stream_options": {"include_usage": True}, "priority": 3}
 
 
@@ -317,7 +317,7 @@ def test_a_client_that_asked_for_usage_is_known():
 def test_usage_is_asked_for_where_the_engine_would_read_that_it_is_not(said):
     request = parse(Api.CHAT, body(stream=True, stream_options={"include_usage": said}))
     assert not request.include_usage
-    after = parse(Api.CHAT, edited(request, Edits(usage=True, priority=0)))
+    after = parse(Api.CHAT, edited(request.body, request, Edits(usage=True, priority=0)))
     assert after.include_usage
 
 
@@ -332,7 +332,7 @@ def test_a_boolean_is_read_as_vllm_reads_it(written: str, *, streams: bool) -> N
 @pytest.mark.parametrize(("asked", "band"), [(-7, 0), (None, 3), (1, 3)])
 def test_an_engine_is_told_the_band_and_not_what_the_client_wishes(api, asked, band):
     given = parse(api, body(**({} if asked is None else {"priority": asked}), temperature=0.10))
-    after = parse(api, edited(given, Edits(usage=False, priority=band)))
+    after = parse(api, edited(given.body, given, Edits(usage=False, priority=band)))
     assert after.priority == band
     assert fields(after, "priority") == fields(given, "priority")
 
@@ -341,12 +341,12 @@ def test_an_engine_is_told_the_band_and_not_what_the_client_wishes(api, asked, b
 @pytest.mark.parametrize("asked", [None, 0, 4])
 def test_a_body_that_needs_no_edit_is_the_clients_own(api, asked):
     given = parse(api, body(max_tokens=5, **({} if asked is None else {"priority": asked})))
-    assert edited(given, Edits(usage=False, priority=asked or 0)) is given.body
+    assert edited(given.body, given, Edits(usage=False, priority=asked or 0)) is given.body
 
 
 def test_messages_have_no_priority_in_their_body():
     given = parse(Api.MESSAGES, body(max_tokens=5))
-    assert edited(given, Edits(usage=False, priority=3)) is given.body
+    assert edited(given.body, given, Edits(usage=False, priority=3)) is given.body
 
 
 @pytest.mark.parametrize("echo", [True, 1, "yes"])
@@ -406,6 +406,6 @@ def test_the_cache_of_another_engine_is_not_named_by_a_side_door(api, value):
 @pytest.mark.parametrize("written", [{}, {"max_tokens": None}, {"max_output_tokens": None}])
 def test_an_output_limit_is_set_where_the_client_set_none(api, written):
     given = parse(api, body(temperature=0.10, **written))
-    after = parse(api, edited(given, Edits(usage=False, priority=0, max_tokens=7)))
+    after = parse(api, edited(given.body, given, Edits(usage=False, priority=0, max_tokens=7)))
     assert after.max_tokens == 7
     assert fields(after, after.max_tokens_field) == fields(given, after.max_tokens_field)

@@ -30,10 +30,10 @@ def test_a_charge_that_was_not_foreseen_is_paid_by_the_next():
 
 def test_what_is_given_back_may_be_used_again_and_no_more_than_was_there():
     rate = Rate(10)
-    rate.charge(10, 0.0)
-    rate.charge(-4, 0.0)
+    charge = rate.charge(10, 0.0)
+    rate.refund(4, charge, 0.0)
     assert rate.quota(0.0).remaining == 4
-    rate.charge(-100, 0.0)
+    rate.refund(100, charge, 0.0)
     assert rate.quota(0.0).remaining == 10
 
 
@@ -56,3 +56,18 @@ def test_no_span_of_time_gets_more_than_its_rate_and_a_minutes_worth(limit, aske
         for at, amount in granted[first:]:
             total += amount
             assert total <= limit * (1 + (at - began) / WINDOW) * (1 + 1e-5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 30), st.integers(0, 40)), max_size=40))
+def test_no_more_comes_back_than_if_it_had_never_been_charged(steps):
+    rate, now, charged = Rate(60), 0.0, []
+    for gap, amount, back in steps:
+        now += gap
+        if rate.missing(amount, now) == 0:
+            charged.append((amount, rate.charge(amount, now)))
+        if back < len(charged):
+            rate.refund(*charged.pop(back), now)
+        full_at = 0.0
+        for kept, charge in charged:
+            full_at = max(full_at, charge.at) + kept
+        assert rate.debt(now) >= full_at - now - 1e-6

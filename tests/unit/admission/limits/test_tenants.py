@@ -66,6 +66,39 @@ def test_what_no_engine_got_is_given_back():
     assert (standing.requests.remaining, standing.tokens.remaining) == (10, 100)
 
 
+@pytest.mark.parametrize("first", [-1, 1], ids=["the last first", "in their order"])
+def test_what_waited_and_was_given_back_is_no_second_minutes_worth(first):
+    account = tenants(requests_per_minute=60)
+    ids = iter(range(1000))
+
+    def taken(now):
+        took = []
+        while account.take("alice", request := next(ids), 10, now) is None:
+            took.append(request)
+        return took
+
+    waiting = taken(0.0)
+    assert len(waiting) == 60
+    sent = taken(45.0)
+    assert len(sent) == 45
+    for request in waiting[::first]:
+        account.refund(request, 45.0)
+    sent += taken(45.0)
+    assert len(sent) <= 60, "a minute's worth at once"
+    if first > 0:
+        assert len(sent) == 60
+
+
+def test_clients_that_leave_at_once_get_all_back():
+    account = tenants(requests_per_minute=60, tokens_per_minute=600)
+    for request in range(60):
+        account.take("alice", request, 10, 0.0)
+    for request in (*range(30), *range(59, 29, -1)):
+        account.refund(request, 0.0)
+    standing = account.standing("alice", 0.0)
+    assert (standing.requests.remaining, standing.tokens.remaining) == (60, 600)
+
+
 def test_requests_at_once_are_those_that_wait_or_run():
     account = tenants(concurrent=2)
     for number in (1, 2):
@@ -108,6 +141,22 @@ def test_the_next_owner_knows_what_was_used_and_what_is_held():
     successor.settle(1, None, 7.0)
     assert successor.standing("alice", 7.0).tokens.remaining == 66
     assert tenants(requests_per_minute=10).owed(0.0) == ()
+
+
+def test_one_of_several_that_cannot_ask_each_other_grants_its_share():
+    account = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=1)
+    account.take("alice", 1, 30, 0.0)
+    account.restrict(0.5)
+    standing = account.standing("alice", 0.0)
+    assert (standing.requests.limit, standing.requests.remaining) == (5, 4), "a tenth was used"
+    assert account.take("alice", 2, 1, 0.0).which is Limit.CONCURRENT
+    account.settle(1, 0, 0.0)
+    assert account.take("alice", 2, 1, 0.0) is None, "at least one at once"
+    account.settle(2, 0, 0.0)
+    account.govern({"alice": Limits(tokens_per_minute=200)})
+    assert account.standing("alice", 0.0).tokens.limit == 100, "other limits are shared, too"
+    account.restrict(1.0)
+    assert account.standing("alice", 0.0).tokens.limit == 200
 
 
 STEPS = st.lists(

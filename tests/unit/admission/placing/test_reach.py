@@ -19,14 +19,14 @@ def reach():
 
 def test_every_front_reaches_all_until_it_fails():
     reach = Reach()
-    assert not reach
+    assert not reach.until
     assert reach.reaches(MINE, "a")
     assert reach.limited(MINE) is None
     assert reach.changes_at == inf
 
 
 def test_what_one_request_could_not_reach_no_other_of_its_front_tries(reach):
-    assert reach
+    assert reach.until
     assert not reach.reaches(OURS, "a")
     assert reach.reaches(OURS, "b")
     assert reach.limited(OURS) == 1
@@ -44,7 +44,7 @@ def test_it_is_tried_again_in_time(reach):
     assert (reach.reaches(MINE, "a"), reach.reaches(MINE, "b")) == (True, False)
     assert reach.changes_at == 0.5 + SOON
     reach.pass_time(0.5 + SOON)
-    assert not reach
+    assert not reach.until
     assert reach.changes_at == inf
 
 

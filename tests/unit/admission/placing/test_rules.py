@@ -1,14 +1,21 @@
 """The table of rules, and what is read from it."""
 
-from dataclasses import replace
-
 import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, Observed
-from gateway.admission.placing import rules
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.placing.rules import RULES, SEQUENCES, Next, all_shut, closed_by, deficit, next_in_line, refusal
+from gateway.admission.placing.rules import (
+    KV_SHARE,
+    RULES,
+    Next,
+    closed_by,
+    deficit,
+    lacking,
+    next_in_line,
+    refusal,
+    shut_until,
+)
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
 
@@ -20,6 +27,10 @@ PREDICTOR = Predictor()
 def endpoint(policy=None, **capacity):
     settings = {"max_model_len": 4096, "kv_blocks": 100, "block_size": BLOCK, **capacity}
     return EndpointRecord("a", Capacity(**settings), policy or Policy(), PREDICTOR)
+
+
+def all_shut(endpoints):
+    return shut_until(endpoints, NOW) >= NOW
 
 
 def request(blocks=1, *, max_tokens=1, number=1):
@@ -114,7 +125,7 @@ def test_the_first_that_says_no_is_told(name):
 
 
 def test_every_rule_is_tried():
-    assert {rule.name for rule in RULES} == {*SAY_NO, "share"}
+    assert {rule.name for rule in RULES} == {*SAY_NO, "share", "kv_share"}
 
 
 def test_a_flow_that_has_its_share_leaves_room_for_others():
@@ -146,29 +157,55 @@ def test_an_endpoint_is_closed_by_what_holds_for_every_request():
 @pytest.mark.parametrize("name", SAY_NO)
 def test_an_endpoint_is_shut_by_a_rule_that_lets_nobody_be_offered_next(name):
     make, _ = SAY_NO[name]
-    assert all_shut([make()], NOW) is (name in {"busy", "sequences", "cold", "engine_waiting"})
+    assert all_shut([make()]) is (name in {"busy", "sequences", "cold", "engine_waiting"})
 
 
 def test_endpoints_are_all_shut_if_none_is_open():
     full = holding(10, max_num_seqs=1)
-    assert all_shut([], NOW)
-    assert all_shut([full, holding(20, max_num_seqs=1)], NOW)
-    assert not all_shut([full, holding(10)], NOW)
-    assert not all_shut([holding(10), full], NOW)
+    assert all_shut([])
+    assert all_shut([full, holding(20, max_num_seqs=1)])
+    assert not all_shut([full, holding(10)])
+    assert not all_shut([holding(10), full])
+
+
+@pytest.mark.parametrize("name", SAY_NO)
+def test_only_what_progress_and_time_cannot_open_stays_shut(name):
+    make, _ = SAY_NO[name]
+    e = make()
+    e.settle(NOW)
+    until = shut_until([e], NOW)
+    assert (until > NOW) is (name in {"busy", "sequences", "cold"})
+    assert name != "busy" or until == e.gate.busy_until
+
+
+def test_progress_may_open_where_aborted_requests_hold_what_is_missing():
+    full = holding(10, max_num_seqs=1)
+    (reservation,) = full.ledger
+    full.release(reservation, None, NOW, aborted=True)
+    full.settle(NOW)
+    assert shut_until([full], NOW) == NOW
 
 
 def test_an_idle_endpoint_is_shut_only_while_it_is_busy():
     e = endpoint(max_num_seqs=0)
-    assert not all_shut([e], NOW)
+    assert not all_shut([e])
     e.hold(NOW)
-    assert all_shut([e], NOW)
+    assert all_shut([e])
 
 
-def test_where_a_rule_holds_back_flows_nobody_can_say_that_all_are_refused_alike(monkeypatch):
-    full = holding(10, max_num_seqs=1)
-    of_flows = replace(SEQUENCES, shortage=lambda _: 0.0, after=Next.OTHER_FLOWS)
-    monkeypatch.setattr(rules, "_PLAIN", (of_flows, SEQUENCES))
-    assert not all_shut([full], NOW)
+def test_where_flows_have_shares_of_the_cache_nobody_can_say_that_all_are_refused_alike():
+    assert all_shut([holding(10, max_num_seqs=1)])
+    assert not all_shut([holding(10, max_num_seqs=1, policy=Policy(kv_shares={"x": 0.5}))])
+
+
+def test_what_would_take_its_flow_over_its_share_is_refused_by_every_endpoint_even_an_idle_one():
+    shared_out = Policy(kv_shares={"x": 0.5})
+    asking = request()
+    asking.over_share = 40.0
+    for e in (endpoint(shared_out), holding(10, max_num_seqs=1, policy=shared_out)):
+        rule = refusal(e, asking, NOW)
+        assert rule is KV_SHARE
+        assert lacking(rule, e, asking, NOW) == 2.5
 
 
 def test_whoever_might_fit_is_asked_next():

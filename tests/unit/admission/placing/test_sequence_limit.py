@@ -32,8 +32,19 @@ def test_where_nobody_waits_or_the_cache_is_full_nothing_is_learned():
     assert learn((None, 3, 0.1), (None, 3, 0.1)).value is None
 
 
-def test_more_seen_running_raises_it():
-    assert learn((16, 3, 0.2), (16, 3, 0.2), (24, 0, 0.3)).value == 24
+def test_more_seen_running_refutes_it():
+    refuted = (16, 3, 0.2), (16, 3, 0.2), (17, 0, 0.3)
+    assert learn(*refuted).value is None
+    assert learn(*refuted, (17, 3, 0.3), (17, 1, 0.3)).value == 17
+
+
+def test_no_plateau_below_what_it_ran_before_is_a_limit():
+    assert learn((24, 0, 0.7), (16, 1, 0.5), (16, 1, 0.5)).value is None
+
+
+def test_requests_just_sent_do_not_lower_it():
+    just_sent = (15, 1, 0.5), (15, 1, 0.5)
+    assert learn((16, 3, 0.2), (16, 3, 0.2), *just_sent, *just_sent, sequences=16).value == 16
 
 
 def test_a_limit_that_nobody_contradicts_is_tried_again():

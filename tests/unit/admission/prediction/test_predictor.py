@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.events import Arrived, Demand
-from gateway.admission.prediction.predictor import KINDS, Lengths, Predictor, conditional_quantile
+from gateway.admission.prediction.predictor import KINDS, Lengths, Predictor, conditional_quantiles
 from gateway.admission.tuning import TUNING
 
 
@@ -27,7 +27,7 @@ class Taught:
 
     def predict(self, quantile, generated=0, limit=2000, **arriving):
         kind = self.predictor.kind(arrival(limit=limit, **arriving))
-        return self.predictor.predict(kind, quantile, generated, limit)
+        return self.predictor.predict(kind, [quantile], generated, limit)[0]
 
 
 def test_cold_it_is_neither_naught_nor_the_limit():
@@ -114,7 +114,7 @@ def test_a_prediction_is_beyond_what_there_is_and_within_the_limit(limit, genera
 
 
 def test_nothing_known_is_infinite_only_where_all_were_cut():
-    assert conditional_quantile([inf] * 8, 0.5, 10) == inf
+    assert conditional_quantiles([inf] * 8, [0.5], 10) == [inf]
 
 
 def test_while_next_to_nothing_is_known_all_are_predicted_alike_and_long():

@@ -7,8 +7,8 @@ import pytest
 
 from engine.diagnosis.model import Examined
 from engine.diagnosis.service import examine, proxied
-from engine.process import free_port
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
+from tests.ports import free_port
 
 SLOW = FakeSettings(step_seconds=0.008)
 """64 tokens take half a second: long enough to tell whether they come one by one."""

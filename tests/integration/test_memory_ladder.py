@@ -9,11 +9,11 @@ import pytest
 from engine import events
 from engine.assembly import assembled
 from engine.command import EngineSpec
-from engine.fit import Bounds
 from engine.lifecycle import Policy
-from engine.process import free_port
+from engine.memory_ladder import Bounds
 from engine.program import Program
 from tests.integration.test_engine_supervision import START, running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

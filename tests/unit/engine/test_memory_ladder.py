@@ -3,7 +3,7 @@ import pytest
 from engine.command import KV_SPACE
 from engine.diagnosis.log import diagnose
 from engine.diagnosis.sign import Diagnosis, Kind
-from engine.fit import LADDER, MOST_TRIES, Bounds, Rung, Stop, arguments, environment, next_rung
+from engine.memory_ladder import LADDER, MOST_TRIES, Bounds, Rung, Stop, arguments, environment, next_rung
 
 TOO_LONG = (
     "ValueError: To serve at least one request with the model's max seq len (2048), (0.13 GiB KV cache is needed, "

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens.conversation import ContentFormat, conversation, fold_developer
+from gateway.tokens.message_shape import ContentFormat, conversation, fold_developer
 from gateway.tokens.messages import NeedsEngineError
 
 STRING, PARTS = ContentFormat.STRING, ContentFormat.PARTS

@@ -1,0 +1,76 @@
+"""The settings of an endpoint: its address, key and TLS."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, model_validator
+
+from gateway.config.fields import Key, Section
+
+_API_PATH = re.compile(r"(?<=[^/:])/+v1(?:/+(?P<more>[^?#]+)|/*)$")
+"""The part of a URL from `/v1` on."""
+_USER = re.compile(r"//.*@")
+
+
+class TlsSettings(Section):
+    """The trust in an endpoint's certificate."""
+
+    verify: bool = Field(True, description="False accepts any certificate.")
+    ca_file: Path | None = Field(None, description="CA bundle to trust instead of the system's.")
+    cert_file: Path | None = Field(None, description="Client certificate (PEM).")
+    key_file: Path | None = Field(None, description="Key of the client certificate (PEM).")
+
+
+def _as_pasted(url: object) -> object:
+    """Accept the URL people have at hand: the `base_url` of their clients."""
+    if not isinstance(url, str):
+        return url
+    url = url.strip()
+    if "://" not in url:
+        raise ValueError(f"expected a URL with its scheme, as http://{url.rpartition('@')[2]}")
+    if (found := _API_PATH.search(url)) is None:
+        return url
+    if found["more"]:
+        base = _USER.sub("//", url[: found.start()])
+        raise ValueError(f"expected the base URL, {base}: kvgate adds the paths that are asked for")
+    return url[: found.start()]
+
+
+def _plain(url: HttpUrl) -> HttpUrl:
+    if url.username is not None or url.password is not None:
+        raise ValueError("expected no user or password: give `api_key`")
+    if url.query is not None or url.fragment is not None:
+        raise ValueError("expected a base URL, without `?` and `#`")
+    return url
+
+
+BaseUrl = Annotated[HttpUrl, BeforeValidator(_as_pasted), AfterValidator(_plain)]
+
+
+class Reached(Section):
+    """How an endpoint is used, wherever its address comes from."""
+
+    api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
+    api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
+    max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
+    kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("give at most one of `api_key` and `api_key_file`")
+        return self
+
+
+class EndpointSettings(Reached):
+    """A vLLM server that already runs."""
+
+    url: BaseUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
+
+    @property
+    def address(self) -> str:
+        """Its host and port, its name in logs, metrics and the admin API."""
+        return urlsplit(str(self.url)).netloc

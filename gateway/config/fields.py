@@ -1,0 +1,37 @@
+"""The kinds of values that settings share."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "none" else value)]
+"""Null in the environment and on the command line, which have none of their own."""
+OptionalTokens = Annotated[
+    Annotated[int, Field(gt=0)] | None, BeforeValidator(lambda value: None if value == "none" else value)
+]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def usable_key(text: str) -> str:
+    """The key as sent, without surrounding white space.
+
+    Raises:
+        ValueError: the key is empty, which would let everybody in, or cannot stand in a header.
+    """
+    key = text.strip()
+    if not key:
+        raise ValueError("expected a key, this one is empty")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("expected a key of one line of ASCII characters")
+    return key
+
+
+Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
+
+
+class Section(BaseModel):
+    """A part of the settings. Once made it does not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

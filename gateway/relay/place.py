@@ -1,0 +1,53 @@
+"""The place in flight that a request has of the owner of the decisions."""
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.events import Arrived, Back, Demand, RequestId, Verdict
+from gateway.pools.admission import Admission
+
+
+class Place:
+    """The request's place in flight, given back exactly once whatever happens.
+
+    Whatever an engine says, the owner is told of no more tokens than the request may generate: one wrong count would
+    keep its flow waiting for days, or shut its tenant out for years.
+    """
+
+    def __init__(self, admission: Admission, request: RequestId, demand: Demand) -> None:
+        self.request = request
+        self._admission = admission
+        self._most = demand.sequences * max(1, demand.max_tokens)
+        self._held = False
+
+    async def take(self, arrival: Arrived) -> Dispatch:
+        """Wait for the place."""
+        dispatch = await self._admission.admit(arrival)
+        self._held = True
+        return dispatch
+
+    async def again(self, why: Back) -> Dispatch:
+        """Give the place back, the request unanswered, and wait for another one."""
+        self._held = False
+        dispatch = await self._admission.readmit(self.request, why)
+        self._held = True
+        return dispatch
+
+    def withdraw(self) -> None:
+        """Give back a place at `NOWHERE` that no engine was asked for: its tenant is charged nothing."""
+        if self._held:
+            self._held = False
+            self._admission.withdraw(self.request)
+
+    def begun(self, generated: int) -> None:
+        """Note the first tokens."""
+        self._admission.begun(self.request, min(generated, self._most))
+
+    def progress(self, generated: int) -> None:
+        """Note the tokens generated so far."""
+        self._admission.progress(self.request, min(generated, self._most))
+
+    def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
+        """Give the place back for good; does nothing when none is held."""
+        if self._held:
+            self._held = False
+            tokens = None if completion_tokens is None else min(completion_tokens, self._most)
+            self._admission.finish(self.request, verdict, tokens)

@@ -1,0 +1,92 @@
+"""What a template that takes the square of a conversation's length may cost the process that counts large bodies."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.tokens.interruption import LONGEST
+from tests.fakes.tokenizer import make_tokenizer
+from tests.integration.relaying import fake_processes
+from tests.security.hostile import Hostile
+from tests.security.target import Target, launch, request
+
+pytestmark = pytest.mark.slow
+
+MB = 1 << 20
+CHAT, BATCH, EXPLAIN = "/v1/chat/completions", "/v1/chat/completions/batch", "/kvgate/explain"
+SQUARE = (
+    "{% set ns = namespace(system='') %}"
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{% set ns.system = ns.system + '\n\n' + message['content'] %}"
+    "{% endif %}{% endfor %}{{ ns.system }}"
+)
+"""As the template of DeepSeek V3 puts its system messages together."""
+MESSAGE = {"role": "system", "content": "x" * 20}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": SQUARE}))
+    hostile = Hostile()
+    with fake_processes(1, "--tokenizer", str(folder)) as [(url, _)]:
+        settings = {
+            "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, "state_dir": "none"},
+            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
+            "log": {"format": "json"},
+        }
+        process = launch(settings, tmp_path_factory.mktemp("kvgate") / "log")
+        try:
+            attacked = Target(process, hostile)
+            attacked.wait_ready({"local"})
+            assert attacked.post(CHAT, asked([MESSAGE] * 2000)).status in (200, 400), "its counting process is there"
+            yield attacked
+        finally:
+            process.terminate()
+            process.communicate()
+            hostile.close()
+
+
+def asked(messages: list[object]) -> bytes:
+    fields = {"model": "fake", "messages": messages, "truncate_prompt_tokens": 5, "max_tokens": 1}
+    return json.dumps(fields).encode()
+
+
+def counting_seconds(target: Target) -> float:
+    """CPU seconds so far of the processes that count."""
+    ticks = 0
+    for task in Path(f"/proc/{target.process.pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("path", [CHAT, EXPLAIN])
+def test_a_client_that_leaves_ends_the_rendering_of_its_prompt(target: Target, path: str) -> None:
+    before = counting_seconds(target)
+    target.leave(path, asked([MESSAGE] * (5 * MB // 56)), after=2.0)
+    time.sleep(0.5)
+    taken = counting_seconds(target) - before
+    time.sleep(4)
+    later = counting_seconds(target) - before
+    print(f"{path}: {taken:.1f} s when its client had left, {later:.1f} s in the end")
+    assert taken > 0.1, "it was being counted"
+    assert later - taken < 0.2
+
+
+def test_a_batch_has_no_more_time_than_one_conversation(target: Target) -> None:
+    before = counting_seconds(target)
+    one = [MESSAGE] * (8 * MB // 56 - 10)
+    body = asked([one] * 4)
+    got = target.send(request("POST", BATCH, body), body, timeout=400)
+    taken = counting_seconds(target) - before
+    print(f"a batch of four: {got.status} after {taken:.1f} s")
+    assert got.status == 400
+    assert b"too much to count" in got.body
+    assert taken < LONGEST + 5

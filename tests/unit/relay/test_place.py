@@ -1,0 +1,33 @@
+from unittest.mock import Mock
+
+from gateway.admission.events import Demand, RequestId, Verdict
+from gateway.relay.place import Place
+
+
+def place(held):
+    admission = Mock()
+    made = Place(admission, RequestId(1), Demand((5, 5), max_tokens=10))
+    made._held = held
+    return made, admission
+
+
+def test_a_place_is_given_back_once():
+    made, admission = place(held=True)
+    made.release(Verdict.DONE, 3)
+    made.release(Verdict.FAILED)
+    made.withdraw()
+    assert admission.mock_calls == [(("finish"), (1, Verdict.DONE, 3), {})]
+
+
+def test_where_none_is_held_nothing_is_given_back():
+    made, admission = place(held=False)
+    made.release(Verdict.FAILED)
+    made.withdraw()
+    assert not admission.mock_calls
+
+
+def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
+    made, admission = place(held=True)
+    made.progress(21)
+    made.release(Verdict.DONE, 21)
+    assert [call.args[-1] for call in admission.mock_calls] == [20, 20]
