@@ -32,6 +32,11 @@ def same(content: bytes) -> bytes:
     return _OWN.sub(rb'"\1":0', content)
 
 
+def joined(content: bytes) -> tuple[bytes, bytes]:
+    """The text of a stream, and the rest of its last event: vLLM puts tokens that are late into one event."""
+    return b"".join(_TEXT.findall(content)), same(content).rsplit(b'"choices":[]', 1)[-1]
+
+
 @pytest.fixture(scope="module")
 def forced(vllm: VllmFactory) -> Iterator[Vllm]:
     """An engine that sends usage to everybody, and tells of its tokenizer."""
@@ -114,7 +119,10 @@ async def test_a_long_conversation_goes_with_its_token_ids(
     await until(takes_ids)
     fields = {"messages": [HI, HI | {"role": "assistant"}, HI | {"content": "What is it? " * 300}], "stream": stream}
     ours, theirs = await both(through, random_vllm, CHAT, CHAT_BODY | fields | (USAGE if stream else {}))
-    assert same(ours.content) == same(theirs.content)
+    if stream:
+        assert joined(ours.content) == joined(theirs.content)
+    else:
+        assert same(ours.content) == same(theirs.content)
     assert int(ours.headers["x-kvgate-prompt-tokens"]) >= 500
     assert ours.headers["x-kvgate-counted"] == "local"
 
