@@ -169,6 +169,9 @@ class Capacity:
     """None if not configured: the core learns it."""
     shares_prefix: bool = True
     """Whether sequences of one prompt share its full blocks (prefix caching on)."""
+    holds_limit: bool = False
+    """Whether a request holds the blocks of its output limit from its start: everything fails on an engine that runs
+    out."""
 
     def __post_init__(self) -> None:
         """Check what every share of the cache is divided by.

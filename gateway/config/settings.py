@@ -71,6 +71,13 @@ class ModelSettings(Section):
         description="File of the chat template that its engines use, as their `--chat-template`; the tokenizer's own "
         "where not given. Engines that kvgate launches are told to use it.",
     )
+    default_max_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Output limit of requests that have none, where a full KV cache fails all that runs "
+        "(llama-server): there a request holds its limit from its start. Where not given: the context divided by the "
+        "slots, less the prompt.",
+    )
     trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
     endpoints: tuple[EndpointSettings, ...] = Field(
         (), description="vLLM servers that already run.", examples=[[{"url": "http://127.0.0.1:8000"}]]

@@ -1,10 +1,13 @@
 """PURE. The identity of an endpoint, from `/v1/models` and `/version`: served names, tokenizer, length, version."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+
+from gateway.wire.engine_kinds import KINDS, VLLM
 
 KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
 _LONGEST_NAME = 4096
@@ -32,14 +35,21 @@ class Identity:
     max_model_len: int
     """Tokens."""
     version: str | None
-    """vLLM's version; None if `/version` is not answered."""
+    """The engine's version; None if it does not tell."""
+    kind: str = VLLM.name
+    """Its kind, one of `KINDS`."""
+    slots: int | None = None
+    """Requests that it runs at once, if it tells."""
 
     @property
     def clamps_max_tokens(self) -> bool:
-        """Whether the engine clamps `prompt + max_tokens` to `max_model_len` (0.32 and later); older ones refuse it.
+        """Whether the engine clamps `prompt + max_tokens` to `max_model_len` (vLLM since 0.32). Older ones refuse it.
 
-        An engine that does not tell its version is assumed to refuse.
+        A vLLM that does not tell its version is assumed to refuse.
         """
+        clamps = KINDS[self.kind].clamps
+        if clamps is not None:
+            return clamps
         match = _VERSION.match(self.version or "")
         return match is not None and (int(match[1]), int(match[2])) >= _CLAMPS_SINCE
 
@@ -79,8 +89,7 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         cards = _models.decode(models).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnidentifiedError("this is no vLLM: /v1/models answered no list of models") from error
-    if any(len(card.id) > _LONGEST_NAME for card in cards):
-        raise UnidentifiedError(f"/v1/models lists a name of more than {_LONGEST_NAME} characters")
+    check_names([card.id for card in cards])
     bases = [card for card in cards if card.parent is None]
     if not bases:
         raise UnidentifiedError("/v1/models lists no base model")
@@ -96,6 +105,17 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         max_model_len=min(lengths),
         version=_read_version(version),
     )
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """These names, each once.
+
+    Raises:
+        UnidentifiedError: one is too long for a label.
+    """
+    if any(len(name) > _LONGEST_NAME for name in names):
+        raise UnidentifiedError(f"/v1/models lists a name of more than {_LONGEST_NAME} characters")
+    return tuple(dict.fromkeys(names))
 
 
 def is_kvgate(version: bytes) -> bool:

@@ -10,8 +10,7 @@ import structlog
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.settings import HealthSettings
-from gateway.endpoints.capacity import capacity
-from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
+from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.health import (
     KEEPS,
     LOST,
@@ -28,16 +27,18 @@ from gateway.endpoints.health import (
     State,
     Undrain,
 )
-from gateway.endpoints.identity import Identity, UnidentifiedError, identify
+from gateway.endpoints.identity import Identity, UnidentifiedError
 from gateway.endpoints.listener import EndpointStatus, Listener
 from gateway.endpoints.meter import Meter
 from gateway.endpoints.mistakes import helps, mistaken
 from gateway.endpoints.probe import Prober
+from gateway.endpoints.readers import READERS
 from gateway.endpoints.replies import NoReply, Reply
 from gateway.endpoints.silence import Progress, Silence, Verdict
 from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
+from gateway.wire.engine_kinds import VLLM, EngineKind, is_loading, kind_of
 from gateway.wire.stream import error_message, is_busy
 
 IDENTITY_INTERVAL = 30.0
@@ -101,6 +102,7 @@ class EndpointMonitor:
         self._hurry = asyncio.Event()
         self.probed = asyncio.Event()
         """Set after the first probe, whatever its result."""
+        self._kind = VLLM
         self._identity: Identity | None = None
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
@@ -190,7 +192,7 @@ class EndpointMonitor:
         """Run one round: ask for health, metrics and, when due, identity; then judge the answers."""
         began = self._clock()
         health, metrics, asleep = await asyncio.gather(
-            self._prober.get("/health"), self._prober.get("/metrics"), self._asleep()
+            self._prober.get("/health"), self._prober.get(self._kind.gauges), self._asleep()
         )
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)
@@ -295,7 +297,7 @@ class EndpointMonitor:
         return await self._prober.asleep() if self._can_sleep else None
 
     def _take_metrics(self, reply: Reply) -> None:
-        metrics = parse(reply.body)
+        metrics = READERS[self._kind.name].metrics(reply.body, self._settings)
         if self._health.serving and self._metrics is not None and not metrics.cache_config:
             # An engine does not lose its cache while it runs: this answer is broken.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
@@ -329,20 +331,21 @@ class EndpointMonitor:
         now = self._clock()
         if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
             return None
-        models, version, asleep = await asyncio.gather(
-            self._prober.get("/v1/models"), self._prober.get("/version"), self._prober.asleep()
-        )
+        models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:
-            self._identity = _identity(models, version)
+            kind = _kind(models)
+            self._identity = _identity(kind, models, await self._prober.get(kind.about))
         except UnidentifiedError as error:
             return None if self._health.serving else Missed(str(error), certain=False)
+        if kind is not self._kind:
+            self._kind, self._metrics = kind, None
         self._identified_at = now
         self._can_sleep = asleep is not None
         self._warn_of_missing()
         return None
 
     def _warn_of_missing(self) -> None:
-        missing = (self._metrics or EngineMetrics(missing=EXPECTED)).missing
+        missing = (self._metrics or READERS[self._kind.name].unscraped).missing
         if missing and missing != self._missing:
             _log.warning(
                 "the endpoint does not export all the metrics kvgate looks for; it does without them",
@@ -356,13 +359,7 @@ class EndpointMonitor:
         if self._identity is None:
             return None
         metrics = self._metrics or EngineMetrics()
-        return capacity(
-            metrics.cache_config,
-            self._identity.max_model_len,
-            ranks=metrics.ranks,
-            kv_tokens=self._settings.kv_tokens,
-            max_num_seqs=self._settings.max_num_seqs,
-        )
+        return READERS[self._kind.name].capacity(metrics, self._identity, self._settings)
 
     def _moved(self) -> None:
         self._moved_at = self._clock()
@@ -423,12 +420,17 @@ class EndpointMonitor:
             self._listener.up(self._id, self._identity, has)
 
 
-def _identity(models: Reply | NoReply, version: Reply | NoReply) -> Identity:
+def _kind(models: Reply | NoReply) -> EngineKind:
+    return kind_of(models.body) if isinstance(models, Reply) else VLLM
+
+
+def _identity(kind: EngineKind, models: Reply | NoReply, about: Reply | NoReply) -> Identity:
     if isinstance(models, NoReply):
         raise UnidentifiedError(models.reason)
     if not models.ok:
         raise UnidentifiedError(f"GET /v1/models answered {models.status}")
-    return identify(models.body, version.body if isinstance(version, Reply) and version.ok else None)
+    more = about.body if isinstance(about, Reply) and about.ok else None
+    return READERS[kind.name].identity(models.body, more)
 
 
 def _missed(health: Reply | NoReply) -> Missed | Scales | None:
@@ -437,6 +439,8 @@ def _missed(health: Reply | NoReply) -> Missed | Scales | None:
             return Missed(reason, certain=refused, accepted=accepted)
         case Reply(status=status, body=body) if is_busy(status, error_message(body)):
             return Scales()
+        case Reply(status=httpx.codes.SERVICE_UNAVAILABLE, body=body) if is_loading(error_message(body)):
+            return Missed("it is loading its model", certain=True)
         case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
             return Missed("GET /health answered 503: the engine is dead", certain=True)
         case Reply(ok=False, status=status):

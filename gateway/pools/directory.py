@@ -15,6 +15,7 @@ from gateway.pools.interface import Watch
 from gateway.pools.retry_budget import RetryBudget
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
+from gateway.wire.engine_kinds import KINDS, KvOut
 
 _REMEMBERED_RESPONSES = 10_000
 _LONGEST_ID = 256
@@ -90,6 +91,21 @@ class Pool:
     def takes(self, total: int) -> bool:
         """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
         return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
+
+    def default_max_tokens(self, prompt: int) -> int | None:
+        """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.
+
+        Where all that runs fails once the KV cache runs out, a request holds its limit from its start. So an answer has
+        what its slot's share of the context leaves it, but at least a quarter of the share.
+        """
+        given: list[int] = []
+        for endpoint in self.endpoints.values():
+            identity = endpoint.identity
+            if identity is None or KINDS[identity.kind].kv_out is not KvOut.KILL_ALL:
+                continue
+            share = identity.max_model_len // (identity.slots or 1)
+            given.append(endpoint.settings.default_max_tokens or max(share - prompt, share // 4, 1))
+        return min(given, default=None)
 
     def healthy(self) -> list[Endpoint]:
         """The endpoints that take traffic now."""

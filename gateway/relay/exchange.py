@@ -49,6 +49,7 @@ class Exchange:
         model: name of its pool.
         count: the tokens of its prompts.
         demand: its demand on the KV cache.
+        max_tokens: the output limit that kvgate set for it.
         endpoint: the last one it was sent to.
         overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
@@ -70,6 +71,7 @@ class Exchange:
     model: str | None = None
     count: PromptCount | None = None
     demand: Demand | None = None
+    max_tokens: int | None = None
     endpoint: EndpointId | None = None
     overhead: float | None = None
     first_event: float | None = None
@@ -118,8 +120,13 @@ class Exchange:
     def _counted(self) -> list[tuple[bytes, bytes]]:
         if self.count is None:
             return []
-        tokens = (b"x-kvgate-prompt-tokens", b"%d" % self.count.tokens)
-        return [tokens, (b"x-kvgate-counted", self.count.source.encode())]
+        counted = [
+            (b"x-kvgate-prompt-tokens", b"%d" % self.count.tokens),
+            (b"x-kvgate-counted", self.count.source.encode()),
+        ]
+        if self.max_tokens is not None:
+            counted.append((b"x-kvgate-max-tokens", b"%d" % self.max_tokens))
+        return counted
 
     async def open(self) -> None:
         """Begin the stream of a request that still waits. Its head leaves out what is not known yet."""

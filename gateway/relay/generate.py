@@ -63,7 +63,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         count = replace(count, ids=b"")  # from here on only the payload has them
     exchange.count = count
     asked, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
-    exchange.demand = asked
+    exchange.demand, exchange.max_tokens = asked, most
     key = await fingerprint(client.flow, payload.data, plane.key)
     request = replace(request, body=b"")  # from here on only the payload has the bytes
     work = Work(request, size, pool, count, asked, client, target, key, most)

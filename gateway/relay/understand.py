@@ -168,12 +168,17 @@ def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
 def bounded(
     pool: Pool, client: Client, request: GenerationRequest, count: PromptCount, asked: Demand
 ) -> tuple[Demand, int | None]:
-    """Its demand within its tenant's output limit, and that limit where kvgate sets it.
+    """Its demand within the output limits of its tenant and its model, and the limit that kvgate sets, if any.
 
     Raises:
-        RefusedError: it asks for more.
+        RefusedError: it asks for more than its tenant may.
     """
-    most = limit(client, request, room(pool, asked, count))
+    left = room(pool, asked, count)
+    most = limit(client, request, left)
+    default = pool.default_max_tokens(asked.longest_prompt)
+    if default is not None and (request.max_tokens is None or request.by_default):
+        most = min(default, left if most is None else most)
+        return replace(asked, max_tokens=most), most
     return asked if most is None else replace(asked, max_tokens=min(asked.max_tokens, most)), most
 
 

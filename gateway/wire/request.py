@@ -244,7 +244,8 @@ class Edits(NamedTuple):
     """The request's band. An engine that schedules by it must not trust the client's value. `/v1/messages` has no such
     field: there only the header carries the band, and only kvgate sets that header."""
     max_tokens: int | None = None
-    """Set this output limit: the client set none, and its tenant has one, lower than its API's."""
+    """Set this output limit: the client set none, and its tenant has one, lower than its API's, or its engine fails all
+    that runs when its KV cache runs out."""
 
 
 def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:

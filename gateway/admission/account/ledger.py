@@ -70,6 +70,7 @@ class Reservation:
         computed: int,
         reading: float,
         now: float,
+        holds_limit: bool,
     ) -> None:
         demand = arrival.demand
         self.request = arrival.request
@@ -94,9 +95,10 @@ class Reservation:
         """Blocks it adds to `Ledger.unseen`: all those of a stream until its first token, then 0."""
         self.seen = 0
         """Tokens that the relay reported, over all sequences."""
-        self.generated = 1
-        """Tokens per sequence in its account. 1 from the start: prefill ends with the first token."""
-        self.held, edge = footprint.growth(1)
+        self.generated = self.limit if holds_limit else 1
+        """Tokens per sequence in its account. 1 from the start, as prefill ends with the first token; or all that it
+        may generate, if it holds them from the start."""
+        self.held, edge = footprint.growth(self.generated)
         """Blocks, including those it shares with others."""
         self.edge: float = edge if edge <= self.limit else inf
         """Tokens per sequence at which it will hold more blocks; infinity if its limit comes first."""
@@ -170,7 +172,14 @@ class Ledger:
         return len(self._aborting)
 
     def reserve(
-        self, arrival: Arrived, footprint: Footprint, now: float, *, prefix: Prefix = (), cached: int = 0
+        self,
+        arrival: Arrived,
+        footprint: Footprint,
+        now: float,
+        *,
+        prefix: Prefix = (),
+        cached: int = 0,
+        holds_limit: bool = False,
     ) -> Reservation:
         """Enter a request as it is dispatched.
 
@@ -180,10 +189,13 @@ class Ledger:
             now: Seconds.
             prefix: The leading parts of its prompt that it may share with others here.
             cached: Prompt tokens that the engine need not compute.
+            holds_limit: Whether it holds the blocks of its output limit from its start.
         """
         reading = self._clock.read(now)
         computed = arrival.demand.prompt_tokens - cached
-        reservation = Reservation(arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now)
+        reservation = Reservation(
+            arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now, holds_limit=holds_limit
+        )
         sequences = reservation.sequences
         held = reservation.held
         self._reservations[reservation] = None
@@ -232,7 +244,7 @@ class Ledger:
                 if reservation.streamed:
                     self._prefill.saw(now - reservation.sent_at, reservation.backlog)
             reservation.origin = reading
-            reservation.base = reservation.generated
+            reservation.base = min(tokens, reservation.limit)
             if reservation.streamed:
                 reservation.pace = TUNING.stream_pace
             self._schedule(reservation)

@@ -32,6 +32,8 @@ class EndpointRecord:
         self.prefill = PrefillRate()
         self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
         self._predictor = predictor
+        self.grows = not capacity.holds_limit
+        """Whether its requests hold more blocks with each token."""
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.fill)
         self.beside_warm = False
@@ -48,8 +50,8 @@ class EndpointRecord:
         self.policy = policy
         """The policy in force; rules may read it."""
         self.holds_back_flows = policy.holds_back_flows
-        self._fences = policy.bounds is not Bounds.FORECAST
-        self.forecasts = policy.bounds is not Bounds.HYSTERESIS
+        self._fences = self.grows and policy.bounds is not Bounds.FORECAST
+        self.forecasts = self.grows and policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
         """Most usage of the cache that a dispatch may lead to."""
         self.fill = min(self.most, TUNING.forecast_share)
@@ -134,6 +136,8 @@ class EndpointRecord:
 
     def first_blocks(self, request: RequestRecord) -> int:
         """Blocks that the request would add with its first token, beyond those that others in flight hold."""
+        if not self.grows:
+            return request.footprint(self._paging).blocks(max(1, request.arrival.demand.max_tokens))
         blocks, prefix = request.footprint(self._paging).first, request.arrival.prefix
         if prefix and self.capacity.shares_prefix:
             blocks -= self.ledger.sharable(prefix) // self.capacity.block_size
@@ -150,7 +154,7 @@ class EndpointRecord:
     def peak_with(self, request: RequestRecord, first: int) -> float:
         """Predicted peak of the ledger with the request, which would add `first` blocks with its first token."""
         block = self.capacity.block_size
-        row = (self.expected_length(request) - 1, first * block, request.sequences)
+        row = (self.expected_length(request) - 1 if self.grows else 0, first * block, request.sequences)
         prefix = request.arrival.prefix
         other = self.ledger.sole_sharer(prefix) if prefix and self.capacity.shares_prefix else None
         if other is None:
@@ -172,7 +176,9 @@ class EndpointRecord:
         footprint = request.footprint(self._paging)
         prefix = arrival.prefix if capacity.shares_prefix else ()
         cached = self.cached(request)
-        reservation = self.ledger.reserve(arrival, footprint, now, prefix=prefix, cached=cached)
+        reservation = self.ledger.reserve(
+            arrival, footprint, now, prefix=prefix, cached=cached, holds_limit=not self.grows
+        )
         self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
         self.outlook.came(reservation, request.kind, capacity.block_size)
         if capacity.shares_prefix:

@@ -141,7 +141,7 @@ def _engine_waiting(ask: Ask) -> float:
 
 
 def _prefill(ask: Ask) -> float:
-    unseen = ask.endpoint.ledger.unseen
+    unseen = ask.endpoint.ledger.unseen if ask.endpoint.grows else 0
     return unseen + ask.first - TUNING.unseen_share * ask.blocks if unseen else 0
 
 

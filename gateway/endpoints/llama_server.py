@@ -1,0 +1,133 @@
+"""PURE. The reader of llama-server's answers: its slots as metrics, its models and properties as an identity.
+
+It has no gauge of its KV cache. Each busy slot tells its prompt, the tokens it has generated and those it may still
+generate; their sum is what the slot will hold at most. That is what kvgate's account holds for a request, too, as this
+engine fails everything when it runs out.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from gateway.admission.events import Capacity
+from gateway.config.endpoint import Reached
+from gateway.endpoints.exposition import EngineMetrics
+from gateway.endpoints.identity import Identity, UnidentifiedError, check_names
+from gateway.wire.engine_kinds import LLAMA_SERVER
+
+_Count = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+
+
+class _Next(msgspec.Struct):
+    n_remain: _Count = -1
+    """Tokens it may still generate; -1 for no limit of its own."""
+    n_decoded: _Count = 0
+
+
+class _Slot(msgspec.Struct):
+    n_ctx: _Count = 0
+    is_processing: bool = False
+    id_task: int = -1
+    n_prompt_tokens: _Count = 0
+    n_prompt_tokens_processed: _Count = 0
+    next_token: list[_Next] = []
+
+    @property
+    def held(self) -> int:
+        """Most tokens that it will hold."""
+        token = self.next_token[0] if self.next_token else _Next()
+        if token.n_remain < 0:
+            return self.n_ctx
+        return self.n_prompt_tokens + token.n_decoded + token.n_remain
+
+    @property
+    def position(self) -> int:
+        """Tokens that it has computed: a number that changes with each step."""
+        return self.n_prompt_tokens_processed + sum(token.n_decoded for token in self.next_token)
+
+
+class _Meta(msgspec.Struct):
+    n_ctx: _Count | None = None
+
+
+class _Card(msgspec.Struct):
+    id: str
+    aliases: list[str] = []
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: _Count | None = None
+
+
+class _Properties(msgspec.Struct):
+    total_slots: _Count | None = None
+    default_generation_settings: _Settings | None = None
+    build_info: str | None = None
+
+
+_slots = msgspec.json.Decoder(list[_Slot])
+_models = msgspec.json.Decoder(_Models)
+_properties = msgspec.json.Decoder(_Properties)
+
+
+def read_slots(body: bytes, settings: Reached) -> EngineMetrics:
+    """Read `/slots`; nothing is known if it cannot be read (`--no-slots`)."""
+    try:
+        slots = _slots.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return EngineMetrics()
+    cells = settings.kv_tokens or max((slot.n_ctx for slot in slots), default=0)
+    busy = [slot for slot in slots if slot.is_processing]
+    return EngineMetrics(
+        kv_usage=min(1.0, sum(slot.held for slot in busy) / cells) if cells else None,
+        running=len(busy),
+        position=sum((slot.id_task + 1) * 2**31 + slot.position for slot in busy),
+    )
+
+
+def identify_llama_server(models: bytes, properties: bytes | None) -> Identity:
+    """Read its identity.
+
+    Raises:
+        UnidentifiedError: it tells no model, or no length.
+    """
+    try:
+        cards = _models.decode(models).data
+        told = _properties.decode(properties) if properties is not None else _Properties()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnidentifiedError("llama-server's /v1/models or /props cannot be read") from error
+    names = check_names([name for card in cards for name in (card.id, *card.aliases)])
+    lengths = [card.meta.n_ctx for card in cards if card.meta is not None and card.meta.n_ctx]
+    if told.default_generation_settings is not None and told.default_generation_settings.n_ctx:
+        lengths.append(told.default_generation_settings.n_ctx)
+    if not names or not lengths or min(lengths) < 1:
+        raise UnidentifiedError("llama-server's /v1/models and /props tell no model with its context length")
+    return Identity(
+        names=names,
+        loras=(),
+        root=None,
+        max_model_len=min(lengths),
+        version=told.build_info,
+        kind=LLAMA_SERVER.name,
+        slots=told.total_slots,
+    )
+
+
+def llama_server_capacity(_metrics: EngineMetrics, identity: Identity, settings: Reached) -> Capacity:
+    """Its capacity. It does not tell whether its slots share one cache: assumed is that they do, which is its default.
+
+    Each slot of a cache that is split has `n_ctx` of its own: then `kv_tokens` in the settings says what all have.
+    """
+    return Capacity(
+        max_model_len=identity.max_model_len,
+        kv_blocks=settings.kv_tokens or identity.max_model_len,
+        block_size=1,
+        max_num_seqs=settings.max_num_seqs or identity.slots,
+        shares_prefix=False,
+        holds_limit=True,
+    )
