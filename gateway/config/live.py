@@ -50,6 +50,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     ),
     Needs.PROCESS: (
         *("models[].name", "models[].tokenizer", "models[].chat_template", "models[].trust_remote_code"),
+        "models[].default_max_tokens",
         *("server.state_dir", "admission.event_log"),
         *("counting.threads", "counting.processes"),
         "health.interval",
