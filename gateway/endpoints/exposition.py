@@ -88,8 +88,6 @@ class EngineMetrics:
     completed_prompt: float | None = None
     """Prompt tokens of these sequences; each counts its whole prompt."""
     completed_output: float | None = None
-    position: float | None = None
-    """A number that changes with each step of the engine, where no counter does."""
     awake: bool | None = None
     """False if any rank sleeps (since 0.11.2)."""
     cache_config: Mapping[str, str] = field(default_factory=dict)

@@ -41,9 +41,9 @@ class _Slot(msgspec.Struct):
         return self.n_prompt_tokens + token.n_decoded + token.n_remain
 
     @property
-    def position(self) -> int:
-        """Tokens that it has computed: a number that changes with each step."""
-        return self.n_prompt_tokens_processed + sum(token.n_decoded for token in self.next_token)
+    def generated(self) -> int:
+        """Tokens it has generated."""
+        return self.next_token[0].n_decoded if self.next_token else 0
 
 
 class _Meta(msgspec.Struct):
@@ -70,24 +70,39 @@ class _Properties(msgspec.Struct):
     build_info: str | None = None
 
 
+_NOTHING = _Slot()
 _slots = msgspec.json.Decoder(list[_Slot])
 _models = msgspec.json.Decoder(_Models)
 _properties = msgspec.json.Decoder(_Properties)
 
 
-def read_slots(body: bytes, settings: Reached) -> EngineMetrics:
-    """Read `/slots`; nothing is known if it cannot be read (`--no-slots`)."""
-    try:
-        slots = _slots.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return EngineMetrics()
-    cells = settings.kv_tokens or max((slot.n_ctx for slot in slots), default=0)
-    busy = [slot for slot in slots if slot.is_processing]
-    return EngineMetrics(
-        kv_usage=min(1.0, sum(slot.held for slot in busy) / cells) if cells else None,
-        running=len(busy),
-        position=sum((slot.id_task + 1) * 2**31 + slot.position for slot in busy),
-    )
+class SlotReader:
+    """Reads `/slots` again and again, and adds up what it sees the slots do: the engine itself keeps no counters."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Slot] = {}
+        """The busy slots of the last answer, by their task."""
+        self._prompt = self._generated = 0
+
+    def read(self, body: bytes, settings: Reached) -> EngineMetrics:
+        """Read one answer. Tokens that a request has after the last look at it are not counted."""
+        try:
+            slots = _slots.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return EngineMetrics()
+        busy = {slot.id_task: slot for slot in slots if slot.is_processing}
+        for task, slot in busy.items():
+            before = self._seen.get(task, _NOTHING)
+            self._prompt += max(0, slot.n_prompt_tokens_processed - before.n_prompt_tokens_processed)
+            self._generated += max(0, slot.generated - before.generated)
+        self._seen = busy
+        cells = settings.kv_tokens or max((slot.n_ctx for slot in slots), default=0)
+        return EngineMetrics(
+            kv_usage=min(1.0, sum(slot.held for slot in busy.values()) / cells) if cells else None,
+            running=len(busy),
+            generation_tokens=float(self._generated),
+            prompt_tokens=float(self._prompt),
+        )
 
 
 def identify_llama_server(models: bytes, properties: bytes | None) -> Identity:

@@ -103,6 +103,7 @@ class EndpointMonitor:
         self.probed = asyncio.Event()
         """Set after the first probe, whatever its result."""
         self._kind = VLLM
+        self._read = READERS[VLLM.name].metrics()
         self._identity: Identity | None = None
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
@@ -297,7 +298,7 @@ class EndpointMonitor:
         return await self._prober.asleep() if self._can_sleep else None
 
     def _take_metrics(self, reply: Reply) -> None:
-        metrics = READERS[self._kind.name].metrics(reply.body, self._settings)
+        metrics = self._read(reply.body, self._settings)
         if self._health.serving and self._metrics is not None and not metrics.cache_config:
             # An engine does not lose its cache while it runs: this answer is broken.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
@@ -338,7 +339,7 @@ class EndpointMonitor:
         except UnidentifiedError as error:
             return None if self._health.serving else Missed(str(error), certain=False)
         if kind is not self._kind:
-            self._kind, self._metrics = kind, None
+            self._kind, self._metrics, self._read = kind, None, READERS[kind.name].metrics()
         self._identified_at = now
         self._can_sleep = asleep is not None
         self._warn_of_missing()

@@ -8,15 +8,15 @@ from gateway.config.endpoint import Reached
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.identity import Identity, identify
-from gateway.endpoints.llama_server import identify_llama_server, llama_server_capacity, read_slots
+from gateway.endpoints.llama_server import SlotReader, identify_llama_server, llama_server_capacity
 from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 
 
 class Readers(NamedTuple):
     """The readers of one kind."""
 
-    metrics: Callable[[bytes, Reached], EngineMetrics]
-    """Of the answer of `EngineKind.gauges`."""
+    metrics: Callable[[], Callable[[bytes, Reached], EngineMetrics]]
+    """Makes the reader of one endpoint's answers of `EngineKind.gauges`."""
     identity: Callable[[bytes, bytes | None], Identity]
     """Of the answers of `/v1/models` and `EngineKind.about`. Raises UnidentifiedError."""
     capacity: Callable[[EngineMetrics, Identity, Reached], Capacity]
@@ -39,6 +39,6 @@ def _vllm_capacity(metrics: EngineMetrics, identity: Identity, settings: Reached
 
 
 READERS = {
-    VLLM.name: Readers(_vllm_metrics, identify, _vllm_capacity, EngineMetrics(missing=EXPECTED)),
-    LLAMA_SERVER.name: Readers(read_slots, identify_llama_server, llama_server_capacity, EngineMetrics()),
+    VLLM.name: Readers(lambda: _vllm_metrics, identify, _vllm_capacity, EngineMetrics(missing=EXPECTED)),
+    LLAMA_SERVER.name: Readers(lambda: SlotReader().read, identify_llama_server, llama_server_capacity, EngineMetrics()),
 }

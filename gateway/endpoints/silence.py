@@ -156,7 +156,6 @@ class Progress:
         moved = (
             _differs(before.generation_tokens, metrics.generation_tokens)
             or _differs(before.prompt_tokens, metrics.prompt_tokens)
-            or _differs(before.position, metrics.position)
             or (metrics.kv_usage or 0.0) > (before.kv_usage or 0.0)
         )
         if moved:
@@ -234,10 +233,7 @@ class Progress:
         """Whether its progress would be visible. Without a stream it shows only in the metrics."""
         if on_it.streams or self._blocked:
             return True
-        metrics = self._metrics
-        if metrics is None or not self._fresh(now):
-            return False
-        return metrics.generation_tokens is not None or metrics.position is not None
+        return self._fresh(now) and self._metrics is not None and self._metrics.generation_tokens is not None
 
     def _silence(self, now: float) -> float:
         """Seconds with work and without progress."""

@@ -20,12 +20,14 @@ from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import Counted, count_body, engine_work, estimate_body, values
+from gateway.tokens.llama_server import llama_server_work
+from gateway.tokens.local_count import Counted, EngineWork, count_body, engine_work, estimate_body, values
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
 from gateway.tokens.render import TokenizerSource, is_loaded
+from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 from gateway.wire.token_ids import IdsField
 
@@ -133,11 +135,11 @@ class ModelCounter:
 
         async def by_engine(probe: Probe) -> int | None:
             try:
-                work = engine_work(probe.api, probe.body, MAX_MODEL_LEN)
+                work = _WORK[target.kind.name](probe.api, probe.body, MAX_MODEL_LEN)
                 return sum(await self._engine.count_at(target, work, flow=_PROBING))
             except InvalidRequestError:
                 return None
-            except RouteMissingError:
+            except (RouteMissingError, NeedsEngineError):
                 raise UncountedError from None
 
         made = probes(self._model)
@@ -287,16 +289,17 @@ class ModelCounter:
         proven = Feature.PROMPT not in self._distrusted(Api.CHAT, known)
         try:
             api, body = request.api, request.body
-            convert = functools.partial(
-                engine_work, api, body, max_model_len, excludes_unused=_all_exclude_unused(known), proven=proven
-            )
+            kind = self._engine.kind()
+            convert = functools.partial(_WORK[kind.name], api, body, max_model_len)
+            if kind is VLLM:
+                convert = functools.partial(convert, excludes_unused=_all_exclude_unused(known), proven=proven)
             work = await self._do(flow, api, body, request.counted_bytes, convert)
         except (NeedsEngineError, NotCountableError):
             return await self._estimate(flow, request, max_model_len)
         except WorkerDiedError as error:
             raise CountUnavailableError(str(error)) from None
         try:
-            counts = await self._engine.count(work, max_model_len, flow=flow)
+            counts = await self._engine.count(work, max_model_len, flow=flow, kind=kind)
         except (InvalidRequestError, RouteMissingError):
             # A counting route words its refusal for its own requests: only the request's own route can say why.
             return await self._estimate(flow, request, max_model_len)
@@ -366,6 +369,8 @@ class ModelCounter:
         return [(target, self._reports[target.url]) for target in self._engine.targets() if target.url in self._reports]
 
 
+_WORK: dict[str, Callable[..., EngineWork]] = {VLLM.name: engine_work, LLAMA_SERVER.name: llama_server_work}
+"""The questions that count a request, by the kind of engine."""
 _NO_TOKENIZER = "no tokenizer is configured, and the endpoint names none: give its folder or hub id with --tokenizer"
 
 

@@ -14,6 +14,7 @@ from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.render import cut
+from gateway.wire.engine_kinds import VLLM, EngineKind
 from gateway.wire.request import InvalidRequestError
 
 _CONCURRENT_CALLS = 8
@@ -28,6 +29,8 @@ _LONG = 64 * 2**10
 """Most bytes read of an answer."""
 _REFUSALS = frozenset({400, 413, 415, 422, 501})
 """Answers by which an engine refuses what it was asked, and not to be asked. (What it does not implement is 501.)"""
+_LONGEST_LIST = 8 * 2**20
+"""Most bytes read of an answer that lists token ids: a million of them."""
 _FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
@@ -39,6 +42,7 @@ class Target:
     """Base URL, without `/v1`."""
     client: httpx.AsyncClient
     """A client with the engine's key and TLS context."""
+    kind: EngineKind = VLLM
 
 
 class RouteMissingError(Exception):
@@ -46,6 +50,10 @@ class RouteMissingError(Exception):
 
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+
+
+class _Listed(msgspec.Struct):
+    tokens: msgspec.Raw
 
 
 class _Answer(msgspec.Struct):
@@ -89,13 +97,20 @@ class EngineCounter:
         """The engines that may be asked now."""
         return self._targets()
 
-    async def count(self, work: EngineWork, max_model_len: int, *, flow: str) -> tuple[int, ...]:
+    def kind(self) -> EngineKind:
+        """The kind of the engine to ask first; vLLM's if none is up."""
+        return next((target.kind for target in self._targets()), VLLM)
+
+    async def count(
+        self, work: EngineWork, max_model_len: int, *, flow: str, kind: EngineKind = VLLM
+    ) -> tuple[int, ...]:
         """Count every prompt, by the first engine that answers.
 
         Args:
             work: the questions to ask.
             max_model_len: in tokens, for a request that asks for truncation to that length.
             flow: of the request, for its fair share of the calls.
+            kind: of the engines that understand these questions.
 
         Raises:
             InvalidRequestError: the engine refused the request.
@@ -105,6 +120,8 @@ class EngineCounter:
         """
         failure = "no engine is up to count this request"
         for target in self._targets():
+            if target.kind is not kind:
+                continue
             try:
                 counts = await self.count_at(target, work, flow=flow)
             except CountUnavailableError as error:
@@ -148,9 +165,11 @@ class EngineCounter:
             raise CountUnavailableError("the engine's usage cannot be read") from None
 
     async def _ask(self, target: Target, call: EngineCall) -> int:
+        if call.lists:
+            return _length(await self._answer(target, call.path, call.body, self._timeout(), _LONGEST_LIST))
         return _count(await self._answer(target, call.path, call.body, self._timeout()))
 
-    async def _answer(self, target: Target, path: str, body: bytes, silence: float) -> bytes:
+    async def _answer(self, target: Target, path: str, body: bytes, silence: float, most: int = _LONG) -> bytes:
         try:
             async with (
                 asyncio.timeout(_LONGEST_CALL * silence),
@@ -158,7 +177,7 @@ class EngineCounter:
                     "POST", target.url + path, content=body, headers=_HEADERS, timeout=silence
                 ) as response,
             ):
-                answer = await _beginning(response)
+                answer = await _beginning(response, most)
         except httpx.HTTPError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
@@ -175,12 +194,12 @@ class EngineCounter:
         raise CountUnavailableError(f"{path} of the engine answered {response.status_code}")
 
 
-async def _beginning(response: httpx.Response) -> bytes:
+async def _beginning(response: httpx.Response, most: int) -> bytes:
     """The beginning of an answer, enough for the count: a million token ids may follow it."""
     read = bytearray()
     async for piece in response.aiter_raw():
         read += piece
-        if len(read) > _LONG:
+        if len(read) > most:
             break
     return bytes(read)
 
@@ -198,6 +217,15 @@ def _count(body: bytes) -> int:
     if count is None:
         raise CountUnavailableError("the engine's answer holds no count")
     return count
+
+
+def _length(body: bytes) -> int:
+    """The number of token ids in an answer that lists them."""
+    try:
+        ids = bytes(msgspec.json.decode(body, type=_Listed).tokens).strip(b"[] \n")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise CountUnavailableError("the engine's list of tokens cannot be read, or is too long") from None
+    return ids.count(b",") + 1 if ids else 0
 
 
 def _refusal(body: bytes) -> _Error:

@@ -52,6 +52,8 @@ class EngineCall:
     """A JSON object."""
     shared: bytes = b""
     """Another, of the fields that many calls share: the same bytes, so that they are in memory once."""
+    lists: bool = False
+    """Whether its answer lists the token ids and does not say how many there are."""
 
     @property
     def body(self) -> bytes:
@@ -453,6 +455,22 @@ def _without_media(conversation: Any) -> tuple[Any, int]:
 
 # Keys under which media come as base64, besides those of URLs.
 _MEDIA_KEYS = frozenset({"data", "file_data", "image_embeds", "audio_embeds", "video_embeds"})
+
+
+def fitting(api: Api, body: bytes, max_model_len: int) -> Json:
+    """The fields of a body whose texts may fit this length in tokens.
+
+    Raises:
+        PromptTooLongError: they cannot.
+        InvalidRequestError: it cannot be read.
+    """
+    fields = _fields(body)
+    try:
+        if len(body) > max_model_len * _MOST_CHARS_PER_TOKEN:
+            _check_length(api, {**fields, "truncate_prompt_tokens": None}, max_model_len)
+    except RecursionError:
+        raise InvalidRequestError(_TOO_DEEP) from None
+    return fields
 
 
 def _check_length(api: Api, fields: Mapping[str, Any], max_model_len: int) -> bool:

@@ -59,6 +59,7 @@ CAPACITIES = (
     Capacity(max_model_len=300, kv_blocks=40, block_size=16, max_num_seqs=4),
     Capacity(max_model_len=2000, kv_blocks=60, block_size=32, shares_prefix=False),
     Capacity(max_model_len=600, kv_blocks=None, block_size=16, max_num_seqs=3),
+    Capacity(max_model_len=640, kv_blocks=640, block_size=1, max_num_seqs=4, shares_prefix=False, holds_limit=True),
 )
 STEPS = st.sampled_from([0.0, 0.001, 0.06, 0.4, 1.0, 3.0, 7.0])
 
@@ -467,6 +468,8 @@ class Admission(RuleBasedStateMachine):
         """At the instant of a dispatch the limits hold, or nothing else is on the endpoint; nobody is overtaken."""
         (shown,) = [e for e in state.endpoints if e.id == command.endpoint]
         most = TUNING.forecast_share if self.policy.bounds is Bounds.FORECAST else self.policy.kv_high
+        if shown.capacity.holds_limit:
+            most = 1.0  # nothing there grows
         if shown.in_flight > 1:
             assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
             assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
@@ -612,7 +615,8 @@ class Admission(RuleBasedStateMachine):
         total = 0
         for demand, seen in demands:
             generated = max(1, math.ceil(seen / demand.sequences))
-            total += brute_force_blocks(demand, capacity, demand.max_tokens if longest else generated)
+            whole = longest or capacity.holds_limit
+            total += brute_force_blocks(demand, capacity, max(1, demand.max_tokens) if whole else generated)
         return total
 
     def teardown(self):

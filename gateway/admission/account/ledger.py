@@ -70,7 +70,7 @@ class Reservation:
         computed: int,
         reading: float,
         now: float,
-        holds_limit: bool,
+        whole: bool,
     ) -> None:
         demand = arrival.demand
         self.request = arrival.request
@@ -95,7 +95,7 @@ class Reservation:
         """Blocks it adds to `Ledger.unseen`: all those of a stream until its first token, then 0."""
         self.seen = 0
         """Tokens that the relay reported, over all sequences."""
-        self.generated = self.limit if holds_limit else 1
+        self.generated = self.limit if whole else 1
         """Tokens per sequence in its account. 1 from the start, as prefill ends with the first token; or all that it
         may generate, if it holds them from the start."""
         self.held, edge = footprint.growth(self.generated)
@@ -125,7 +125,9 @@ class Ledger:
     speed. Every count stops at `max_tokens`.
     """
 
-    def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int) -> None:
+    def __init__(
+        self, clock: DecodeClock, prefill: PrefillRate, block_size: int, *, holds_limit: bool = False
+    ) -> None:
         self._clock = clock
         self._prefill = prefill
         self._reservations: dict[Reservation, None] = {}  # an ordered set
@@ -133,6 +135,8 @@ class Ledger:
         self._growth: list[tuple[float, int, Reservation]] = []
         self._tickets = 0
         self._block = block_size
+        self.holds_limit = holds_limit
+        """Whether each request holds the blocks of its output limit from its start."""
         self._prefixes: SharedPrefixes[Reservation] = SharedPrefixes(block_size)
         self.held = 0
         """Blocks of all reservations, with shared blocks counted for each holder."""
@@ -172,14 +176,7 @@ class Ledger:
         return len(self._aborting)
 
     def reserve(
-        self,
-        arrival: Arrived,
-        footprint: Footprint,
-        now: float,
-        *,
-        prefix: Prefix = (),
-        cached: int = 0,
-        holds_limit: bool = False,
+        self, arrival: Arrived, footprint: Footprint, now: float, *, prefix: Prefix = (), cached: int = 0
     ) -> Reservation:
         """Enter a request as it is dispatched.
 
@@ -189,12 +186,11 @@ class Ledger:
             now: Seconds.
             prefix: The leading parts of its prompt that it may share with others here.
             cached: Prompt tokens that the engine need not compute.
-            holds_limit: Whether it holds the blocks of its output limit from its start.
         """
         reading = self._clock.read(now)
         computed = arrival.demand.prompt_tokens - cached
         reservation = Reservation(
-            arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now, holds_limit=holds_limit
+            arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now, whole=self.holds_limit
         )
         sequences = reservation.sequences
         held = reservation.held
@@ -322,6 +318,7 @@ class Ledger:
     def rebase(self, capacity: Capacity) -> None:
         """Recount every reservation, after the endpoint's blocks have changed."""
         self._block = capacity.block_size
+        held_limit, self.holds_limit = self.holds_limit, capacity.holds_limit
         self._prefixes = SharedPrefixes(capacity.block_size)
         self.held = self.confirmed = self.unseen = 0
         for reservation in self._reservations:
@@ -335,7 +332,12 @@ class Ledger:
             )
             # Reports within a block of the old size were only noted in `seen`.
             seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
-            reservation.generated = max(reservation.generated, seen)
+            if self.holds_limit:
+                reservation.generated = reservation.limit
+            elif held_limit:
+                reservation.generated = max(1, seen)
+            else:
+                reservation.generated = max(reservation.generated, seen)
             self._measure(reservation)
             self.held += reservation.held
             if reservation.unseen:

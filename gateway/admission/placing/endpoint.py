@@ -30,10 +30,9 @@ class EndpointRecord:
         """Why it is not live."""
         self._clock = DecodeClock(policy.poll_interval)
         self.prefill = PrefillRate()
-        self.ledger = Ledger(self._clock, self.prefill, capacity.block_size)
+        self.ledger = Ledger(self._clock, self.prefill, capacity.block_size, holds_limit=capacity.holds_limit)
         self._predictor = predictor
-        self.grows = not capacity.holds_limit
-        """Whether its requests hold more blocks with each token."""
+        self.capacity = capacity
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.fill)
         self.beside_warm = False
@@ -50,6 +49,8 @@ class EndpointRecord:
         self.policy = policy
         """The policy in force; rules may read it."""
         self.holds_back_flows = policy.holds_back_flows
+        self.grows = not self.capacity.holds_limit
+        """Whether its requests hold more blocks with each token."""
         self._fences = self.grows and policy.bounds is not Bounds.FORECAST
         self.forecasts = self.grows and policy.bounds is not Bounds.HYSTERESIS
         self.most = policy.kv_high if self._fences else 1.0
@@ -71,6 +72,7 @@ class EndpointRecord:
         """Forget all observations: a new engine process shares nothing with the one before."""
         policy = self.policy
         self.capacity = capacity
+        self._follow(policy)
         self._paging = (capacity.block_size, capacity.shares_prefix)
         room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
         self.longest_prompt = min(capacity.max_model_len, room) - 1
@@ -176,9 +178,7 @@ class EndpointRecord:
         footprint = request.footprint(self._paging)
         prefix = arrival.prefix if capacity.shares_prefix else ()
         cached = self.cached(request)
-        reservation = self.ledger.reserve(
-            arrival, footprint, now, prefix=prefix, cached=cached, holds_limit=not self.grows
-        )
+        reservation = self.ledger.reserve(arrival, footprint, now, prefix=prefix, cached=cached)
         self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
         self.outlook.came(reservation, request.kind, capacity.block_size)
         if capacity.shares_prefix:

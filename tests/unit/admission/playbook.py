@@ -113,9 +113,10 @@ def up(
     seqs: int | None = None,
     block: int = BLOCK,
     shares_prefix: bool = True,
+    holds_limit: bool = False,
 ) -> EndpointUp:
     """An endpoint comes up."""
-    return EndpointUp(name, Capacity(length, blocks, block, seqs, shares_prefix))
+    return EndpointUp(name, Capacity(length, blocks, block, seqs, shares_prefix, holds_limit))
 
 
 def arrived(

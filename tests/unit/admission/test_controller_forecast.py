@@ -256,3 +256,35 @@ def test_who_shares_with_one_that_ends_soon_needs_the_whole_prefix(play):
     predicted = p.controller.explain(second, p.now).candidates[0].forecast_with
     p >> second << Dispatch(2, "a") >> at(1) >> Tick()
     assert predicted >= p.controller.explain(arrived(3), p.now).candidates[0].forecast_without
+
+
+class TestHoldsLimit:
+    """An engine that fails everything when its cache runs out: a request holds its limit from its start."""
+
+    @staticmethod
+    def full(p):
+        return p >> up("a", blocks=100, block=1, shares_prefix=False, holds_limit=True)
+
+    @pytest.mark.parametrize("bounds", list(Bounds))
+    def test_what_runs_can_never_come_to_more_than_the_cache(self, play, bounds):
+        p = self.full(play(bounds=bounds)) >> arrived(1, 10, max_tokens=40) << Dispatch(1, "a")
+        p >> arrived(2, 10, max_tokens=40) << Dispatch(2, "a")  # all 100
+        p >> progress(r1=1, r2=1) >> arrived(3, 1, max_tokens=1) << nothing
+        p >> done(1, 2) << Dispatch(3, "a")
+
+    def test_its_progress_changes_nothing(self, play):
+        p = self.full(play()) >> arrived(1, 10, max_tokens=40) << Dispatch(1, "a")
+        for seen in (1, 20, 40):
+            p >> progress(r1=seen)
+            assert p.endpoint("a").held_blocks == 50
+
+    def test_only_what_was_seen_is_charged_when_its_client_leaves(self, play):
+        p = self.full(play(weights={})) >> arrived(1, 10, max_tokens=40, flow="x") << Dispatch(1, "a")
+        p >> progress(r1=3) >> aborted(1)
+        assert p.controller._queue.depth == 0
+        p >> at(2) >> scrape("a", 2, kv=0.0, running=0, tokens=3)
+        assert p.endpoint("a").held_blocks == 0
+
+    def test_an_idle_one_takes_any_request_that_fits_it(self, play):
+        p = self.full(play()) >> arrived(1, 60, max_tokens=40) << Dispatch(1, "a")
+        p >> arrived(2, 99, max_tokens=1) << nothing >> done(1) << Dispatch(2, "a")

@@ -42,6 +42,13 @@ def test_the_demo_model_is_downloaded_and_converted_once(steps: list[list[str]])
     assert len(steps) == 2
 
 
+def test_the_demo_model_comes_as_one_file_without_an_engine(steps: list[list[str]]) -> None:
+    file = demo_model.smollm2_gguf()
+    assert (file.name, file.read_bytes()) == ("SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF")
+    assert demo_model.smollm2_gguf() == file
+    assert len(steps) == 1
+
+
 def test_the_random_model_needs_no_download(steps: list[list[str]]) -> None:
     folder = demo_model.random_llama(PYTHON, print)
     assert (folder / "config.json").exists()

@@ -13,6 +13,7 @@ from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, RouteMissing
 from gateway.tokens.features import Kind
 from gateway.tokens.local_count import EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
+from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, InvalidRequestError
 from tests.unit.tokens.wire import over_the_wire
 
@@ -250,3 +251,30 @@ async def test_no_more_calls_at_once_than_an_engine_bears_and_flows_share_them()
         assert await asyncio.gather(*counts) == [(1,)] * 301
     assert most == _MOST_CALLS
     assert order.index("new") == _MOST_CALLS
+
+
+@pytest.mark.parametrize(("listed", "tokens"), [("[]", 0), ("[7]", 1), ("[1, 2,3]", 3), ("[ 1,\n2 ]", 2)])
+async def test_a_list_of_ids_is_counted_where_no_count_is_told(listed: str, tokens: int) -> None:
+    call = EngineCall("/tokenize", b"{}", lists=True)
+    assert await counted(lambda _: httpx.Response(200, content=f'{{"tokens":{listed}}}'), work(call)) == (tokens,)
+
+
+@pytest.mark.parametrize("answer", ["", "{}", '{"tokens":[1,2'])
+async def test_a_list_that_cannot_be_read_is_no_count(answer: str) -> None:
+    with pytest.raises(CountUnavailableError, match="list"):
+        await counted(lambda _: httpx.Response(200, content=answer), work(EngineCall("/tokenize", b"{}", lists=True)))
+
+
+async def test_only_engines_of_the_kind_that_the_questions_are_for_are_asked() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return words(request)
+
+    async with httpx.AsyncClient(transport=over_the_wire(answer)) as client:
+        targets = [Target(FIRST, client, LLAMA_SERVER), Target(SECOND, client)]
+        counter = EngineCounter(lambda: targets, lambda: 5)
+        assert counter.kind() is LLAMA_SERVER
+        assert await counter.count(work(ask("a b")), 1000, flow="flow", kind=VLLM) == (2,)
+    assert asked == [f"{SECOND}/tokenize"]

@@ -1,0 +1,141 @@
+"""A real llama-server behind kvgate: its counts, its output limits, and its cache that must not run out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.demo_model import smollm2_gguf
+from tests.integration.relaying import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Running, gateway, until
+from tests.llama_server import LlamaServer, llama_server
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("xllamacpp", reason="there is no build of it for this machine", exc_type=ImportError)
+
+CTX = 256
+"""Tokens of KV cache that four slots share."""
+HI = {"role": "user", "content": "Hello there, how are you?"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+STORY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a long story."}], "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """The real chat model, as one file."""
+    return smollm2_gguf()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[LlamaServer]:
+    """A llama-server whose slots share one cache, as they do by default."""
+    with llama_server(model, ctx=CTX, slots=4) as running:
+        yield running
+
+
+def in_front(server: LlamaServer, **endpoint: Any) -> Any:
+    queue = {"ttl": 120, "no_endpoint_ttl": 60}
+    return gateway(
+        models=[{"endpoints": [{"url": server.url} | endpoint]}],
+        health={"interval": 0.2},
+        admission={"ttft_target": None, "queue": queue},
+    )
+
+
+@pytest.fixture
+async def through(server: LlamaServer) -> AsyncIterator[Running]:
+    async with in_front(server) as kvgate:
+        yield kvgate
+
+
+async def test_it_is_known_by_its_model_list(through: Running) -> None:
+    (endpoint,) = (await through.state())["endpoints"]
+    assert (endpoint["kind"], endpoint["max_model_len"], endpoint["max_num_seqs"]) == ("llama-server", CTX, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [HI]}),
+        (CHAT, {"messages": [{"role": "system", "content": "Be brief."}, HI, {"role": "assistant", "content": "I"}]}),
+        (CHAT, {"messages": [HI], "tools": [TOOL]}),
+        (CHAT, {"messages": [{"role": "user", "content": "Straße 漢字 🙂 <|im_start|>"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}),
+        (COMPLETIONS, {"prompt": "One two three"}),
+        (COMPLETIONS, {"prompt": "Straße <|im_start|> 漢字"}),
+        (COMPLETIONS, {"prompt": [1, 2, 3, 4]}),
+        (MESSAGES, {"messages": [HI]}),
+        (MESSAGES, {"messages": [HI], "system": "Be brief."}),
+        (RESPONSES, {"input": "Hello there"}),
+        (RESPONSES, {"input": "Hello there", "instructions": "Be brief."}),
+    ],
+)
+async def test_a_prompt_is_counted_as_it_is_used(through: Running, path: str, fields: dict[str, Any]) -> None:
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    answer = await through.client.post(path, json=fields | {"model": "m", limit: 2}, timeout=60)
+    if answer.status_code == 404:
+        names = (await through.client.get("/v1/models")).json()["data"]
+        answer = await through.client.post(path, json=fields | {"model": names[0]["id"], limit: 2}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    used = usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    assert (int(answer.headers["x-kvgate-prompt-tokens"]), answer.headers["x-kvgate-counted"]) == (used, "engine")
+
+
+async def test_a_request_without_an_output_limit_gets_its_slots_share(through: Running) -> None:
+    answer = await through.client.post(CHAT, json=STORY, timeout=120)
+    usage = answer.json()["usage"]
+    assert int(answer.headers["x-kvgate-max-tokens"]) == CTX // 4 - usage["prompt_tokens"] == usage["completion_tokens"]
+
+
+async def test_a_prompt_over_its_context_is_refused_by_kvgate(through: Running) -> None:
+    answer = await through.client.post(CHAT, json={"messages": [HI | {"content": "word " * CTX}]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def _killed(client: httpx.AsyncClient, requests: int, **fields: Any) -> int:
+    """How many of so many requests at once do not come to their end."""
+
+    async def one(number: int) -> bool:
+        asked = STORY | {"max_tokens": 45, "stream": number % 2 == 0} | fields
+        answer = await client.post(CHAT, json=asked, timeout=300)
+        return answer.status_code == 200 and b'"error"' not in answer.content
+
+    return (await asyncio.gather(*(one(number) for number in range(requests)))).count(False)
+
+
+async def test_nothing_is_killed_for_want_of_room(server: LlamaServer, through: Running) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as direct:
+        assert await _killed(direct, 4) == 4  # each would fit alone, together they overflow
+    assert await _killed(through.client, 8) == 0
+
+
+async def test_what_others_ask_of_it_directly_is_seen(server: LlamaServer, through: Running) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as direct:
+        foreign = asyncio.create_task(direct.post(CHAT, json=STORY | {"max_tokens": 200}, timeout=300))
+
+        async def is_seen() -> bool:
+            (endpoint,) = (await through.state())["endpoints"]
+            return bool(endpoint["kv"]["effective"] > 0.7)
+
+        await until(is_seen)
+        assert await _killed(through.client, 2) == 0
+        assert (await foreign).status_code == 200
+
+
+async def test_one_that_dies_comes_back(model: Path) -> None:
+    with llama_server(model, ctx=CTX, slots=2) as mortal:
+        async with in_front(mortal) as kvgate:
+            mortal.process.kill()
+
+            async def is_down() -> bool:
+                return not any(endpoint["healthy"] for endpoint in (await kvgate.state())["endpoints"])
+
+            await until(is_down)
+            began = time.monotonic()
+            with llama_server(model, ctx=CTX, slots=2, port=mortal.port):
+                answer = await kvgate.client.post(CHAT, json=STORY | {"max_tokens": 2}, timeout=60)
+            assert answer.status_code == 200, f"after {time.monotonic() - began:.0f} s: {answer.text}"

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+
+from gateway.admission.events import Capacity
+from gateway.config.endpoint import Reached
+from gateway.endpoints.exposition import EngineMetrics
+from gateway.endpoints.identity import UnidentifiedError
+from gateway.endpoints.llama_server import SlotReader, identify_llama_server, llama_server_capacity
+
+PLAIN = Reached()
+IDLE = {"id": 1, "n_ctx": 256, "is_processing": False}
+PROPERTIES = json.dumps(
+    {"default_generation_settings": {"n_ctx": 256}, "total_slots": 4, "build_info": "b7"}
+).encode()
+
+
+def busy(task, prompt, decoded, remain, *, processed=None, ctx=256):
+    """A slot as `/slots` shows it, without its `params`."""
+    return {
+        "id": 0,
+        "n_ctx": ctx,
+        "speculative": False,
+        "is_processing": True,
+        "id_task": task,
+        "n_prompt_tokens": prompt,
+        "n_prompt_tokens_processed": prompt if processed is None else processed,
+        "n_prompt_tokens_cache": 0,
+        "next_token": [{"has_next_token": True, "has_new_line": False, "n_remain": remain, "n_decoded": decoded}],
+    }
+
+
+def read(reader, *slots, settings=PLAIN):
+    return reader.read(json.dumps(slots).encode(), settings)
+
+
+def models(*, n_ctx=256, **card):
+    meta = {"n_vocab": 49152, "n_ctx": n_ctx, "n_ctx_train": 8192}
+    return json.dumps({"data": [{"id": "m.gguf", "owned_by": "llamacpp", "meta": meta} | card]}).encode()
+
+
+def test_the_gauge_is_what_the_busy_slots_may_come_to_hold():
+    metrics = read(SlotReader(), busy(1, 40, 10, 50), IDLE, busy(2, 20, 0, 8))
+    assert (metrics.kv_usage, metrics.running) == (128 / 256, 2)
+
+
+def test_a_request_without_a_limit_may_fill_the_context():
+    assert read(SlotReader(), busy(1, 40, 10, -1), IDLE).kv_usage == 1.0
+
+
+def test_the_gauge_goes_by_the_configured_size_of_the_cache():
+    assert read(SlotReader(), busy(1, 40, 10, 50), settings=Reached(kv_tokens=1000)).kv_usage == 0.1
+
+
+def test_tokens_are_added_up_over_slots_and_requests():
+    reader = SlotReader()
+    assert read(reader, busy(1, 40, 0, 60, processed=0)).generation_tokens == 0
+    assert read(reader, busy(1, 40, 7, 53), busy(2, 9, 1, 5)).generation_tokens == 8
+    last = read(reader, busy(2, 9, 4, 2), busy(3, 5, 2, 1))
+    assert (last.generation_tokens, last.prompt_tokens) == (13, 54)
+    assert read(reader, IDLE).generation_tokens == 13
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"error":{"code":501}}', b'[{"n_ctx":"x"}]', b"\xff", b"[" * 100_000])
+def test_slots_that_are_not_told_are_no_metrics(body):
+    assert SlotReader().read(body, PLAIN) == EngineMetrics()
+
+
+def test_its_identity():
+    identity = identify_llama_server(models(aliases=["m.gguf", "small"]), PROPERTIES)
+    assert (identity.names, identity.max_model_len, identity.slots) == (("m.gguf", "small"), 256, 4)
+    assert (identity.kind, identity.version, identity.root) == ("llama-server", "b7", None)
+    assert identity.clamps_max_tokens
+
+
+def test_its_length_is_told_by_either_answer():
+    assert identify_llama_server(models(), None).max_model_len == 256
+    assert identify_llama_server(models(meta=None), PROPERTIES).max_model_len == 256
+
+
+@pytest.mark.parametrize(
+    ("listed", "properties"),
+    [(b"[]", None), (b'{"data":[]}', PROPERTIES), (models(meta=None), None), (models(n_ctx=0), None), (models(), b"[]")],
+)
+def test_one_that_tells_no_model_with_a_length_is_not_taken(listed, properties):
+    with pytest.raises(UnidentifiedError, match="llama-server"):
+        identify_llama_server(listed, properties)
+
+
+def test_its_slots_share_one_cache_unless_it_is_said_to_be_larger():
+    identity = identify_llama_server(models(), PROPERTIES)
+    shared = Capacity(256, kv_blocks=256, block_size=1, max_num_seqs=4, shares_prefix=False, holds_limit=True)
+    assert llama_server_capacity(EngineMetrics(), identity, PLAIN) == shared
+    split = llama_server_capacity(EngineMetrics(), identity, Reached(kv_tokens=1024, max_num_seqs=3))
+    assert (split.max_model_len, split.kv_blocks, split.max_num_seqs) == (256, 1024, 3)
