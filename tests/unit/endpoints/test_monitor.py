@@ -779,3 +779,40 @@ async def test_other_settings_are_gone_by_from_the_next_probe_on(up, client, tol
     await up.probe()
     ((kind, _, capacity),) = [change for change in told.take() if change[0] == "up"]
     assert (kind, capacity.max_num_seqs, capacity.kv_blocks) == ("up", 7, 10)
+
+
+SLOTS = b'[{"id":0,"n_ctx":256,"is_processing":true,"id_task":3,"n_prompt_tokens":20,"n_prompt_tokens_processed":20,' \
+    b'"next_token":[{"n_remain":100,"n_decoded":8}]},{"id":1,"n_ctx":256,"is_processing":false}]'
+LLAMA = {
+    "/v1/models": b'{"data":[{"id":"m.gguf","owned_by":"llamacpp","meta":{"n_ctx":256}}]}',
+    "/props": b'{"default_generation_settings":{"n_ctx":256},"total_slots":2,"build_info":"b7"}',
+    "/slots": SLOTS,
+    "/metrics": 501,
+    "/version": 404,
+}
+
+
+async def test_a_llama_server_is_known_by_its_models_and_watched_by_its_slots(monitor, told, vllm, clock):
+    vllm.answers |= LLAMA
+    with capture_logs() as logs:
+        await monitor.probe()
+        ((_, identity, capacity),) = told.take()
+        assert (identity.kind, identity.slots, identity.version) == ("llama-server", 2, "b7")
+        assert (capacity.kv_blocks, capacity.max_num_seqs, capacity.holds_limit) == (256, 2, True)
+        await pass_time(monitor, clock, 1)
+    assert (told.samples[-1].kv_usage, told.samples[-1].running) == (128 / 256, 1)
+    assert not told.changes
+    assert not [line for line in logs if line["log_level"] == "warning"]
+
+
+async def test_an_engine_that_loads_its_model_is_not_called_dead(monitor, vllm):
+    vllm.answers["/health"] = (503, b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
+    await monitor.probe()
+    assert monitor.status.reason == "it is loading its model"
+
+
+async def test_an_engine_of_another_kind_in_the_place_of_one_is_read_as_what_it_is(up, told, vllm, clock):
+    vllm.answers |= LLAMA
+    await pass_time(up, clock, int(IDENTITY_INTERVAL) + 1)
+    _, identity, capacity = told.take()[-1]
+    assert (identity.kind, capacity.holds_limit) == ("llama-server", True)

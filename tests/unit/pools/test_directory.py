@@ -230,3 +230,25 @@ def test_an_id_of_any_length_is_not_remembered(world):
     long = "x" * 100_000  # vLLM takes whatever its client names as `request_id`
     world.directory.remember_response(long, Made(endpoint.id, "m"))
     assert world.directory.made_response(long) is None
+
+
+def llama(name, *, length=400, slots=4):
+    return Identity((name,), (), None, length, "b7", kind="llama-server", slots=slots)
+
+
+async def test_where_a_full_cache_kills_all_a_request_without_a_limit_gets_its_slots_share(world):
+    vllm, first, second = world.add("a"), world.add("b"), world.add("c")
+    world.up(vllm, identity("m"))
+    assert vllm.pool.default_max_tokens(30) is None
+    world.up(first, llama("m"))
+    assert vllm.pool.default_max_tokens(30) == 70
+    assert vllm.pool.default_max_tokens(300) == 25, "at least a quarter of the share"
+    world.up(second, llama("m", slots=None))
+    assert vllm.pool.default_max_tokens(30) == 70, "the least of all that may serve it"
+
+
+async def test_a_configured_default_limit_goes_before(world):
+    one = world.add("a")
+    one.settings = one.settings.model_copy(update={"default_max_tokens": 9})
+    world.up(one, llama("m"))
+    assert one.pool.default_max_tokens(30) == 9

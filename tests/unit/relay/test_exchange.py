@@ -103,6 +103,11 @@ def test_it_tells_what_is_known_of_a_request_that_was(exchange, clock):
     assert facts(exchange) == known | {"x-kvgate-endpoint": HERE}
 
 
+def test_it_tells_the_output_limit_that_kvgate_set(exchange):
+    exchange.count, exchange.max_tokens = COUNT, 25
+    assert facts(exchange)["x-kvgate-max-tokens"] == "25"
+
+
 def test_waits_add_up_even_those_that_fail(exchange, clock):
     with exchange.waiting() as since:
         assert since == clock.now

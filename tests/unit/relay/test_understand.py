@@ -9,6 +9,7 @@ from gateway.relay.exchange import RefusedError
 from gateway.relay.understand import (
     UncountedError,
     Work,
+    bounded,
     counted,
     demanded,
     foreground,
@@ -202,3 +203,22 @@ def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_ref
 def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenant(source, clamps, left):
     pool = SimpleNamespace(max_model_len=100, takes=lambda total: clamps or total <= 100)
     assert room(pool, Demand((80, 10), 90), PromptCount((80, 10), source, Kind(Api.CHAT))) == left
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "tenant", "expected"),
+    [
+        (Api.CHAT, b"{}", None, (25, 25)),
+        (Api.CHAT, b"{}", 10, (10, 10)),
+        (Api.CHAT, b'{"max_tokens":40}', None, (40, None)),
+        (Api.COMPLETIONS, b"{}", None, (25, 25)),
+        (Api.COMPLETIONS, b'{"max_tokens":16}', None, (16, None)),
+    ],
+)
+def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, body, tenant, expected):
+    pool = SimpleNamespace(max_model_len=100, takes=lambda _: True, default_max_tokens=lambda prompt: 85 - prompt)
+    request = parse(api, body)
+    asked = Demand((60,), 40 if request.max_tokens is None else request.max_tokens)
+    count = PromptCount((60,), Source.ENGINE, Kind(api))
+    demand, most = bounded(pool, Client("a", max_tokens=tenant), request, count, asked)
+    assert (demand.max_tokens, most) == expected
