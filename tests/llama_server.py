@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--split", action="store_true", help="split the cache among the slots")
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
-    import xllamacpp  # noqa: PLC0415 - only this process needs it
+    import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path, params.port = asked.model, asked.port
@@ -85,7 +85,7 @@ def main() -> None:
     params.endpoint_slots = params.endpoint_props = params.endpoint_metrics = True
     params.cpuparams.n_threads = 1
     server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)  # noqa: T201 - for whoever started it by hand
+    print(server.listening_address, flush=True)
     sys.stdin.buffer.read()
 
 

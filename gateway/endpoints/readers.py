@@ -40,5 +40,7 @@ def _vllm_capacity(metrics: EngineMetrics, identity: Identity, settings: Reached
 
 READERS = {
     VLLM.name: Readers(lambda: _vllm_metrics, identify, _vllm_capacity, EngineMetrics(missing=EXPECTED)),
-    LLAMA_SERVER.name: Readers(lambda: SlotReader().read, identify_llama_server, llama_server_capacity, EngineMetrics()),
+    LLAMA_SERVER.name: Readers(
+        lambda: SlotReader().read, identify_llama_server, llama_server_capacity, EngineMetrics()
+    ),
 }

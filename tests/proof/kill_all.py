@@ -45,8 +45,8 @@ class Result:
     def report(self, name: str) -> None:
         """Print a line."""
         print(
-            f"{name:>8}: {self.completed} completed, {self.killed} killed, {self.refused} refused; {self.tokens:,} tokens "
-            f"in completed requests, {self.tokens / self.seconds:.1f} a second, {self.seconds:.0f} s"
+            f"{name:>8}: {self.completed} completed, {self.killed} killed, {self.refused} refused; {self.tokens:,} "
+            f"tokens in completed requests, {self.tokens / self.seconds:.1f} a second, {self.seconds:.0f} s"
         )
 
 
@@ -129,7 +129,9 @@ def main() -> None:
     gated.report("kvgate")
     for reason in sorted(direct.reasons | gated.reasons)[:3]:
         print(f"  killed: ...{reason}")
-    sys.exit(gated.killed + gated.refused > 0 or gated.tokens / gated.seconds < AT_LEAST * direct.tokens / direct.seconds)
+    sys.exit(
+        gated.killed + gated.refused > 0 or gated.tokens / gated.seconds < AT_LEAST * direct.tokens / direct.seconds
+    )
 
 
 if __name__ == "__main__":

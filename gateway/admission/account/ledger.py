@@ -125,9 +125,7 @@ class Ledger:
     speed. Every count stops at `max_tokens`.
     """
 
-    def __init__(
-        self, clock: DecodeClock, prefill: PrefillRate, block_size: int, *, holds_limit: bool = False
-    ) -> None:
+    def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int, *, holds_limit: bool = False) -> None:
         self._clock = clock
         self._prefill = prefill
         self._reservations: dict[Reservation, None] = {}  # an ordered set

@@ -10,9 +10,7 @@ from gateway.endpoints.llama_server import SlotReader, identify_llama_server, ll
 
 PLAIN = Reached()
 IDLE = {"id": 1, "n_ctx": 256, "is_processing": False}
-PROPERTIES = json.dumps(
-    {"default_generation_settings": {"n_ctx": 256}, "total_slots": 4, "build_info": "b7"}
-).encode()
+PROPERTIES = json.dumps({"default_generation_settings": {"n_ctx": 256}, "total_slots": 4, "build_info": "b7"}).encode()
 
 
 def busy(task, prompt, decoded, remain, *, processed=None, ctx=256):
@@ -80,7 +78,13 @@ def test_its_length_is_told_by_either_answer():
 
 @pytest.mark.parametrize(
     ("listed", "properties"),
-    [(b"[]", None), (b'{"data":[]}', PROPERTIES), (models(meta=None), None), (models(n_ctx=0), None), (models(), b"[]")],
+    [
+        (b"[]", None),
+        (b'{"data":[]}', PROPERTIES),
+        (models(meta=None), None),
+        (models(n_ctx=0), None),
+        (models(), b"[]"),
+    ],
 )
 def test_one_that_tells_no_model_with_a_length_is_not_taken(listed, properties):
     with pytest.raises(UnidentifiedError, match="llama-server"):

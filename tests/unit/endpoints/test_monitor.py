@@ -781,8 +781,10 @@ async def test_other_settings_are_gone_by_from_the_next_probe_on(up, client, tol
     assert (kind, capacity.max_num_seqs, capacity.kv_blocks) == ("up", 7, 10)
 
 
-SLOTS = b'[{"id":0,"n_ctx":256,"is_processing":true,"id_task":3,"n_prompt_tokens":20,"n_prompt_tokens_processed":20,' \
+SLOTS = (
+    b'[{"id":0,"n_ctx":256,"is_processing":true,"id_task":3,"n_prompt_tokens":20,"n_prompt_tokens_processed":20,'
     b'"next_token":[{"n_remain":100,"n_decoded":8}]},{"id":1,"n_ctx":256,"is_processing":false}]'
+)
 LLAMA = {
     "/v1/models": b'{"data":[{"id":"m.gguf","owned_by":"llamacpp","meta":{"n_ctx":256}}]}',
     "/props": b'{"default_generation_settings":{"n_ctx":256},"total_slots":2,"build_info":"b7"}',
