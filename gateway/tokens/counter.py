@@ -19,8 +19,8 @@ from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
-from gateway.tokens.loading import Tokenizers
 from gateway.tokens.llama_server import llama_server_work
+from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import Counted, EngineWork, count_body, engine_work, estimate_body, values
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError

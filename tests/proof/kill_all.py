@@ -45,8 +45,8 @@ class Result:
     def report(self, name: str) -> None:
         """Print a line."""
         print(
-            f"{name:>8}: {self.completed} completed, {self.killed} killed, {self.refused} refused; {self.tokens:,} "
-            f"tokens in completed requests, {self.tokens / self.seconds:.1f} a second, {self.seconds:.0f} s"
+            f"{name:>8}: {self.completed} completed, {self.killed} killed, {self.refused} refused; "
+            f"{self.tokens:,} tokens in completed requests, {self.tokens / self.seconds:.1f} a second, {self.seconds:.0f} s"
         )
 
 
