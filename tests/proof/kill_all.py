@@ -46,7 +46,8 @@ class Result:
         """Print a line."""
         print(
             f"{name:>8}: {self.completed} completed, {self.killed} killed, {self.refused} refused; "
-            f"{self.tokens:,} tokens in completed requests, {self.tokens / self.seconds:.1f} a second, {self.seconds:.0f} s"
+            f"{self.tokens:,} tokens in completed requests, {self.tokens / self.seconds:.1f} per second, "
+            f"{self.seconds:.0f} s"
         )
 
 
