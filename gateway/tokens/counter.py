@@ -120,6 +120,9 @@ class ModelCounter:
         """
         if self._source is not None:
             self._unavailable = await self._tokenizers.load(self._source)
+        elif self._engine.kind().counts:
+            self._unavailable = f"{self._engine.kind().name} counts its prompts itself"
+            return
         if self._unavailable:
             self._on_switch(self._unavailable)
 

@@ -26,6 +26,7 @@ class EngineKind:
         about: the route that tells the rest of its identity.
         loading: a text in its 503 that means "not ready yet".
         kv_out: what it does when its KV cache runs out.
+        counts: whether its own routes count all that it serves, so that no tokenizer is missed.
         clamps: whether it cuts `max_tokens` to its length; None if that is a matter of its version.
     """
 
@@ -35,12 +36,13 @@ class EngineKind:
     about: str
     kv_out: KvOut
     loading: str | None = None
+    counts: bool = False
     clamps: bool | None = None
 
 
 VLLM = EngineKind("vllm", "vllm", "/metrics", "/version", KvOut.PREEMPT)
 LLAMA_SERVER = EngineKind(
-    "llama-server", "llamacpp", "/slots", "/props", KvOut.KILL_ALL, loading="Loading model", clamps=True
+    "llama-server", "llamacpp", "/slots", "/props", KvOut.KILL_ALL, loading="Loading model", counts=True, clamps=True
 )
 """llama.cpp's server, as builds of November 2026 answer. Without `-np` its slots share one cache, and when it overflows
 every request that runs gets "Context size has been exceeded." (measured)."""

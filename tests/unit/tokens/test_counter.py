@@ -1,5 +1,6 @@
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
+from gateway.wire.engine_kinds import LLAMA_SERVER
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
 from tests.unit.tokens.wire import over_the_wire
@@ -537,3 +539,13 @@ async def test_a_conversation_that_the_engine_counts_brings_no_ids(handing: Coun
     await handing.drift()
     assert handing.counter.mode is Source.ENGINE
     assert (await handing.count()).ids == b""
+
+
+async def test_an_engine_that_counts_all_it_serves_is_no_reason_for_a_warning(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    engine = Engine(TokenizerSource(str(tokenizer_folder)))
+    engine.target = replace(engine.target, kind=LLAMA_SERVER)
+    counter = await made(None, engine)
+    assert counter.switches == []
+    assert counter.counter.reason == "llama-server counts its prompts itself"
