@@ -14,12 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
-from transformers import AutoTokenizer
 
 from gateway.tokens import local_count
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.fast_tokenizer import FastTokenizer
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import EngineCall, count_body, engine_work
@@ -153,7 +153,7 @@ def reference(answers: Mapping[Cell, bytes | None]) -> Counts:
 @pytest.fixture(scope="session")
 def renderer_of(model: Path, templates: Mapping[str, str | None]) -> dict[str, Renderer]:
     """A renderer for each template, all with one tokenizer: loading one for each takes too long."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = FastTokenizer(model)
     return {name: Renderer(tokenizer, template) for name, template in templates.items()}
 
 
