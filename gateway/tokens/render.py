@@ -93,6 +93,8 @@ class Renderer:
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self.quick = isinstance(tokenizer, FastTokenizer)
+        """Whether it is loaded in a fraction of a second."""
         self.max_chars_per_token = tokenizer.longest
         """No token stands for more characters than this."""
         self._plain = _template(tokenizer, chat_template, tools=False)
