@@ -29,6 +29,7 @@ from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.stream import read_body
 from gateway.wire.token_ids import IdsField, with_ids
+from tests.integration.counting import target_at
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
 from tests.integration.parity.model import small_model
@@ -250,10 +251,11 @@ async def test_the_engine_takes_ids_in_place_of_the_messages(engine: str, model:
         ]
         count = await counter.count(parse(Api.CHAT, json.dumps(asked).encode()), flow="", max_model_len=MAX_MODEL_LEN)
         bodies = [json.dumps(asked).encode(), with_ids(json.dumps(other).encode(), field, count.ids)]
-        by_text, by_ids = [
-            (await target.client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
-            for body in bodies
-        ]
+        async with httpx.AsyncClient(timeout=60) as client:
+            by_text, by_ids = [
+                (await client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
+                for body in bodies
+            ]
         assert by_ids["choices"][0]["message"] == by_text["choices"][0]["message"]
         assert by_ids["usage"] | {"prompt_tokens_details": None} == by_text["usage"] | {"prompt_tokens_details": None}
 
@@ -318,8 +320,7 @@ async def counter_of(
     engine: str, source: TokenizerSource, hand_over_from: int | None = None
 ) -> AsyncIterator[tuple[ModelCounter, Target]]:
     pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
-    async with httpx.AsyncClient() as client:
-        target = Target(engine, client)
+    async with target_at(engine) as target:
         asked = EngineCounter(lambda: (target,), lambda: 60)
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), asked),

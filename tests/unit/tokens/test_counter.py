@@ -15,7 +15,7 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.counter import AT_ONCE_BYTES, ModelCounter
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, WINDOW, Drift
-from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.engine_count import EngineCounter
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
@@ -23,7 +23,7 @@ from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
-from tests.unit.tokens.wire import over_the_wire
+from tests.unit.tokens.wire import engine_at
 
 USER = {"role": "user", "content": "the fox"}
 FAR = 10**6
@@ -36,7 +36,7 @@ class Engine:
         self.source = source
         self.up = True
         self.asked: list[str] = []
-        self.target = Target("http://engine", httpx.AsyncClient(transport=over_the_wire(self.answer)))
+        self.target = engine_at("http://engine", self.answer)
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
         self.excludes_unused = False
@@ -110,12 +110,9 @@ async def pool() -> AsyncIterator[CountingPool]:
 
 
 @pytest.fixture
-async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]:
-    engines = []
-
+def made(pool: CountingPool, tokenizer_folder: Path) -> Any:
     async def make(source: TokenizerSource | None, engine: Engine | None = None) -> Counter:
         engine = engine or Engine(TokenizerSource(str(tokenizer_folder)))
-        engines.append(engine)
         counted = Counter(engine)
         counted.counter = ModelCounter(
             "m",
@@ -134,9 +131,7 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
         await counted.counter.start()
         return counted
 
-    yield make
-    for engine in engines:
-        await engine.target.client.aclose()
+    return make
 
 
 @pytest.fixture
