@@ -16,6 +16,8 @@ OnLine = Callable[[str], None]
 
 NEWS = "KVGATE_NEWS_FD"
 """The variable that names the descriptor on which a program talks with its supervisor, if it was promised one."""
+READY = "ready"
+"""A program's line to its supervisor when it is ready."""
 _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end a line with a carriage return
 _LONGEST_LINE = 16_384

@@ -15,15 +15,12 @@ from engine.judgement import judge
 from engine.lifecycle import Lifecycle, State
 from engine.memory_ladder import MOST_TRIES
 from engine.phases import Phase, Progress, StartProgress
-from engine.process import GuardedProcess, LaunchError
+from engine.process import READY, GuardedProcess, LaunchError
 from engine.program import Program
 from engine.start_times import StartTimes, Stopwatch
 
 Probe = Callable[[str], Awaitable[bool]]
 """Returns whether a URL answers 200."""
-
-READY = "ready"
-"""A program's line to its supervisor when it is ready."""
 
 _PROBE_INTERVAL = 0.25
 _TURN_INTERVAL = 0.5

@@ -11,7 +11,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, end_at_once)
     if sys.argv[1:2] == ["serve"]:
         early.listen()
-    from gateway.cli import main as run  # noqa: PLC0415 - after the handler
+        from gateway.serve.command import main as run  # noqa: PLC0415 - after the handler, and no other command
+    else:
+        from gateway.cli import main as run  # noqa: PLC0415
 
     run()
 

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -238,14 +238,16 @@ LOADS = (
 )
 
 
-async def run(bench: Bench, proxies: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
+async def run(
+    bench: Bench, proxies: list[str], rounds: int, loads: Sequence[Load] = LOADS
+) -> dict[str, list[dict[str, float]]]:
     """Run every load on every proxy in turn, `rounds` times."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in proxies}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", flush=True)
         for name in proxies:
             results[name].append({})
-        for load in LOADS:
+        for load in loads:
             for name in proxies:
                 cost = await bench.measure(name, load)
                 results[name][-1] |= {load.label: cost.us, f"  {KERNEL}, {load.label}": cost.kernel}
@@ -257,7 +259,7 @@ def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, fl
     columns = {name: medians(rounds) for name, rounds in results.items()}
     print_table("CPU of the proxy, median of the rounds", columns)
     if {"nginx", "kvgate"} <= set(columns):
-        for load in LOADS:
+        for load in (load for load in LOADS if load.label in columns["kvgate"]):
             ratio = columns["kvgate"][load.label] / columns["nginx"][load.label]
             print(f"{load.label}: kvgate is {readable(ratio)} x nginx")
     return columns
@@ -274,6 +276,9 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", help="folder of a tokenizer for kvgate and the engine's stand-in; else one is made"
     )
+    parser.add_argument(
+        "--engine-counts", action="store_true", help="plain requests alone, to a kvgate without a tokenizer"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--out", type=Path, help="write every figure here, as JSON")
@@ -283,8 +288,10 @@ def main() -> None:
         parser.error("nginx is not installed (Debian: apt-get install nginx-light)")
     os.sched_setaffinity(0, {LOAD_CORE})
     with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
-        tokenizer = options.tokenizer or str(make_tokenizer(Path(made)))
-        results = uvloop.run(run(Bench(options.kvgate_cmd, tokenizer, options.seconds), proxies, options.rounds))
+        tokenizer = None if options.engine_counts else options.tokenizer or str(make_tokenizer(Path(made)))
+        loads = [load for load in LOADS if not (load.streams or load.ids)] if options.engine_counts else LOADS
+        bench = Bench(options.kvgate_cmd, tokenizer, options.seconds)
+        results = uvloop.run(run(bench, proxies, options.rounds, loads))
     columns = report(results)
     if options.out is not None:
         document = {"provenance": provenance(), "medians": columns, "rounds": results}

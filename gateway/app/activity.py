@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from engine.diagnosis.look import listener
 from engine.nvml import gpus, holders
 
 BUSY = 0.1
@@ -45,6 +44,8 @@ class Activity:
     def _look(self) -> bool | None:
         seen = dict(_processes(self._proc))
         if self._pid not in seen:
+            from engine.diagnosis.look import listener  # noqa: PLC0415 - few gateways have a silent engine beside them
+
             found = listener(int(self._port))
             self._pid = found.pid if found is not None else None
             self._looks.clear()

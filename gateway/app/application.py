@@ -52,7 +52,6 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.prefix import new_key
 from gateway.tokens.render import TokenizerSource
-from gateway.wire.engine_kinds import KINDS, VLLM
 
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
@@ -107,13 +106,7 @@ class Application:
         )
         self._tokenizers = Tokenizers(self._counting)
         self._upstream = HttpUpstream(lambda: self._settings.upstream)
-        self._reached = Reached(
-            self._directory,
-            self._upstream,
-            settings=lambda: self._settings,
-            background=self._background,
-            watch=self._core.watch,
-        )
+        self._reached = Reached(self._directory, self._upstream, watch=self._core.watch)
         self._reached.follow(self._opened.endpoints)
         self._plane = Plane(
             settings=settings,
@@ -243,7 +236,6 @@ class Application:
         await self._core.stop()  # first: an endpoint that comes up starts work here
         await self._background.stop()
         await self._upstream.close()
-        await self._reached.close()
         await self._counting.close()
         _log.info("stopped")
 
@@ -331,7 +323,7 @@ class Application:
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
-            return [self._target(endpoint) for endpoint in pool.in_turn()]
+            return [self._reached.target(endpoint) for endpoint in pool.in_turn()]
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)
@@ -392,16 +384,12 @@ class Application:
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
         try:
-            report = await pool.counter.verify(self._target(endpoint))
+            report = await pool.counter.verify(self._reached.target(endpoint))
         except CountUnavailableError as error:
             _log.warning("counting could not be compared with the endpoint", endpoint=endpoint.id, reason=str(error))
             return
         if report is not None and not report.differs:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)
-
-    def _target(self, endpoint: Endpoint) -> Target:
-        kind = VLLM if endpoint.identity is None else KINDS[endpoint.identity.kind]
-        return Target(endpoint.base_url, self._reached.client(endpoint), kind)
 
     def _left(self, endpoint: Endpoint) -> None:
         self._reached.left(endpoint)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-import httpx
-
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
-from gateway.app.questions import Questions
-from gateway.config.settings import Settings
 from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch
+from gateway.relay.engine_questions import EngineQuestions
 from gateway.relay.http_upstream import HttpUpstream
-from gateway.runtime.background import Background
+from gateway.tokens.engine_count import Target
+from gateway.wire.engine_kinds import KINDS, VLLM
 
 
 class Reached:
@@ -20,8 +18,6 @@ class Reached:
     Args:
         directory: of the endpoints.
         upstream: is told each endpoint's TLS context.
-        settings: those in force.
-        background: closes replaced clients.
         watch: finds the watch over an endpoint.
     """
 
@@ -30,19 +26,18 @@ class Reached:
         directory: Directory,
         upstream: HttpUpstream,
         *,
-        settings: Callable[[], Settings],
-        background: Background,
         watch: Callable[[EndpointId], Watch],
     ) -> None:
         self._directory = directory
         self._upstream = upstream
-        self._questions = Questions(settings, background)
         self._watch = watch
         self._configured: Mapping[EndpointId, Access] = {}
 
-    def client(self, endpoint: Endpoint) -> httpx.AsyncClient:
-        """The client for questions to an endpoint, apart from its requests."""
-        return self._questions.client(endpoint.id)
+    def target(self, endpoint: Endpoint) -> Target:
+        """An endpoint as it is asked for counts."""
+        kind = VLLM if endpoint.identity is None else KINDS[endpoint.identity.kind]
+        ask = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key)
+        return Target(endpoint.base_url, ask, kind)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:
         """Add the endpoints that are new, and reach the others as configured from the next request on."""
@@ -53,14 +48,9 @@ class Reached:
     def left(self, endpoint: Endpoint) -> None:
         """Forget how to reach an endpoint that is gone, unless it is configured again."""
         self._upstream.forget(endpoint.base_url)
-        self._questions.drop(endpoint.id)
         access = self._configured.get(endpoint.id)
         if access is not None:  # it was removed and added again before the owner could say that it is gone
             self._reach(endpoint.id, access)
-
-    async def close(self) -> None:
-        """Close every client."""
-        await self._questions.close()
 
     def _reach(self, endpoint: EndpointId, access: Access) -> None:
         known = self._directory.endpoints.get(endpoint)
@@ -71,4 +61,3 @@ class Reached:
             self._upstream.forget(known.base_url)
             known.base_url, known.api_key = access.base_url, access.api_key
         self._upstream.trust(access.base_url, access.tls)
-        self._questions.open(endpoint, access)

@@ -4,9 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 
-from engine.arguments import Arguments
-from engine.plan.hub import CheckpointError
-from engine.preflight import check_model
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
 from gateway.config.settings import Settings
@@ -78,6 +75,10 @@ def preflight(settings: Settings) -> None:
         ConfigurationError: a model or a template is gated, missing, misspelt, offline or broken. The message gives the
             way out.
     """
+    from engine.arguments import Arguments  # noqa: PLC0415 - only who launches an engine needs all this
+    from engine.plan.hub import CheckpointError  # noqa: PLC0415
+    from engine.preflight import check_model  # noqa: PLC0415
+
     for model in settings.models:
         if model.engine is None:
             chat_template(model)

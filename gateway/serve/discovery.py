@@ -15,7 +15,6 @@ from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.settings import Settings
 from gateway.config.sources import endpoints_of
-from gateway.endpoints.names import endpoints_behind
 
 MOST_ENDPOINTS = 256
 """Most endpoints of one source. More are a mistake, and each is scraped every second."""
@@ -133,6 +132,8 @@ class Discovery:
             if source.file is not None:
                 await asyncio.to_thread(_read, source, known)
             else:
+                from gateway.endpoints.names import endpoints_behind  # noqa: PLC0415 - with it comes a whole resolver
+
                 urls, holds = await endpoints_behind(source)
                 known.endpoints = _bounded([source.endpoint(url=url) for url in urls])
         except Exception as error:  # noqa: BLE001 - whatever one source tells, the others are asked, and asked again

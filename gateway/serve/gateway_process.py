@@ -9,23 +9,24 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from engine.process import NEWS
-from engine.runner import READY
-from gateway.app.apart import Place
-from gateway.app.application import Application
-from gateway.app.candidate import Candidate
-from gateway.app.owner_process import OwnerProcess
+# Each role imports its own parts: an owner carries no request, and only a tier asks Redis.
+if TYPE_CHECKING:
+    from gateway.app.application import Application
+    from gateway.app.candidate import Candidate
+    from gateway.app.owner_process import OwnerProcess
+
+from engine.process import NEWS, READY
 from gateway.config.live import ANSWER
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.runtime.descriptors import raise_limit
 from gateway.runtime.interrupts import Stop, early
 from gateway.serve.alone import Alone
-from gateway.serve.launch import KEY
+from gateway.serve.processes import KEY
 from gateway.serve.served import Served
 
 _SETTLE = 10.0
@@ -39,20 +40,31 @@ _LOOK = 1.0
 """Seconds between two looks at the application's state."""
 
 
-def alone(settings: Settings, listening: Sequence[int] = (), launched: Sequence[str] = ()) -> Application:
+def alone(settings: Settings, listening: Sequence[int] = (), launched: Sequence[str] = ()) -> "Application":
     """A gateway that decides for itself, on inherited sockets for clients and admin routes, else on its own."""
+    from gateway.app.application import Application  # noqa: PLC0415
+
     return Application(settings, [inherited(descriptor) for descriptor in listening], launched)
 
 
-def owner_process(settings: Settings, listening: int, fronts: int, launched: Sequence[str]) -> OwnerProcess | Candidate:
+def owner_process(
+    settings: Settings, listening: int, fronts: int, launched: Sequence[str]
+) -> "OwnerProcess | Candidate":
     """The owner of the decisions of so many fronts; in a tier, who may be that."""
     if settings.tier.redis is not None:
+        from gateway.app.candidate import Candidate  # noqa: PLC0415
+
         return Candidate(settings, inherited(listening))
+    from gateway.app.owner_process import OwnerProcess  # noqa: PLC0415
+
     return OwnerProcess(settings, inherited(listening), fronts, launched)
 
 
-def front(settings: Settings, listening: Sequence[int], owner: Path) -> Application:
+def front(settings: Settings, listening: Sequence[int], owner: Path) -> "Application":
     """A front: it carries requests, and the owner behind this socket decides."""
+    from gateway.app.apart import Place  # noqa: PLC0415
+    from gateway.app.application import Application  # noqa: PLC0415
+
     place = Place(secrets.randbits(_FRONT_BITS), owner, bytes.fromhex(os.environ.pop(KEY)))
     return Application(settings, [inherited(descriptor) for descriptor in listening], place=place)
 

@@ -25,9 +25,8 @@ from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket
+from gateway.serve.processes import KEY, USAGE_ERROR
 
-USAGE_ERROR = 2
-"""Exit code when kvgate cannot run as configured and another try would not help."""
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own time limit for running streams."""
 _GATEWAY_STEADY = 10.0
@@ -35,8 +34,6 @@ _GATEWAY_STEADY = 10.0
 served."""
 _OWNER_BACKOFF = 0.05
 """Seconds before the first new start of an owner that ended by itself."""
-KEY = "KVGATE_HASH_KEY"
-"""The variable that gives fronts the key of their hashes, in hex."""
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
     | {"hung_timeout", "reload"}
@@ -199,7 +196,7 @@ def _gateway(name: str, settings: Settings, arguments: tuple[str, ...], fds: tup
     return Gateway(
         name=name,
         role=Role.GATEWAY,
-        argv=(sys.executable, "-P", "-m", "gateway.cli", "gateway", *arguments),
+        argv=(sys.executable, "-P", "-m", "gateway.serve.child", *arguments),
         env=environment,
         stdin=_serialised(settings),
         fds=fds,
@@ -211,17 +208,6 @@ def _gateway(name: str, settings: Settings, arguments: tuple[str, ...], fds: tup
         described=_code(),
         settings=settings,
     )
-
-
-def is_cut(settings: Settings) -> bool:
-    """Whether the process that decides is not the one that carries requests."""
-    return worker_count(settings) > 1 or settings.tier.redis is not None
-
-
-def worker_count(settings: Settings) -> int:
-    """How many processes carry requests."""
-    workers = settings.server.workers
-    return max(1, len(os.sched_getaffinity(0)) - 1) if workers == "auto" else workers
 
 
 def _part(settings: Settings, fronts: int) -> Settings:

@@ -31,8 +31,9 @@ from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import USAGE_ERROR, Gateway, is_cut, programs, served_name, telling, worker_count
+from gateway.serve.launch import Gateway, programs, served_name, telling
 from gateway.serve.owner_socket import OwnerSocket, expect_free
+from gateway.serve.processes import USAGE_ERROR, is_cut, worker_count
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
 from gateway.tier.key_file import tier_key
 

@@ -20,7 +20,7 @@ class Tokenizers:
         return _outcome(known) if known is not None and known.done() else "the tokenizer is not loaded yet"
 
     async def load(self, source: TokenizerSource) -> str:
-        """Load a tokenizer here and in the processes; takes seconds. Returns the same as `unavailable`.
+        """Load a tokenizer here, and in the processes if that takes seconds. Returns the same as `unavailable`.
 
         A failed one is tried again.
 

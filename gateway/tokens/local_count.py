@@ -25,6 +25,7 @@ from gateway.tokens.normalise import (
     conversations,
     text_prompt,
 )
+from gateway.tokens.pool import QUICK
 from gateway.tokens.prefix import prefix_of
 from gateway.tokens.render import MeasuredPrompt, TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
@@ -88,13 +89,13 @@ _PROMPT_FIELDS = (
 )  # fmt: skip
 
 
-def load(source: TokenizerSource) -> None:
-    """Load a tokenizer, so that the first count does not wait for it.
+def load(source: TokenizerSource) -> str | None:
+    """Load a tokenizer, so that the first count does not wait for it. Returns `QUICK` if it need not have waited long.
 
     Raises:
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    renderer(source)
+    return QUICK if renderer(source).quick else None
 
 
 def count_body(

@@ -41,6 +41,10 @@ _AGAIN = 0.25
 """Seconds until a job that still runs is told again to end: it may just have begun, or be loading a tokenizer."""
 
 
+QUICK = "quick"
+"""What work returns that a process may as well do right before its first job."""
+
+
 class WorkerDiedError(Exception):
     """The process that counted a body died, of the body or not. Its successor is already there."""
 
@@ -102,7 +106,8 @@ class CountingPool:
         """Do the same work once here and then once in each process, to load what later work needs.
 
         Here a thread of its own does it, which may take its time: it may have to download. The processes come second,
-        and go by what is on disk.
+        and go by what is on disk. If the work says `QUICK` here, they do it when they need it: a process takes 40 MB,
+        and many a gateway never gets a large body.
 
         Raises:
             Exception: whatever the work raises.
@@ -113,8 +118,7 @@ class CountingPool:
         thread = _Thread()
         thread.submit(call, functools.partial(_settle, here))
         thread.end()
-        await here
-        if self._large is not self._small:
+        if await here is not QUICK and self._large is not self._small:
             await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
 
     async def close(self) -> None:

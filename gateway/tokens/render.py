@@ -5,28 +5,26 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import httpx
 import jinja2
 
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.fast_tokenizer import FastTokenizer, UnlikeError
+from gateway.tokens.hub import fetched, hub_answers
 from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
 from gateway.tokens.pieces import PIECE, Pieces, safe_cuts
 from gateway.tokens.template import ChatTemplate
+from gateway.tokens.tokenizer import Ids, Tokenizer, Tokens
+from gateway.tokens.transformers_tokenizer import load
 from gateway.wire.request import InvalidRequestError
-
-# transformers itself is imported at first use: that takes more than a second.
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +38,6 @@ class TokenizerSource:
     """A template to use instead of the tokenizer's own, as `--chat-template` makes the engine do."""
 
 
-class Tokens(Protocol):
-    """A text's tokens. The length is free; the ids are copied at each call."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The ids."""
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredPrompt:
     """A prompt's length, and its tokens."""
@@ -58,14 +45,6 @@ class MeasuredPrompt:
     tokens: int
     encoded: Tokens | None
     """None if truncation changes the tokens, and for one of several prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    ids: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class TokenizerUnavailableError(Exception):
@@ -100,9 +79,6 @@ _CHARS_OF_A_TOKEN = 4
 _ESTIMATED_FROM = 2**20
 """Characters."""
 
-_HUB_TIMEOUT = 5.0
-"""Seconds for the hub's first answer."""
-
 _LONGEST_REFUSAL = 4096
 """Characters of what a template says when it refuses a conversation: it may quote that, and a role of any length."""
 
@@ -115,13 +91,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Renderer:
     """The tokenizer and templates of one model."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._encode = _encoder(tokenizer)
-        self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()))
+        self.quick = isinstance(tokenizer, FastTokenizer)
+        """Whether it is loaded in a fraction of a second."""
+        self.max_chars_per_token = tokenizer.longest
         """No token stands for more characters than this."""
-        self._plain = _template(tokenizer, chat_template, tools=None)
-        self._with_tools = _template(tokenizer, chat_template, tools=[])
+        self._plain = _template(tokenizer, chat_template, tools=False)
+        self._with_tools = _template(tokenizer, chat_template, tools=True)
         self._pieces = _pieces(tokenizer, [t.source for t in (self._plain, self._with_tools) if t is not None])
 
     def measure_chat(self, prompt: ChatPrompt, max_model_len: int) -> MeasuredPrompt:
@@ -143,7 +120,7 @@ class Renderer:
         measured = (
             self._measure(item, prompt.encoding, max_model_len)
             if isinstance(item, str)
-            else _cut(_Ids(item), prompt.encoding, max_model_len)
+            else _cut(Ids(item), prompt.encoding, max_model_len)
             for item in prompt.prompts
         )
         if len(prompt.prompts) == 1:
@@ -172,17 +149,16 @@ class Renderer:
         if template.indents and _indented([messages, prompt.tools, kwargs]) > _MOST_INDENTED:
             raise InvalidRequestError("The request holds too many values, or they are nested too deeply.")
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tools=prompt.tools, chat_template=template.source, tokenize=False, **kwargs
-                )
-            )
+            return self._tokenizer.render(template, messages, prompt.tools, kwargs)
         except jinja2.TemplateError as error:
             said = str(error)[:_LONGEST_REFUSAL]
             raise InvalidRequestError(said.encode(errors="replace").decode()) from None
         except Exception as error:  # noqa: BLE001
             # A template fails on odd input in the engine too; let the engine word the error.
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
+
+    def _encode(self, text: str, special: bool) -> Tokens:  # noqa: FBT001  # read at each call
+        return self._tokenizer.encode(text, special=special)
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
         look()
@@ -199,7 +175,7 @@ class Renderer:
     def _tokens(self, text: str, encoding: Encoding) -> Tokens:
         if self._pieces is None or encoding.add_special_tokens or len(text) <= PIECE:
             return self._encode(text, encoding.add_special_tokens)
-        return _Ids(self._pieces.ids(text))
+        return Ids(self._pieces.ids(text))
 
     def _surely(self, text: str, enough: int, max_model_len: int) -> int:
         """A lower bound of a text's tokens, found without encoding all of it: `enough`, or 0 for a short text.
@@ -256,9 +232,6 @@ def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPro
     return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
 
 
-_IMPORTING = threading.Lock()
-"""Two threads that both import transformers for the first time: one fails ("cannot import name")."""
-
 _LOADING: dict[TokenizerSource, threading.Lock] = {}
 """One lock for each source: a tokenizer that takes long to load keeps nobody from another one."""
 
@@ -269,7 +242,7 @@ _OTHERWISE = "give another folder or hub id with --tokenizer"
 
 
 def renderer(source: TokenizerSource) -> Renderer:
-    """Load a tokenizer, once in each process; takes seconds, and the network for a hub id that is not cached.
+    """Load a tokenizer, once in each process; may take seconds, and the network for a hub id that is not cached.
 
     If the hub does not answer, only cached files are used: asking an unreachable hub for file after file, each with its
     client's retries, would hold a worker for minutes.
@@ -295,29 +268,16 @@ def is_loaded(source: TokenizerSource) -> bool:
 
 
 def _load(source: TokenizerSource) -> Renderer:
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # no warning that PyTorch was not found: it is not needed
     # On the calling thread: the way to a pool of threads and back costs an eighth of a text of 1 KB.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with _IMPORTING:
-        from transformers import AutoTokenizer, TokenizersBackend  # noqa: F401, PLC0415
-        from transformers.utils import cached_file  # noqa: F401, PLC0415
-
     folder = Path(source.name)
     if folder.is_absolute() and not folder.is_dir():  # often a folder of the engine's, in another container
         raise TokenizerUnavailableError(f"there is no folder {source.name} on this machine; {_OTHERWISE}")
-    offline = not folder.is_dir() and not _hub_answers()
+    offline = not folder.is_dir() and not hub_answers()
     try:
-        _check_engine_uses_template(source, offline=offline)
-        # The engine truncates prompts for generation on the left, so it loads the tokenizer that way.
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.name,
-            trust_remote_code=source.trust_remote_code,
-            truncation_side="left",
-            local_files_only=offline,
-        )
-        return Renderer(tokenizer, source.chat_template)
+        files = folder if folder.is_dir() else fetched(source.name, offline=offline)
+        _check_engine_uses_template(files)
+        return Renderer(_tokenizer(source, files, offline=offline), source.chat_template)
     except TokenizerUnavailableError:
         raise
     except Exception as error:
@@ -330,28 +290,21 @@ def _load(source: TokenizerSource) -> Renderer:
         ) from error
 
 
-def _hub_answers() -> bool:
-    from huggingface_hub import constants  # noqa: PLC0415  # with transformers
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        httpx.head(constants.ENDPOINT, timeout=_HUB_TIMEOUT)
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return False
-    return True
+def _tokenizer(source: TokenizerSource, files: Path, *, offline: bool) -> Tokenizer:
+    if not source.trust_remote_code:
+        try:
+            return FastTokenizer(files)
+        except UnlikeError:
+            pass
+    return load(source.name, trust_remote_code=source.trust_remote_code, offline=offline)
 
 
-def _check_engine_uses_template(source: TokenizerSource, *, offline: bool) -> None:
-    tekken, params = (_file(source, name, offline=offline) for name in ("tekken.json", "params.json"))
-    if tekken is not None and params is not None:
+def _check_engine_uses_template(files: Path) -> None:
+    if (files / "tekken.json").exists() and (files / "params.json").exists():
         raise TokenizerUnavailableError("Mistral's own tokenizer encodes this model's prompts")
-    path = _file(source, "config.json", offline=offline)
-    if path is None:
-        return
     try:
-        config: Json = json.loads(path.read_bytes())
-    except ValueError:
+        config: Json = json.loads((files / "config.json").read_bytes())
+    except (OSError, ValueError):
         return
     own = {*(config.get("architectures") or ())} & _ENCODERS_OF_THEIR_OWN
     own |= {config.get("model_type")} & _TYPES_OF_THEIR_OWN
@@ -359,72 +312,24 @@ def _check_engine_uses_template(source: TokenizerSource, *, offline: bool) -> No
         raise TokenizerUnavailableError(f"the engine builds prompts for {own.pop()} by code of its own")
 
 
-def _file(source: TokenizerSource, name: str, *, offline: bool) -> Path | None:
-    from transformers.utils import cached_file  # noqa: PLC0415
-
-    try:
-        found = cached_file(
-            source.name,
-            name,
-            local_files_only=offline,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except (OSError, ValueError):
-        return None
-    return None if found is None else Path(found)
-
-
-def _template(tokenizer: "PreTrainedTokenizerBase", given: str | None, tools: list[Any] | None) -> ChatTemplate | None:
-    """The template for requests with or without tools: a tokenizer may have one for each.
+def _template(tokenizer: Tokenizer, given: str | None, *, tools: bool) -> ChatTemplate | None:
+    """The template for requests with or without tools.
 
     Raises:
         jinja2.TemplateSyntaxError: it is not a template.
     """
-    try:
-        source = tokenizer.get_chat_template(given, tools)
-    except ValueError:
-        return None
-    return ChatTemplate(source)
+    source = tokenizer.template(given, tools=tools)
+    return None if source is None else ChatTemplate(source)
 
 
-def _encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, bool], Tokens]:
-    """The function that encodes a text, given whether to add special tokens."""
-    backend = _backend(tokenizer)
-    if backend is None:
-        return lambda text, special: _Ids(tokenizer(text, add_special_tokens=special)["input_ids"])
-    # Without offsets, which are not needed: a third faster than the tokenizer's own call.
-    return lambda text, special: backend.encode_batch_fast([text], add_special_tokens=special)[0]
-
-
-def _pieces(tokenizer: "PreTrainedTokenizerBase", templates: Sequence[str]) -> Pieces | None:
+def _pieces(tokenizer: Tokenizer, templates: Sequence[str]) -> Pieces | None:
     """The memory of a tokenizer's pieces; None where a text cannot be cut."""
-    backend = _backend(tokenizer)
-    if backend is None or tokenizer.split_special_tokens:  # then special tokens in a text are text
+    backend = tokenizer.backend
+    if backend is None:
         return None
     added = backend.get_added_tokens_decoder().values()
     shown = {token.content for token in added if any(token.content in source for source in templates)}
-    cuts = safe_cuts(added, shown.union(tokenizer.all_special_tokens))
+    cuts = safe_cuts(added, shown | tokenizer.special_tokens)
     if cuts is None:
         return None
     return Pieces(lambda texts: [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)], cuts)
-
-
-def _backend(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer | None":
-    """The tokenizer without its Python shell, if that only hands texts on."""
-    from transformers import TokenizersBackend  # noqa: PLC0415
-
-    kind = type(tokenizer)
-    plain = (
-        isinstance(tokenizer, TokenizersBackend)
-        and kind.__call__ is TokenizersBackend.__call__
-        and kind._encode_plus is TokenizersBackend._encode_plus  # noqa: SLF001  # only to see that it is not overridden
-    )
-    if not plain:
-        return None
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    return backend

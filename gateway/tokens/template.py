@@ -1,6 +1,11 @@
-"""The chat template, parsed: the variables it reads and the form of content it expects."""
+"""The chat template: the variables it reads, the form of content it expects, its rendering as transformers does it."""
 
-from collections.abc import Callable, Iterator
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime
+from typing import Any
 
 import jinja2.ext
 import jinja2.meta
@@ -9,6 +14,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from gateway.tokens.message_shape import ContentFormat
+from gateway.tokens.messages import Json
 
 
 class _Generation(jinja2.ext.Extension):
@@ -19,12 +25,39 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        # A call, as in transformers: what is inside can change no variable of what is around it.
+        return nodes.CallBlock(self.call_method("_shown"), [], [], body, lineno=line)
+
+    def _shown(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  # templates pass them by position, too
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005  # the engine's local time, as it writes it
 
 
 _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
 )
+_ENVIRONMENT.filters["tojson"] = _to_json
+_ENVIRONMENT.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+
+_CUT = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Where a prompt ends that a model continues. A template may strip the blank at its end, as transformers expects."""
 
 
 class ChatTemplate:
@@ -43,6 +76,58 @@ class ChatTemplate:
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.indents = "indent" in source
         """Whether it may print values as indented JSON."""
+
+    @functools.cached_property
+    def _compiled(self) -> jinja2.Template:
+        return _ENVIRONMENT.from_string(self.source)
+
+    def render(
+        self, messages: Sequence[Json], tools: Sequence[Json] | None, variables: Mapping[str, Any], *, continued: bool
+    ) -> str:
+        """The text of a conversation, as transformers' `apply_chat_template` has it.
+
+        Args:
+            messages: at least one.
+            tools: JSON schemas.
+            variables: all others, `documents` and `add_generation_prompt` too.
+            continued: whether the text ends with the last message's content, for the model to continue it.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the conversation.
+            Exception: as it fails otherwise.
+        """
+        if not messages:
+            raise ValueError("an empty conversation")
+        given = {"documents": None, "add_generation_prompt": False} | dict(variables)
+        if given["documents"] is not None and not all(isinstance(document, dict) for document in given["documents"]):
+            raise TypeError("a document is not an object")
+        if not continued:
+            return self._compiled.render(messages=messages, tools=tools, **given)
+        if given["add_generation_prompt"] or "content" not in self.source:
+            raise ValueError("nothing to continue")
+        messages = deepcopy(messages)
+        content = _mark_end(messages[-1])
+        text = self._compiled.render(messages=messages, tools=tools, **given)
+        if content.strip() not in text or _CUT.strip() not in text:
+            raise ValueError("the template does not show what is to be continued")
+        end = text.rindex(_CUT.strip())
+        return text[:end] if text[end : end + len(_CUT)] == _CUT else text[:end].rstrip()
+
+
+def _mark_end(message: Json) -> str:
+    """Put `_CUT` after a message's last text, and return that text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CUT
+        return content
+    if content is None:
+        raise ValueError("no content to continue")
+    for part in reversed(content):
+        if "text" in part:
+            text: str = part["text"]
+            part["text"] = text + _CUT
+            return text
+    raise ValueError("no text to continue")
 
 
 def _content_format(tree: nodes.Template) -> ContentFormat:

@@ -24,6 +24,7 @@ from gateway.wire.request import Api, parse
 from gateway.wire.stream import StreamReader, read_body
 from gateway.wire.usage import Usage
 from tests.fakes.tokenizer import make_tokenizer
+from tests.integration.counting import target_at
 from tests.integration.parity.model import small_model
 from tests.integration.test_token_parity import ROUTES
 
@@ -110,8 +111,7 @@ def other_mode(vllm: Any, folder: Path) -> Iterator[str]:
 async def counter_of(url: str, source: TokenizerSource) -> AsyncIterator[tuple[ModelCounter, Target]]:
     """A counter that was compared with an engine."""
     pool = CountingPool(threads=1, processes=0, process_bytes=1, max_pending_bytes=10**8)
-    async with httpx.AsyncClient(timeout=60) as client:
-        target = Target(url, client)
+    async with target_at(url) as target:
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), EngineCounter(lambda: (target,), lambda: 60)),
             on_drift=pytest.fail,
@@ -138,12 +138,13 @@ PLAIN: dict[Api, dict[str, Any]] = {
 }
 
 
-async def used(target: Target, api: Api, fields: Mapping[str, Any], *, stream: bool = False) -> tuple[Usage, bytes]:
+async def used(url: str, api: Api, fields: Mapping[str, Any], *, stream: bool = False) -> tuple[Usage, bytes]:
     """What an engine says that it used for a request, as we read it, and its whole answer."""
     asked = {"model": MODEL, **fields, "stream": stream}
     if stream and api in (Api.CHAT, Api.COMPLETIONS):
         asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    answer = await target.client.post(target.url + ROUTES[api], json=asked)
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(url + ROUTES[api], json=asked)
     assert answer.status_code == httpx.codes.OK, answer.text
     if stream:
         reader = StreamReader(api, strip_usage=False)
@@ -161,16 +162,15 @@ async def test_usage_is_read_right_cold_and_cached_streamed_and_whole(
     request: pytest.FixtureRequest, api: Api, *, details: bool
 ) -> None:
     url = request.getfixturevalue("harmless" if details else "noticed")
-    async with httpx.AsyncClient(timeout=60) as client:
-        target = Target(url, client)
+    async with target_at(url) as target:
         for stream in (False, True):
             # One prompt for each case: what another sent is cached.
             begins = f"{'streamed' if stream else 'whole'} {api} "
             fields = json.loads(json.dumps(PLAIN[api]).replace("one two", begins + "one two", 1))
             work = engine_work(api, json.dumps({"model": MODEL} | fields).encode(), 10**6)
             (expected,) = await EngineCounter(lambda: (target,), lambda: 60).count_at(target, work, flow="flow")
-            cold, _ = await used(target, api, fields, stream=stream)
-            cached, said = await used(target, api, fields, stream=stream)
+            cold, _ = await used(target.url, api, fields, stream=stream)
+            cached, said = await used(target.url, api, fields, stream=stream)
             assert (cold, cached) == (Usage(expected, 2), Usage(expected, 2))
             of_cache = b'"cache_read_input_tokens":' if api is Api.MESSAGES else b'"cached_tokens":'
             told = re.findall(of_cache + rb" ?(\d+)", said)
@@ -195,7 +195,7 @@ async def settled(counter: ModelCounter, target: Target, api: Api, fields: Mappi
     """Who counted a request that the engine then served; fails where its usage says otherwise."""
     body = json.dumps({"model": MODEL, **fields}).encode()
     count = await counter.count(parse(api, body), flow="test", max_model_len=2048)
-    usage, _ = await used(target, api, fields)
+    usage, _ = await used(target.url, api, fields)
     assert sum(count.prompts) == usage.prompt_tokens
     return count.source
 
@@ -214,8 +214,7 @@ async def test_tools_that_the_engine_leaves_out_are_not_counted(harmless: str, f
 
 
 async def test_a_limit_of_output_that_the_engine_has_by_default_changes_no_count(harmless: str) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        usage, _ = await used(Target(harmless, client), Api.CHAT, {"messages": USER})
+    usage, _ = await used(harmless, Api.CHAT, {"messages": USER})
     assert usage.completion_tokens <= 7
 
 

@@ -58,7 +58,7 @@ class Served:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                is_one = words[1:5] == [b"-P", b"-m", b"gateway.cli", b"gateway"]
+                is_one = words[1:4] == [b"-P", b"-m", b"gateway.serve.child"]
                 if is_one and self.kvgate.process.pid in ancestors(int(process.name)) and is_alive(int(process.name)):
                     found.append(int(process.name))
         return found

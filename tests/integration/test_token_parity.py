@@ -14,12 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
-from transformers import AutoTokenizer
 
 from gateway.tokens import local_count
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.fast_tokenizer import FastTokenizer
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import EngineCall, count_body, engine_work
@@ -29,6 +29,7 @@ from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.stream import read_body
 from gateway.wire.token_ids import IdsField, with_ids
+from tests.integration.counting import target_at
 from tests.integration.parity.cases import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, user
 from tests.integration.parity.generator import Generator
 from tests.integration.parity.model import small_model
@@ -153,7 +154,7 @@ def reference(answers: Mapping[Cell, bytes | None]) -> Counts:
 @pytest.fixture(scope="session")
 def renderer_of(model: Path, templates: Mapping[str, str | None]) -> dict[str, Renderer]:
     """A renderer for each template, all with one tokenizer: loading one for each takes too long."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = FastTokenizer(model)
     return {name: Renderer(tokenizer, template) for name, template in templates.items()}
 
 
@@ -250,10 +251,11 @@ async def test_the_engine_takes_ids_in_place_of_the_messages(engine: str, model:
         ]
         count = await counter.count(parse(Api.CHAT, json.dumps(asked).encode()), flow="", max_model_len=MAX_MODEL_LEN)
         bodies = [json.dumps(asked).encode(), with_ids(json.dumps(other).encode(), field, count.ids)]
-        by_text, by_ids = [
-            (await target.client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
-            for body in bodies
-        ]
+        async with httpx.AsyncClient(timeout=60) as client:
+            by_text, by_ids = [
+                (await client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
+                for body in bodies
+            ]
         assert by_ids["choices"][0]["message"] == by_text["choices"][0]["message"]
         assert by_ids["usage"] | {"prompt_tokens_details": None} == by_text["usage"] | {"prompt_tokens_details": None}
 
@@ -318,8 +320,7 @@ async def counter_of(
     engine: str, source: TokenizerSource, hand_over_from: int | None = None
 ) -> AsyncIterator[tuple[ModelCounter, Target]]:
     pool = CountingPool(threads=1, processes=1, process_bytes=4096, max_pending_bytes=10**8)
-    async with httpx.AsyncClient() as client:
-        target = Target(engine, client)
+    async with target_at(engine) as target:
         asked = EngineCounter(lambda: (target,), lambda: 60)
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), asked),

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import gateway
 from gateway.cli import cli
-from gateway.serve.launch import USAGE_ERROR
+from gateway.serve.processes import USAGE_ERROR
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run(monkeypatch):
         reloaded.append(sources.read())
         return 0
 
-    monkeypatch.setattr("gateway.cli._serve", keep)
+    monkeypatch.setattr("gateway.serve.command._serve", keep)
 
     def invoke(*arguments, env=None):
         result = CliRunner().invoke(cli, arguments, env=env or {})

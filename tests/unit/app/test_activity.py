@@ -51,7 +51,7 @@ def proc(tmp_path):
 def seen(proc, monkeypatch):
     """An activity of process 10, and its clock."""
     clock = Clock()
-    monkeypatch.setattr(activity, "listener", lambda port: SimpleNamespace(pid=10))
+    monkeypatch.setattr("engine.diagnosis.look.listener", lambda port: SimpleNamespace(pid=10))
     monkeypatch.setattr(activity, "gpus", tuple)
     return Activity("127.0.0.1:8000", clock, proc.folder), clock
 
@@ -108,7 +108,7 @@ async def test_what_runs_elsewhere_and_what_is_gone_cannot_be_seen(seen, proc, m
     assert await Activity("10.0.0.7:8000", clock, proc.folder).look() is None
     assert await Activity("127.0.0.1:8000", clock, proc.folder / "none").look() is None
     await looked.look()
-    monkeypatch.setattr(activity, "listener", lambda port: None)
+    monkeypatch.setattr("engine.diagnosis.look.listener", lambda port: None)
     for file in proc.folder.glob("10/*"):
         file.unlink()
     assert await looked.look() is None

@@ -21,7 +21,7 @@ DUMP = "json.encoder:dumps"
         ((SERVE,), "the way between them"),
         ((SERVE, COUNT), "count: the rest"),
         ((SERVE, COUNT, DUMP), "count: the rest"),
-        ((SERVE, COUNT, "gateway.tokens.render:_encoder.<locals>.<lambda>"), "count: tokenize"),
+        ((SERVE, COUNT, "gateway.tokens.tokenizer:backend_encoded"), "count: tokenize"),
         ((SERVE, "gateway.admission.controller:AdmissionController.handle"), "admission core"),
         ((LOOP,), "event loop and kernel, reading"),
         ((DUMP,), REST),

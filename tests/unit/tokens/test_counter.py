@@ -16,7 +16,7 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.counter import AT_ONCE_BYTES, ModelCounter
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, WINDOW, Drift
-from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.engine_count import EngineCounter
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
@@ -25,7 +25,7 @@ from gateway.tokens.render import TokenizerSource
 from gateway.wire.engine_kinds import LLAMA_SERVER
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
-from tests.unit.tokens.wire import over_the_wire
+from tests.unit.tokens.wire import engine_at
 
 USER = {"role": "user", "content": "the fox"}
 FAR = 10**6
@@ -38,7 +38,7 @@ class Engine:
         self.source = source
         self.up = True
         self.asked: list[str] = []
-        self.target = Target("http://engine", httpx.AsyncClient(transport=over_the_wire(self.answer)))
+        self.target = engine_at("http://engine", self.answer)
         self.counts_messages = True
         self.more_for: dict[str, int] = {}
         self.excludes_unused = False
@@ -112,12 +112,9 @@ async def pool() -> AsyncIterator[CountingPool]:
 
 
 @pytest.fixture
-async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]:
-    engines = []
-
+def made(pool: CountingPool, tokenizer_folder: Path) -> Any:
     async def make(source: TokenizerSource | None, engine: Engine | None = None) -> Counter:
         engine = engine or Engine(TokenizerSource(str(tokenizer_folder)))
-        engines.append(engine)
         counted = Counter(engine)
         counted.counter = ModelCounter(
             "m",
@@ -136,9 +133,7 @@ async def made(pool: CountingPool, tokenizer_folder: Path) -> AsyncIterator[Any]
         await counted.counter.start()
         return counted
 
-    yield make
-    for engine in engines:
-        await engine.target.client.aclose()
+    return make
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.engine_count import EngineCounter
 from gateway.tokens.hand_over import AUDITED, HandOver
 from gateway.wire.token_ids import IdsField
-from tests.unit.tokens.wire import over_the_wire
+from tests.unit.tokens.wire import engine_at
 
 URL = "http://engine"
 IDS = [7, 8, 9]
@@ -31,11 +31,9 @@ def takes(field: IdsField | None) -> Answer:
 
 async def probed(answer: Answer, chance: float = 0.5) -> tuple[HandOver, list[str]]:
     refusals: list[str] = []
-    transport = over_the_wire(lambda request: answer(json.loads(request.content)))
-    async with httpx.AsyncClient(transport=transport) as client:
-        target = Target(URL, client)
-        hand_over = HandOver("m", EngineCounter(lambda: (target,), lambda: 5), refusals.append, lambda: chance)
-        await hand_over.probe(target, IDS)
+    target = engine_at(URL, lambda request: answer(json.loads(request.content)))
+    hand_over = HandOver("m", EngineCounter(lambda: (target,), lambda: 5), refusals.append, lambda: chance)
+    await hand_over.probe(target, IDS)
     return hand_over, refusals
 
 

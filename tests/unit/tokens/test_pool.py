@@ -2,6 +2,7 @@ import asyncio
 import errno
 import functools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -189,6 +190,16 @@ async def test_what_all_need_is_loaded_everywhere(pool: CountingPool) -> None:
     await pool.run_everywhere(len, "abc")
     with pytest.raises(ZeroDivisionError):
         await pool.run_everywhere(divmod, 1, 0)
+
+
+async def test_for_what_is_quickly_loaded_no_process_starts(pool: CountingPool, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    await pool.run_everywhere(load, source)
+    assert multiprocessing.active_children() == []
+    body = json.dumps({"messages": [{"role": "user", "content": "the fox"}]}).encode()
+    assert (await pool.run("flow", LARGE, count_body, source, Api.CHAT, body, 1000)).prompts > (0,)
+    await pool.run_everywhere(len, "abc")
+    assert len(multiprocessing.active_children()) == 1
 
 
 async def test_what_takes_long_to_load_keeps_nobody_waiting(pool: CountingPool) -> None:

@@ -16,7 +16,9 @@ from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
-from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, Tokens, is_loaded, renderer
+from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, is_loaded, renderer
+from gateway.tokens.tokenizer import Tokens
+from gateway.tokens.transformers_tokenizer import TransformersTokenizer
 from gateway.wire.request import InvalidRequestError
 
 USER = {"role": "user", "content": "the fox"}
@@ -220,7 +222,7 @@ def test_a_tokenizer_that_is_not_there_is_unavailable_with_its_reason(tmp_path: 
 def test_a_folder_that_is_not_on_this_machine_is_told_as_one_and_no_hub_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.tokens.render._hub_answers", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("gateway.tokens.render.hub_answers", lambda: pytest.fail("asked"))
     with pytest.raises(
         TokenizerUnavailableError, match="there is no folder /models/llama on this machine; give another"
     ):
@@ -231,7 +233,7 @@ def test_a_hub_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("gateway.tokens.render._HUB_TIMEOUT", 0.2)
+        monkeypatch.setattr("gateway.tokens.hub._TIMEOUT", 0.2)
         start = time.monotonic()
         with pytest.raises(TokenizerUnavailableError, match="the hub is out of reach"):
             renderer(TokenizerSource("nobody/nothing"))
@@ -277,7 +279,7 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked_as_a_whole(tokenizer_f
             return super()._encode_plus(text + text, **kwargs)
 
     single = renderer(TokenizerSource(str(tokenizer_folder)))
-    doubled = Renderer(Doubling.from_pretrained(tokenizer_folder))
+    doubled = Renderer(TransformersTokenizer(Doubling.from_pretrained(tokenizer_folder)))
     assert (
         count_texts(doubled, texts("fox", special=False), FAR)[0]
         == count_texts(single, texts("foxfox", special=False), FAR)[0]

@@ -1,8 +1,25 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import jinja2
 import pytest
+from transformers import AutoTokenizer
 
+from gateway.tokens.fast_tokenizer import FastTokenizer
 from gateway.tokens.message_shape import ContentFormat
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
+from gateway.tokens.normalise import chat_prompt
+from gateway.tokens.render import Renderer
 from gateway.tokens.template import ChatTemplate
+from gateway.tokens.tokenizer import Tokenizer
+from gateway.tokens.transformers_tokenizer import TransformersTokenizer
+from gateway.wire.request import InvalidRequestError
+from tests.integration import parity
+from tests.integration.parity.cases import CHAT
+from tests.integration.parity.generator import Generator
+
+FAMILIES = {path.stem: path.read_text() for path in Path(*parity.__path__, "templates").glob("*.jinja")}
 
 
 @pytest.mark.parametrize(
@@ -85,3 +102,73 @@ def test_a_template_knows_the_developer_by_naming_it() -> None:
 def test_what_is_no_template_is_refused() -> None:
     with pytest.raises(jinja2.TemplateSyntaxError):
         ChatTemplate("{% for %}")
+
+
+def rendered(renderer: Renderer, body: Mapping[str, Any]) -> str:
+    """The text of a conversation, or what is said instead."""
+    try:
+        return renderer.render(chat_prompt(body))
+    except (InvalidRequestError, NeedsEngineError, NotCountableError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.fixture(scope="module")
+def by_us(tokenizer_folder: Path) -> Tokenizer:
+    return FastTokenizer(tokenizer_folder)
+
+
+@pytest.fixture(scope="module")
+def by_transformers(tokenizer_folder: Path) -> Tokenizer:
+    return TransformersTokenizer(AutoTokenizer.from_pretrained(tokenizer_folder))
+
+
+ODD = {
+    "the end of blanks": "{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}",
+    "the end twice": "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+    "no end": "{% for m in messages[:1] %}{{ m.content }}{% endfor %}",
+    "no content": "{{ messages | length }}",
+    "json": (
+        "{{ messages | tojson(indent=2, sort_keys=True) }}{{ tools | tojson(separators=(',', ':')) }}"
+        "{{ [1, '\u00fc'] | tojson(True) }}"
+    ),
+    "html": "{{ '<&>\\u00fc' | tojson }}{{ messages[0].content | tojson(ensure_ascii=true) }}",
+    "a day": "{{ strftime_now('%Y %B') }}{{ documents }}{{ add_generation_prompt }}",
+    "a refusal": "{{ raise_exception('no ' + messages[0].role) }}",
+    "a failure": "{{ messages[0].nothing.more }}",
+    "out of the sandbox": "{{ messages.append(1) }}{{ ''.__class__.__mro__ }}",
+    "a loop left": "{% for m in messages %}{{ m.role }}{% if loop.index > 1 %}{% break %}{% endif %}{% endfor %}",
+    "a generation in a loop": (
+        "{% set ns = namespace(n=0) %}{% set last = 'x' %}{% for m in messages %}{% generation %}"
+        "{% set last = m.role %}{% set ns.n = ns.n + 1 %}{{ loop.index }}{{ last }}{% endgeneration %}{{ last }}"
+        "{% endfor %}{{ last }}{{ ns.n }}"
+    ),
+}  # fmt: skip
+MORE: dict[str, Any] = {
+    "a last text of parts": {
+        "messages": [
+            {"role": "assistant", "content": [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]}
+        ],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+    "nothing to continue": {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": []}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+    "both at once": {"messages": [{"role": "user", "content": "Hi"}], "continue_final_message": True},
+    "nobody": {"messages": []},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES | ODD)
+def test_a_conversation_is_rendered_as_transformers_renders_it(
+    by_us: Tokenizer, by_transformers: Tokenizer, family: str
+) -> None:
+    source = (FAMILIES | ODD)[family]
+    ours, theirs = Renderer(by_us, source), Renderer(by_transformers, source)
+    for case, body in (CHAT | MORE).items():
+        assert rendered(ours, body) == rendered(theirs, body), case
+    generator = Generator(seed=7)
+    for body in (generator.request() for _ in range(100)):
+        assert rendered(ours, body) == rendered(theirs, body), body

@@ -1,0 +1,21 @@
+"""How many processes carry and decide, and what one is told beside its settings."""
+
+import os
+
+from gateway.config.settings import Settings
+
+USAGE_ERROR = 2
+"""Exit code when kvgate cannot run as configured and another try would not help."""
+KEY = "KVGATE_HASH_KEY"
+"""The variable that gives fronts the key of their hashes, in hex."""
+
+
+def is_cut(settings: Settings) -> bool:
+    """Whether the process that decides is not the one that carries requests."""
+    return worker_count(settings) > 1 or settings.tier.redis is not None
+
+
+def worker_count(settings: Settings) -> int:
+    """How many processes carry requests."""
+    workers = settings.server.workers
+    return max(1, len(os.sched_getaffinity(0)) - 1) if workers == "auto" else workers

@@ -1,0 +1,50 @@
+"""`kvgate serve` as the parent of engines, or of several processes that serve."""
+
+import asyncio
+
+from engine.cache import SetupError
+from gateway.config.settings import Settings
+from gateway.config.sources import ConfigurationError, Sources
+from gateway.ops.logs import configure, for_people
+from gateway.relay.server import PortTakenError
+from gateway.runtime.interrupts import Stop
+from gateway.serve.checks import preflight
+from gateway.serve.discovery import Discovery
+from gateway.serve.foresight import foreseen
+from gateway.serve.reload import Deployment
+from gateway.serve.running import fail, way_out
+from gateway.serve.supervision_log import SupervisionLog, engine_logs
+
+
+def supervise(settings: Settings, sources: Sources, discovery: Discovery, *, verbose: bool) -> int:
+    """Launch and watch what the settings ask for, until told to end. Returns the exit code, or exits with one."""
+    configure(settings.log)
+    people = for_people(settings.log)
+    log = SupervisionLog(engine_logs(settings.server.port) if people and not verbose else None, for_people=people)
+    try:
+        preflight(settings)
+        for line in foreseen(settings):
+            log.say(line)
+        deployment = Deployment(discovery, sources.read, log, log.say)
+    except PortTakenError as error:
+        fail(way_out(error), settings.log)
+    except (ConfigurationError, SetupError) as error:
+        fail(str(error), settings.log)
+    code = asyncio.run(_run(deployment, settings, log))
+    log.last_words()
+    return code
+
+
+async def _run(deployment: Deployment, settings: Settings, log: SupervisionLog) -> int:
+    stop = Stop(asyncio.Event(), lambda: log.say(_stopping(settings)))
+    stop.listen(asyncio.get_running_loop())
+    return await deployment.run(stop.event) or stop.code
+
+
+def _stopping(settings: Settings) -> str:
+    requests, engines = (
+        settings.server.shutdown_timeout,
+        max((model.engine.stop_timeout for model in settings.models if model.engine is not None), default=None),
+    )
+    have = f"requests have {requests:g} s" + (f", engines {engines:g} s" if engines is not None else "")
+    return f"stopping: {have}; Ctrl-C again ends it now"

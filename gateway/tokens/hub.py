@@ -1,0 +1,34 @@
+"""The files of a tokenizer on a model hub, fetched or found in its cache."""
+
+from pathlib import Path
+
+_FILES = (
+    "config.json", "params.json", "tekken.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+"""All that says how a model's prompts are made and encoded; for other kinds of tokenizers transformers fetches more."""
+_TIMEOUT = 5.0
+"""Seconds for the hub's first answer."""
+
+# The hub's client is imported at first use: it takes 17 MB, and a folder needs none of it.
+
+
+def hub_answers() -> bool:
+    """Whether the hub can be asked. Blocks for a moment."""
+    import httpx  # noqa: PLC0415
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=_TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
+def fetched(name: str, *, offline: bool) -> Path:
+    """The folder with a hub id's files, brought up to date unless `offline`. Raises whatever its client raises."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    return Path(snapshot_download(name, allow_patterns=[*_FILES], local_files_only=offline))

@@ -1,0 +1,17 @@
+"""An engine, asked for counts as a gateway asks it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.config.settings import UpstreamSettings
+from gateway.relay.engine_questions import EngineQuestions
+from gateway.relay.http_upstream import HttpUpstream
+from gateway.tokens.engine_count import Target
+
+
+@asynccontextmanager
+async def target_at(url: str) -> AsyncIterator[Target]:
+    """The engine at this URL, without a key."""
+    upstream = HttpUpstream(UpstreamSettings)
+    yield Target(url, EngineQuestions(upstream, url, None))
+    await upstream.close()

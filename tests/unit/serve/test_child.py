@@ -1,0 +1,42 @@
+"""What a process of kvgate imports: a gateway keeps it in memory for as long as it runs."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+ALWAYS_LATER = {
+    "dns", "engine.diagnosis", "engine.plan", "engine.supervisor", "gateway.advice", "gateway.commands",
+    "gateway.serve.reload", "gateway.simulation", "huggingface_hub", "numpy", "redis", "torch", "transformers",
+}  # fmt: skip
+"""Packages and modules that no gateway needs before something rare happens."""
+ROLES = {
+    "the command line": ("import gateway.serve.command", ALWAYS_LATER),
+    "a gateway": ("import gateway.serve.command, gateway.app.application", ALWAYS_LATER),
+    "an owner": (
+        "import gateway.serve.gateway_process, gateway.app.owner_process",
+        ALWAYS_LATER | {"fastapi.applications", "gateway.app.application", "tokenizers"},
+    ),
+    "one that counts": ("import gateway.__main__, gateway.serve.child", {"gateway.config", "httpx", "pydantic"}),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_process_imports_what_its_role_needs(role):
+    imports, later = ROLES[role]
+    code = f"""
+    import sys
+    {imports}
+    later = {sorted(later)}
+    found = [name for name in later if name in sys.modules]
+    sys.exit(f"imported at once: {{', '.join(found)}}" if found else 0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_wrong_arguments_are_told():
+    command = [sys.executable, "-m", "gateway.serve.child", "--owner", "x"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, "invalid int value" in done.stderr) == (2, True)
