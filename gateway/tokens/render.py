@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
+from gateway.tokens.output import OutputTooLongError, bounded
 from gateway.tokens.pieces import PIECE, Pieces, safe_cuts
 from gateway.tokens.template import ChatTemplate
 from gateway.wire.request import InvalidRequestError
@@ -117,6 +119,8 @@ class Renderer:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self.quick = _backend(tokenizer) is not None
+        """Whether it encodes by compiled code."""
         self._encode = _encoder(tokenizer)
         self.max_chars_per_token: int = max(map(len, tokenizer.get_vocab()))
         """No token stands for more characters than this."""
@@ -132,7 +136,11 @@ class Renderer:
             InvalidRequestError: the template rejects the conversation.
             PromptTooLongError: it cannot fit.
         """
-        return self._measure(self.render(prompt), prompt.encoding, max_model_len)
+        try:
+            text = self.render(prompt, max_model_len * self.max_chars_per_token)
+        except OutputTooLongError as error:
+            return _over(math.ceil(error.characters / self.max_chars_per_token), prompt.encoding, max_model_len)
+        return self._measure(text, prompt.encoding, max_model_len)
 
     def measure_texts(self, prompt: TextPrompt, max_model_len: int) -> tuple[MeasuredPrompt, ...]:
         """Encode each prompt of a completions request.
@@ -157,8 +165,12 @@ class Renderer:
         rest = len(text) - len(beginning)
         return tokens + rest * max(tokens, len(beginning) // _CHARS_OF_A_TOKEN) // max(1, len(beginning))
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The text to encode. Raises as `measure_chat`."""
+    def render(self, prompt: ChatPrompt, most: int = sys.maxsize) -> str:
+        """The text to encode, of so many characters at most. Raises as `measure_chat`.
+
+        Raises:
+            OutputTooLongError: it has more.
+        """
         template = self._plain if prompt.tools is None else self._with_tools
         if template is None:
             raise NeedsEngineError("the tokenizer has no chat template")
@@ -172,11 +184,14 @@ class Renderer:
         if template.indents and _indented([messages, prompt.tools, kwargs]) > _MOST_INDENTED:
             raise InvalidRequestError("The request holds too many values, or they are nested too deeply.")
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tools=prompt.tools, chat_template=template.source, tokenize=False, **kwargs
+            with bounded(most):
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        messages, tools=prompt.tools, chat_template=template.source, tokenize=False, **kwargs
+                    )
                 )
-            )
+        except (OutputTooLongError, MemoryError):
+            raise
         except jinja2.TemplateError as error:
             said = str(error)[:_LONGEST_REFUSAL]
             raise InvalidRequestError(said.encode(errors="replace").decode()) from None
@@ -185,7 +200,7 @@ class Renderer:
             raise NeedsEngineError(f"rendering failed ({type(error).__name__})") from None
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
-        look()
+        look(len(text))
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)
@@ -251,6 +266,14 @@ def _indented(values: list[Any]) -> int:
     return sum_
 
 
+def _over(tokens: int, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
+    """A prompt of which no more is known than that it has at least so many tokens, and does not fit."""
+    most = encoding.most_tokens(max_model_len)
+    if most is None or most > max_model_len:
+        raise PromptTooLongError(tokens)
+    return MeasuredPrompt(most, None)
+
+
 def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
     tokens = cut(len(encoded), encoding, max_model_len)
     return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
@@ -289,9 +312,10 @@ def renderer(source: TokenizerSource) -> Renderer:
         return _LOADED[source]
 
 
-def is_loaded(source: TokenizerSource) -> bool:
-    """Whether `renderer` has it at once."""
-    return source in _LOADED
+def is_quick(source: TokenizerSource) -> bool:
+    """Whether `renderer` has it at once, and it encodes a short text in no time: not in Python."""
+    known = _LOADED.get(source)
+    return known is not None and known.quick
 
 
 def _load(source: TokenizerSource) -> Renderer:
