@@ -192,6 +192,8 @@ class Renderer:
                 )
         except (OutputTooLongError, MemoryError):
             raise
+        except RecursionError:
+            raise InvalidRequestError("The request is nested too deeply for the model's chat template.") from None
         except jinja2.TemplateError as error:
             said = str(error)[:_LONGEST_REFUSAL]
             raise InvalidRequestError(said.encode(errors="replace").decode()) from None

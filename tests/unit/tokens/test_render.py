@@ -145,6 +145,15 @@ def test_a_part_that_is_repeated_for_each_message_is_not_rendered_where_it_can_f
         ends.measure_chat(chat_prompt(asked | {"truncate_prompt_tokens": 1001}), 1000)
 
 
+def test_what_is_nested_too_deeply_for_a_template_is_refused_without_the_engine(plain: Renderer) -> None:
+    deep: list[object] = []
+    for _ in range(2000):
+        deep = [deep]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        plain.render(chat_prompt({"messages": [USER], "tools": [tool]}))
+
+
 def test_a_lack_of_memory_is_not_left_to_the_engine(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = with_template(tokenizer_folder, "{{ messages[0].content }}")
 
