@@ -123,7 +123,7 @@ def admin_app(
     app.add_exception_handler(RequestValidationError, _answer_malformed)
     app.add_exception_handler(TimeoutError, _answer_silence)
     app.add_exception_handler(Exception, _answer_failure)
-    app.add_middleware(_ShortQueries)
+    app.add_middleware(_Queries)
     app.openapi = _without_422(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     return app
 
@@ -279,13 +279,18 @@ async def _from_here(request: Request) -> None:
         raise _Refused(403, "admin_key_required", message)
 
 
-class _ShortQueries:
-    """Refuses a query of thousands of parameters, which would be parsed on the event loop."""
+class _Queries:
+    """Answers HEAD as GET: the server, which has its own scope, leaves out the body.
+
+    Refuses a query of thousands of parameters, which would be parsed on the event loop.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
         if len(scope.get("query_string", b"")) > _LONGEST_QUERY:
             answer = _error(414, "query_too_long", f"The query is over {_LONGEST_QUERY} bytes long.")
             await answer(scope, receive, send)
@@ -307,7 +312,10 @@ async def _answer_refused(_request: Request, error: Exception) -> Response:
 async def _answer_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  # registered for nothing else
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    return _error(error.status_code, code, f"{error.detail}.", dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return _error(error.status_code, code, f"{error.detail}.", headers)
 
 
 async def _answer_malformed(_request: Request, error: Exception) -> Response:

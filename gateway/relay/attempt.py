@@ -14,6 +14,7 @@ from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
 from gateway.relay.place import Place
 from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream, UpstreamError
+from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
 from gateway.wire.stream import (
@@ -278,7 +279,8 @@ class Attempt:
 
     async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
         """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
-        await self._start(flight, answer, len(body) if complete else _length(answer.headers), whole=complete)
+        length = len(body) if complete else _length(answer.headers)
+        await self._start(flight, answer, None if answer.status in BODILESS else length, whole=complete)
         while not complete:
             flight.delivering = True
             await self._response.write(body)

@@ -54,6 +54,8 @@ class Gateway:
         """Serve one request."""
         if scope["type"] != "http":
             return
+        if scope["method"] == "HEAD":  # as GET, and the server, which has its own scope, leaves out the body
+            scope = {**scope, "method": "GET"}
         path: str = scope["path"]
         route = find(scope["method"], path)
         if route is not None:

@@ -108,5 +108,6 @@ def find(method: str, path: str) -> Route | None:
 
 
 def methods(path: str) -> tuple[str, ...]:
-    """The methods that a path takes; empty for an unknown path."""
-    return tuple(method for method in ("GET", "POST") if find(method, path) is not None)
+    """The methods that a path takes; empty for an unknown path. HEAD goes with GET."""
+    served = (("GET", ("GET", "HEAD")), ("POST", ("POST",)))
+    return tuple(name for method, names in served if find(method, path) is not None for name in names)

@@ -22,12 +22,13 @@ _EARNED = 2
 _LOST = "the connection was closed before the answer ended"
 _NOT_HTTP = "its answer is not HTTP"
 _TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers, or of chunks of a few bytes"
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _FIRST_FINAL = 200
 """Lower statuses are interim: the answer follows."""
 _LAST = 599
 """Higher statuses are undefined (RFC 9110, 15)."""
-_BODILESS = frozenset({204, 304})
-"""Their `Content-Length` announces no body."""
+BODILESS = frozenset({204, 304})
+"""Their `Content-Length` announces no body, and a 204 has none (RFC 9110, 8.6)."""
 _TCP_INFO = struct.Struct("=B119xQ")
 """`tcpi_state` and `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
 _ESTABLISHED = 1
@@ -39,6 +40,10 @@ class _SurplusError(Exception):
 
 class _StatusError(Exception):
     """The status is not defined."""
+
+
+class _CodingError(Exception):
+    """The transfer coding is not known here: passed on, its bytes would seem to be the body's own."""
 
 
 class Connection(asyncio.Protocol):
@@ -229,10 +234,12 @@ class Connection(asyncio.Protocol):
         if self.status > _LAST:
             raise _StatusError
         self._in_head = False
-        if self.status in _BODILESS:
+        if self.status in BODILESS:
             self.headers = [header for header in self.headers if header[0].lower() != b"content-length"]
-        framed = any(name.lower() in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
-        self._until_close = not framed
+        framing = [(lowered, value) for name, value in self.headers if (lowered := name.lower()) in _FRAMING]
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in framing):
+            raise _CodingError
+        self._until_close = not framing
         if self._head is not None and not self._head.done():
             self._head.set_result(None)
 

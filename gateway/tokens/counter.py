@@ -1,5 +1,6 @@
 """The token counter of one model: counts here what is proven to match the engine, and asks the engine for the rest."""
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
+from gateway.tokens.interruption import TooMuchHereError, limited
 from gateway.tokens.llama_server import llama_server_work
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import Counted, EngineWork, count_body, engine_work, estimate_body, values
@@ -26,7 +28,7 @@ from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
-from gateway.tokens.render import TokenizerSource, is_loaded
+from gateway.tokens.render import TokenizerSource, is_quick
 from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 from gateway.wire.token_ids import IdsField
@@ -42,6 +44,10 @@ added 5 ms to each instead of 0.2."""
 AT_ONCE_VALUES = 200
 """Most values of such a body (`values`). A template may print them one below the other, each indented by its depth:
 of 4 KB of brackets that took 2 s."""
+AT_ONCE_CHARACTERS = 16 * 2**10
+"""Most characters of its prompt: a template may repeat a part of the body for each message."""
+AT_ONCE_SECONDS = 0.01
+"""CPU time that it may take on the event loop. After that it begins anew in the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,14 +283,15 @@ class ModelCounter:
         return await self._do(flow, api, body, size, do)
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
-        """Do work on a body that counts as so many bytes: at once if it is little, else in the pool."""
+        """Do work on a body that counts as so many bytes: at once if it is and stays little, else in the pool."""
         little = (
             size <= AT_ONCE_BYTES
             and api is not Api.RESPONSES  # whose tools may have long names made for each of them
             and values(body) <= AT_ONCE_VALUES
         )
-        if little and (self._source is None or self._unavailable or is_loaded(self._source)):
-            return work()
+        if little and (self._source is None or self._unavailable or is_quick(self._source)):
+            with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS, AT_ONCE_CHARACTERS):
+                return work()
         return await self._pool.run(flow, size, work)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:

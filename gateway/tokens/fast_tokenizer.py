@@ -103,6 +103,7 @@ class FastTokenizer:
             _check_built(backend, _BUILT[kind](config))
         splits = config.get("split_special_tokens", False)
         plain(backend, split_special_tokens=splits)
+        self.compiled = True
         self.longest = max(map(len, backend.get_vocab()))
         self.special_tokens = frozenset(special)
         self.backend = None if splits else backend

@@ -1,9 +1,12 @@
 """The end of a job whose caller has left: a thread's job looks for it, a process's job is interrupted by a signal.
 
-A process's job also ends when it takes too long: some chat templates take the square of a conversation's length.
+A job also ends when it takes too long: some chat templates take the square of a conversation's length. What is too long
+for a thread may go on in a process.
 """
 
+import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +18,18 @@ from gateway.wire.request import InvalidRequestError
 R = TypeVar("R")
 
 LONGEST = 30.0
-"""CPU seconds that a process may take for a job. A prompt of a million tokens takes a few."""
+"""CPU seconds that a process may take for a job, or a thread where there are no processes. A prompt of a million tokens
+takes a few."""
 _LOOKS = 30
 """How often a job is looked at in that time: it may take so much of it more."""
 
 
 class CallerLeftError(BaseException):
     """Nobody waits for the job any more. Like a cancellation, it is nothing that ordinary handlers should catch."""
+
+
+class TooMuchHereError(BaseException):
+    """The job takes too long for this thread, or handles too much text for it."""
 
 
 class _OverdueError(BaseException):
@@ -31,6 +39,10 @@ class _OverdueError(BaseException):
 class _Thread(threading.local):
     left = threading.Event()
     """Set once the caller of this thread's job has left."""
+    until = math.inf
+    """CPU seconds of this thread at which its job takes too long for it."""
+    most = sys.maxsize
+    """Characters of the longest text that its job may handle here."""
 
 
 class _Process:
@@ -51,14 +63,39 @@ def follow(left: threading.Event) -> None:
     _thread.left = left
 
 
-def look() -> None:
-    """End this thread's job if its caller has left.
+@contextmanager
+def limited(seconds: float, characters: int = sys.maxsize) -> Iterator[None]:
+    """Let what this thread does inside take so much CPU time, and handle texts of so many characters.
 
     Raises:
-        CallerLeftError: it has.
+        TooMuchHereError: it is more, as far as the job looked.
+    """
+    _thread.until, _thread.most = time.thread_time() + seconds, characters
+    try:
+        yield
+    finally:
+        _thread.until, _thread.most = math.inf, sys.maxsize
+
+
+def look(characters: int = 0) -> None:
+    """End this thread's job if its caller has left, or if it is too much for this thread.
+
+    Args:
+        characters: of the text that it is about to handle.
+
+    Raises:
+        CallerLeftError: its caller has left.
+        TooMuchHereError: see `limited`.
     """
     if _thread.left.is_set():
         raise CallerLeftError
+    if characters > _thread.most or time.thread_time() >= _thread.until:
+        raise TooMuchHereError
+
+
+def too_much() -> InvalidRequestError:
+    """The refusal of a prompt that takes more than `LONGEST`."""
+    return InvalidRequestError(f"The prompt is too much to count: that took over {LONGEST:g} s.")
 
 
 def interruptible(call: Callable[[], R]) -> R:
@@ -66,7 +103,7 @@ def interruptible(call: Callable[[], R]) -> R:
 
     Raises:
         CallerLeftError: it was ended.
-        InvalidRequestError: it took more than `LONGEST`.
+        InvalidRequestError: it took more than `LONGEST`, or more memory than the process may have.
     """
     _process.left = False
     _process.until = time.process_time() + LONGEST
@@ -77,7 +114,9 @@ def interruptible(call: Callable[[], R]) -> R:
         return call()
     except _OverdueError:
         _process.open = False  # before any call: the next signal may be here
-        raise InvalidRequestError(f"The prompt is too much to count: that took over {LONGEST:g} s.") from None
+        raise too_much() from None
+    except MemoryError:
+        raise InvalidRequestError("The prompt is too much to count: that took too much memory.") from None
     finally:
         _process.open = False
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -90,10 +129,12 @@ def whole() -> Iterator[None]:
     Its time is not the job's.
     """
     before, _process.open = _process.open, False
-    began = time.process_time()
+    # The thread's time first: while a timer runs, only that brings the process's up to date.
+    began_here, began = time.thread_time(), time.process_time()
     try:
         yield
     finally:
+        _thread.until += time.thread_time() - began_here
         if before:
             _process.until += time.process_time() - began
         _process.open = before

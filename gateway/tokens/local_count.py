@@ -95,7 +95,7 @@ def load(source: TokenizerSource) -> str | None:
     Raises:
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    return QUICK if renderer(source).quick else None
+    return QUICK if renderer(source).light else None
 
 
 def count_body(

@@ -6,11 +6,13 @@ Jinja and Python hold the GIL: a large body in a thread would stall the loop, an
 import asyncio
 import contextlib
 import functools
+import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
 import os
 import queue
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -37,6 +39,13 @@ _LAST_JOBS = 2.0
 _ENDING = signal.SIGUSR1
 """Ends the job of a process."""
 
+_IN_THREAD = 0.5
+"""CPU seconds that a thread may take for a job before it goes to a process. An ordinary body of `process_bytes` takes a
+tenth of that."""
+
+_MOST_MEMORY = 8 * 2**30
+"""Bytes of memory that a process may have: twice what encoding 32 MiB of text takes."""
+
 _AGAIN = 0.25
 """Seconds until a job that still runs is told again to end: it may just have begun, or be loading a tokenizer."""
 
@@ -53,7 +62,7 @@ class CountingPool:
     """Threads for ordinary bodies, processes for large ones, each kind behind a queue that is fair by flow.
 
     A job whose caller has left is dropped while it waits, and ended while it runs: in a process at once, in a thread
-    where it looks for that. A process that dies is replaced.
+    where it looks for that. What takes a thread too long begins anew in a process. A process that dies is replaced.
     """
 
     def __init__(self, *, threads: int, processes: int, process_bytes: int, max_pending_bytes: int) -> None:
@@ -66,7 +75,7 @@ class CountingPool:
             max_pending_bytes: most bytes of bodies waiting or being counted. One flow gets at most half of what the
                 others leave.
         """
-        self._small = _Lane(_Thread, threads)
+        self._small = _Lane(functools.partial(_Thread, _IN_THREAD if processes else interruption.LONGEST), threads)
         self._large = _Lane(_Process, processes) if processes else self._small
         self.process_bytes = process_bytes
         self.max_pending_bytes = max_pending_bytes
@@ -89,6 +98,7 @@ class CountingPool:
 
         Raises:
             CountingOverloadedError: too many bytes already wait, in all or of this flow.
+            InvalidRequestError: it took too much time or memory.
             WorkerDiedError: the process died.
         """
         pending = self._pending
@@ -99,6 +109,11 @@ class CountingPool:
         try:
             # No name for the job: with its exception it would keep this frame, and the body, until the next collection.
             return cast("R", await lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs)))
+        except interruption.TooMuchHereError:
+            if lane is self._large:
+                raise interruption.too_much() from None
+            cost = max(size, self.process_bytes) + _JOB_BYTES
+            return cast("R", await self._large.submit(flow, cost, functools.partial(work, *args, **kwargs)))
         finally:
             pending.add(flow, -size)
 
@@ -115,7 +130,7 @@ class CountingPool:
         """
         call = functools.partial(work, *args, **kwargs)
         here: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        thread = _Thread()
+        thread = _Thread(math.inf)
         thread.submit(call, functools.partial(_settle, here))
         thread.end()
         if await here is not QUICK and self._large is not self._small:
@@ -248,9 +263,13 @@ class _Thread:
     """A daemon thread: unlike those of the library's pool, the interpreter does not wait for it at exit.
 
     It calls the loop directly: a future of `concurrent.futures` and its path to the loop cost as much as a short count.
+
+    Args:
+        longest: CPU seconds that a job may take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended] | None] = (
             queue.SimpleQueue()
         )
@@ -274,7 +293,8 @@ class _Thread:
             call, loop, ended = job
             result, error = None, None
             try:
-                result = call()
+                with interruption.limited(self._longest):
+                    result = call()
             except BaseException as raised:  # noqa: BLE001  # whatever it is, its caller shall have it
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
@@ -331,6 +351,8 @@ def _settle_in() -> None:
     What its jobs need is on disk: the parent has it.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY if hard < 0 else min(_MOST_MEMORY, hard), hard))
     interruption.listen(_ENDING)
     parent = multiprocessing.parent_process()
     if parent is not None:

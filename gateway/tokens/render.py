@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
+from gateway.tokens.output import OutputTooLongError, bounded
 from gateway.tokens.pieces import PIECE, Pieces, safe_cuts
 from gateway.tokens.template import ChatTemplate
 from gateway.tokens.tokenizer import Ids, Tokenizer, Tokens
@@ -93,8 +95,10 @@ class Renderer:
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self.quick = isinstance(tokenizer, FastTokenizer)
+        self.light = isinstance(tokenizer, FastTokenizer)
         """Whether it is loaded in a fraction of a second."""
+        self.quick = tokenizer.compiled
+        """Whether it encodes by compiled code."""
         self.max_chars_per_token = tokenizer.longest
         """No token stands for more characters than this."""
         self._plain = _template(tokenizer, chat_template, tools=False)
@@ -109,7 +113,11 @@ class Renderer:
             InvalidRequestError: the template rejects the conversation.
             PromptTooLongError: it cannot fit.
         """
-        return self._measure(self.render(prompt), prompt.encoding, max_model_len)
+        try:
+            text = self.render(prompt, max_model_len * self.max_chars_per_token)
+        except OutputTooLongError as error:
+            return _over(math.ceil(error.characters / self.max_chars_per_token), prompt.encoding, max_model_len)
+        return self._measure(text, prompt.encoding, max_model_len)
 
     def measure_texts(self, prompt: TextPrompt, max_model_len: int) -> tuple[MeasuredPrompt, ...]:
         """Encode each prompt of a completions request.
@@ -134,8 +142,12 @@ class Renderer:
         rest = len(text) - len(beginning)
         return tokens + rest * max(tokens, len(beginning) // _CHARS_OF_A_TOKEN) // max(1, len(beginning))
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The text to encode. Raises as `measure_chat`."""
+    def render(self, prompt: ChatPrompt, most: int = sys.maxsize) -> str:
+        """The text to encode, of so many characters at most. Raises as `measure_chat`.
+
+        Raises:
+            OutputTooLongError: it has more.
+        """
         template = self._plain if prompt.tools is None else self._with_tools
         if template is None:
             raise NeedsEngineError("the tokenizer has no chat template")
@@ -149,7 +161,12 @@ class Renderer:
         if template.indents and _indented([messages, prompt.tools, kwargs]) > _MOST_INDENTED:
             raise InvalidRequestError("The request holds too many values, or they are nested too deeply.")
         try:
-            return self._tokenizer.render(template, messages, prompt.tools, kwargs)
+            with bounded(most):
+                return self._tokenizer.render(template, messages, prompt.tools, kwargs)
+        except (OutputTooLongError, MemoryError):
+            raise
+        except RecursionError:
+            raise InvalidRequestError("The request is nested too deeply for the model's chat template.") from None
         except jinja2.TemplateError as error:
             said = str(error)[:_LONGEST_REFUSAL]
             raise InvalidRequestError(said.encode(errors="replace").decode()) from None
@@ -161,7 +178,7 @@ class Renderer:
         return self._tokenizer.encode(text, special=special)
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
-        look()
+        look(len(text))
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)
@@ -227,6 +244,14 @@ def _indented(values: list[Any]) -> int:
     return sum_
 
 
+def _over(tokens: int, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
+    """A prompt of which no more is known than that it has at least so many tokens, and does not fit."""
+    most = encoding.most_tokens(max_model_len)
+    if most is None or most > max_model_len:
+        raise PromptTooLongError(tokens)
+    return MeasuredPrompt(most, None)
+
+
 def _cut(encoded: Tokens, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
     tokens = cut(len(encoded), encoding, max_model_len)
     return MeasuredPrompt(tokens, encoded if tokens == len(encoded) else None)
@@ -262,9 +287,10 @@ def renderer(source: TokenizerSource) -> Renderer:
         return _LOADED[source]
 
 
-def is_loaded(source: TokenizerSource) -> bool:
-    """Whether `renderer` has it at once."""
-    return source in _LOADED
+def is_quick(source: TokenizerSource) -> bool:
+    """Whether `renderer` has it at once, and it encodes a short text in no time: not in Python."""
+    known = _LOADED.get(source)
+    return known is not None and known.quick
 
 
 def _load(source: TokenizerSource) -> Renderer:

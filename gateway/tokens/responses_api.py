@@ -21,7 +21,7 @@ _CUSTOM_PARAMETERS: Json = {
 """Parameters of a custom tool, which the model sees as a function of one text (vllm 0.32, tool_parsers/utils.py)."""
 
 _MOST_REPEATED = 2**20
-"""Most characters of a namespace's name, repeated for each of its tools."""
+"""Most characters that the tools of a request bring again and again (`_repeated`)."""
 
 
 def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
@@ -188,9 +188,21 @@ def _tools(tools: Any) -> list[Json] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise NotCountableError("tools is not a list of tools")
+    if sum(map(_repeated, tools)) > _MOST_REPEATED:
+        raise InvalidRequestError("The request has too many tools, or namespaces with too long names.", "tools")
     return [
         {"type": "function", "function": function_definition(function)} for tool in tools for function in _shown(tool)
     ]
+
+
+def _repeated(tool: Json) -> int:
+    """The characters that this tool brings again and again: a namespace's name, or what all custom tools take."""
+    match tool:
+        case {"type": "namespace", "name": str(name), "tools": list(inner)}:
+            return len(name) * len(inner)
+        case {"type": "custom"}:
+            return len(str(_CUSTOM_PARAMETERS))
+    return 0
 
 
 def _shown(tool: Json) -> Iterator[Json]:
@@ -203,8 +215,6 @@ def _shown(tool: Json) -> Iterator[Json]:
             name, inner = tool.get("name"), tool.get("tools")
             if not isinstance(name, str) or not isinstance(inner, list):
                 raise NotCountableError("a namespace is not well formed")
-            if len(name) * len(inner) > _MOST_REPEATED:
-                raise InvalidRequestError(f"A namespace's name stands before {len(inner)} tools: shorten it.", "tools")
             for one in inner:
                 if not isinstance(one, dict):
                     raise NotCountableError("a namespace is not well formed")

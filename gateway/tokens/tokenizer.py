@@ -37,6 +37,8 @@ class Tokenizer(Protocol):
 
     longest: int
     """No token stands for more characters than this."""
+    compiled: bool
+    """Whether it encodes by compiled code alone."""
     special_tokens: frozenset[str]
     """Those that the model's files name as special."""
     backend: "Backend | None"

@@ -24,6 +24,7 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._backend = _backend(tokenizer)
+        self.compiled = self._backend is not None
         self.longest: int = max(map(len, tokenizer.get_vocab()))
         self.special_tokens = frozenset(tokenizer.all_special_tokens)
         self.backend = None if tokenizer.split_special_tokens else self._backend

@@ -230,6 +230,22 @@ async def test_other_paths_and_methods_are_refused_in_openais_shape():
         assert fake.awake
 
 
+async def test_head_is_answered_as_get_without_its_body():
+    async with FakeVllm() as fake, gateway(fake) as kvgate:
+        for path in ("/livez", "/readyz", "/health", "/version", "/v1/models", "/v1/models/fake", "/tokenizer_info"):
+            got, head = [await kvgate.client.request(method, path) for method in ("GET", "HEAD")]
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers.get("content-length") == got.headers.get("content-length")
+            assert got.content
+        assert {seen.method for seen in fake.seen} <= {"GET"}
+        for path, status in ((CHAT, 405), ("/nothing", 404)):
+            head = await kvgate.client.head(path)
+            assert (head.status_code, head.content) == (status, b"")
+        for path in ("/v1/models", "/livez"):
+            assert (await kvgate.client.options(path)).headers["allow"] == "GET, HEAD"
+        assert (await kvgate.client.get("/livez")).status_code == 200
+
+
 KEYS = {
     "keys": [{"name": "alice", "key": "key-a"}, {"name": "bob", "key": "key-b", "priority": 3}],
     "admin_key": "key-admin",

@@ -209,6 +209,14 @@ async def test_a_refusal_in_a_stream_is_told_with_its_status(plane):
     assert (client.status, json.loads(client.body)["error"]["message"]) == (400, "not so")
 
 
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_that_can_have_no_body_has_no_length_either(plane, status):
+    plane.replies.append(Reply(status=status))
+    client = await plane.ask().ended()
+    assert (client.status, client.body) == (status, b"")
+    assert "content-length" not in client.headers
+
+
 async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
     for endpoint in plane.directory.endpoints.values():
         endpoint.api_key = "ours"

@@ -88,6 +88,8 @@ async def test_it_answers_itself_what_needs_no_endpoint(serving, reporter):
         ("POST /tokenize", "relay, computes=False"),
         ("GET /v1/responses/resp_1", "follow"),
         (f"GET {MODELS}", "list_models"),
+        (f"HEAD {MODELS}", "list_models"),
+        ("HEAD /tokenizer_info", "relay, computes=False"),
     ],
 )
 async def test_each_action_of_the_route_table_is_carried_out(serving, reporter, monkeypatch, request_line, does):
@@ -117,7 +119,7 @@ async def test_all_other_paths_are_the_admin_applications(serving, reporter, pat
 
 async def test_another_method_is_answered_with_those_there_are(serving, reporter):
     asked = await Asking(serving(), "/v1/responses/resp_1", "DELETE").answered()
-    assert (asked.status, asked.headers["allow"], asked.headers["x-should-retry"]) == (405, "GET, POST", "false")
+    assert (asked.status, asked.headers["allow"], asked.headers["x-should-retry"]) == (405, "GET, HEAD, POST", "false")
     assert asked.error["code"] == "method_not_allowed"
     assert "DELETE" in asked.error["message"]
     assert reporter.outcomes == []

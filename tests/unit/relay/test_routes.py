@@ -34,7 +34,7 @@ def test_what_is_not_in_the_table_is_not_found(path):
 
 
 def test_a_known_path_says_what_it_takes():
-    assert methods("/v1/models") == ("GET",)
-    assert methods("/v1/responses/resp_1") == ("GET", "POST")
+    assert methods("/v1/models") == ("GET", "HEAD")
+    assert methods("/v1/responses/resp_1") == ("GET", "HEAD", "POST")
     assert find("DELETE", "/v1/responses/resp_1") is None
     assert find("GET", "/v1/models/..org/name..") is not None

@@ -189,6 +189,36 @@ async def test_an_answer_that_can_have_no_body_has_no_length_either(server: Serv
 
 
 @pytest.mark.parametrize(
+    "codings",
+    [[b"gzip, chunked"], [b"gzip"], [b"gzip", b"chunked"], [b"chunked, chunked"], [b"identity"], [b""], [b"xchunked"]],
+)
+async def test_an_answer_in_an_unknown_transfer_coding_is_not_taken_for_a_plain_one(
+    server: Server, codings: list[bytes]
+) -> None:
+    async def coded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        lines = b"".join(b"Transfer-Encoding: %b\r\n" % coding for coding in codings)
+        writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n2\r\n\x1f\x8b\r\n0\r\n\r\n" % lines)
+        writer.close()
+
+    server.scripts = [coded]
+    async with upstream() as client, asyncio.timeout(5):
+        with pytest.raises(ConnectionLostError, match="not HTTP"):
+            await fetch(client, server.url)
+
+
+async def test_a_coding_is_known_in_any_spelling(server: Server) -> None:
+    async def chunked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTRANSFER-encoding:  Chunked \r\n\r\n2\r\nok\r\n0\r\n\r\n")
+        await reader.read()
+
+    server.scripts = [chunked]
+    async with upstream() as client, asyncio.timeout(5):
+        assert await fetch(client, server.url) == b"ok"
+
+
+@pytest.mark.parametrize(
     "begins", [b"SSH-2.0-OpenSSH_9.2\r\n", *(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % n for n in (600, 999))]
 )
 async def test_what_is_not_http_is_told(server: Server, begins: bytes) -> None:

@@ -324,6 +324,52 @@ async def test_a_small_body_of_which_a_template_may_make_much_is_counted_in_the_
         await ours.counter.count(parse(api, given), flow="flow", max_model_len=1000)
 
 
+REPEATED = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+INDENTED = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson(indent=4) }}{% endfor %}"
+    "{% endfor %}"
+)
+DEEP = r'{"a":' + "[" * 300 + "]" * 300 + "}"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        (REPEATED, {"messages": [USER] * 20, "chat_template_kwargs": {"eos_token": "a" * 2000}}),
+        (
+            INDENTED,
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [
+                            {"id": "a", "type": "function", "function": {"name": "f", "arguments": DEEP}},
+                        ],
+                    }
+                ]
+            },
+        ),
+    ],
+    ids=["a token of the client's for each message", "brackets that are escaped"],
+)
+async def test_a_small_body_that_becomes_a_long_prompt_is_counted_in_the_pool(
+    made: Any, pool: CountingPool, tokenizer_folder: Path, template: str, fields: dict[str, Any]
+) -> None:
+    source = TokenizerSource(str(tokenizer_folder), chat_template=template)
+    counter = await made(source)
+    body = json.dumps({"max_tokens": 5} | fields, separators=(",", ":")).encode()
+    body = body.replace(b"[" * 300 + b"]" * 300, rb"\u005b" * 300 + rb"\u005d" * 300)
+    assert len(body) < AT_ONCE_BYTES
+    request = parse(Api.CHAT, body)
+    count = await counter.counter.count(request, flow="flow", max_model_len=FAR)
+    assert count.prompts == count_body(source, Api.CHAT, body, FAR).prompts
+    pool.max_pending_bytes = 0
+    pool._pending.add("another", 1)
+    with pytest.raises(CountingOverloadedError):
+        await counter.counter.count(request, flow="flow", max_model_len=FAR)
+
+
 async def test_the_repeated_fields_of_a_batch_make_it_larger(ours: Counter, pool: CountingPool) -> None:
     pool.max_pending_bytes = 0
     pool._pending.add("another", 1)

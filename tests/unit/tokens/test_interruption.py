@@ -1,4 +1,5 @@
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gateway.tokens import interruption
-from gateway.tokens.interruption import CallerLeftError, follow, interruptible, listen, look, whole
+from gateway.tokens.interruption import (
+    CallerLeftError,
+    TooMuchHereError,
+    follow,
+    interruptible,
+    limited,
+    listen,
+    look,
+    whole,
+)
 from gateway.wire.request import InvalidRequestError
 
 ENDING = signal.SIGUSR1
@@ -118,7 +128,6 @@ def work(seconds: float) -> None:
         pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("end", "ending"),
     [(lambda: work(0.2), InvalidRequestError), (lambda: signal.raise_signal(ENDING), CallerLeftError)],
@@ -128,6 +137,7 @@ def test_an_ending_that_was_lost_comes_again(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[], object], ending: type[BaseException]
 ) -> None:
     monkeypatch.setattr(interruption, "LONGEST", 0.1)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's imports modules, which could end, too
 
     def job() -> None:
         Finalised(end)
@@ -171,3 +181,35 @@ def test_a_thread_ends_its_own_job_where_it_looks() -> None:
     thread.join()
     assert ended == ["job"]
     look()
+
+
+def test_a_thread_ends_a_job_that_is_too_much_for_it_where_it_looks() -> None:
+    with limited(10, characters=5):
+        look(5)
+        with pytest.raises(TooMuchHereError):
+            look(6)
+    with limited(0.05):
+        look(10**9)
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        with pytest.raises(TooMuchHereError):
+            look()
+    look(10**9)
+
+
+def test_what_must_not_be_left_half_done_takes_no_time_of_a_threads_job() -> None:
+    with limited(0.05):
+        with whole():
+            until = time.thread_time() + 0.1
+            while time.thread_time() < until:
+                pass
+        look()
+
+
+def test_a_job_that_takes_too_much_memory_is_refused() -> None:
+    def job() -> None:
+        raise MemoryError
+
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        interruptible(job)

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 import functools
 import json
@@ -16,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.tokens import interruption
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.interruption import look
 from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.render import TokenizerSource
-from gateway.wire.request import Api
+from gateway.wire.request import Api, InvalidRequestError
 from tests.until import until
 
 LARGE = 1000
@@ -337,3 +339,36 @@ async def test_what_nobody_waits_for_is_let_go_at_once_and_not_when_its_turn_com
     assert seen() is None
     gate.opened.set()
     await first
+
+
+def where_there_is_time() -> int:
+    """The process that had time for it."""
+    until = time.thread_time() + 1.0
+    while time.thread_time() < until:
+        look()
+    return os.getpid()
+
+
+async def test_what_takes_a_thread_too_long_begins_anew_in_a_process(pool: CountingPool) -> None:
+    assert await pool.run("flow", 1, where_there_is_time) != os.getpid()
+    assert await pool.run("flow", 1, os.getpid) == os.getpid()
+    assert pool.pending_bytes == 0
+
+
+async def test_where_there_are_no_processes_a_thread_has_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for longest, outcome in ((5.0, contextlib.nullcontext()), (0.2, pytest.raises(InvalidRequestError))):
+        monkeypatch.setattr(interruption, "LONGEST", longest)
+        pool = CountingPool(threads=1, processes=0, process_bytes=LARGE, max_pending_bytes=10_000)
+        with outcome:
+            assert await pool.run("flow", 1, where_there_is_time) == os.getpid()
+        await pool.close()
+
+
+def fill() -> int:
+    return len(bytearray(9 * 2**30))
+
+
+async def test_a_process_has_so_much_memory_and_no_more(pool: CountingPool) -> None:
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        await pool.run("flow", LARGE, fill)
+    assert await pool.run("flow", LARGE, os.getpid) != os.getpid()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import jinja2
 import pytest
@@ -16,7 +17,7 @@ from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
-from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, is_loaded, renderer
+from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, is_quick, renderer
 from gateway.tokens.tokenizer import Tokens
 from gateway.tokens.transformers_tokenizer import TransformersTokenizer
 from gateway.wire.request import InvalidRequestError
@@ -130,6 +131,40 @@ def test_what_would_become_megabytes_of_blanks_is_refused_unprinted(tokenizer_fo
         indents.render(chat_prompt({"messages": [USER], "tools": [nested] * 6}))
     few = {"type": "function", "function": {"name": "f", "parameters": {"a": [[[["the fox"]]]]}}}
     assert "the fox" in indents.render(chat_prompt({"messages": [USER], "tools": [few] * 1000}))
+
+
+def test_a_part_that_is_repeated_for_each_message_is_not_rendered_where_it_can_fit_no_model(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = with_template(tokenizer_folder, "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    asked = {"messages": [USER] * 10_000, "chat_template_kwargs": {"eos_token": "fox " * 100_000}}
+    monkeypatch.setattr(ends, "_encode", lambda *_: pytest.fail("it must not be encoded"))
+    with pytest.raises(PromptTooLongError) as error:
+        ends.measure_chat(chat_prompt(asked), 1000)
+    assert 1000 < error.value.at_least < 10**6
+    assert count_chat(ends, chat_prompt(asked | {"truncate_prompt_tokens": 5, "max_tokens": 1}), 1000) == 5
+    with pytest.raises(PromptTooLongError):
+        ends.measure_chat(chat_prompt(asked | {"truncate_prompt_tokens": 1001}), 1000)
+
+
+def test_what_is_nested_too_deeply_for_a_template_is_refused_without_the_engine(plain: Renderer) -> None:
+    deep: list[object] = []
+    for _ in range(2000):
+        deep = [deep]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        plain.render(chat_prompt({"messages": [USER], "tools": [tool]}))
+
+
+def test_a_lack_of_memory_is_not_left_to_the_engine(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = with_template(tokenizer_folder, "{{ messages[0].content }}")
+
+    def apply(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(large._tokenizer, "render", apply)
+    with pytest.raises(MemoryError):
+        large.render(chat_prompt({"messages": [USER]}))
 
 
 def test_an_empty_conversation_is_left_to_the_engine(plain: Renderer) -> None:
@@ -280,6 +315,8 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked_as_a_whole(tokenizer_f
 
     single = renderer(TokenizerSource(str(tokenizer_folder)))
     doubled = Renderer(TransformersTokenizer(Doubling.from_pretrained(tokenizer_folder)))
+    assert single.quick
+    assert not doubled.quick
     assert (
         count_texts(doubled, texts("fox", special=False), FAR)[0]
         == count_texts(single, texts("foxfox", special=False), FAR)[0]
@@ -312,11 +349,12 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
 
 
 def test_of_too_many_the_first_loaded_goes(monkeypatch):
-    monkeypatch.setattr(render, "_load", lambda source: source.name)
+    made = SimpleNamespace(quick=True)
+    monkeypatch.setattr(render, "_load", lambda source: made)
     monkeypatch.setattr(render, "_LOADED", {})
     sources = [TokenizerSource(str(number)) for number in range(render._MOST_LOADED + 1)]
-    assert [renderer(source) for source in sources] == [source.name for source in sources]
-    assert [source for source in sources if not is_loaded(source)] == sources[:1]
+    assert [renderer(source) for source in sources] == [made] * len(sources)
+    assert [source for source in sources if not is_quick(source)] == sources[:1]
 
 
 def test_two_that_are_the_first_are_loaded_at_once(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens.messages import NotCountableError
+from gateway.tokens.messages import Json, NotCountableError
 from gateway.tokens.responses_api import from_responses
 from gateway.wire.request import InvalidRequestError
 
@@ -169,8 +169,18 @@ def test_a_request_without_input_is_refused(fields: dict[str, Any]) -> None:
         from_responses(fields)
 
 
-def test_a_namespace_whose_name_would_become_gigabytes_is_refused() -> None:
-    inner = [{"type": "function", "name": "f", "parameters": {}}] * 10_000
-    tools = [{"type": "namespace", "name": "n" * 10_000, "tools": inner}]
-    with pytest.raises(InvalidRequestError, match="stands before 10000 tools"):
+FUNCTION = {"type": "function", "name": "f", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"type": "namespace", "name": "n" * 10_000, "tools": [FUNCTION] * 10_000}],
+        [{"type": "namespace", "name": "n" * 1000, "tools": [FUNCTION] * 1000}] * 10,
+        [{"type": "custom", "name": "c"}] * 10_000,
+    ],
+)
+def test_tools_that_would_become_much_larger_are_refused(tools: list[Json]) -> None:
+    with pytest.raises(InvalidRequestError, match="too many tools"):
         from_responses({"input": "Hi.", "tools": tools})
+    assert from_responses({"input": "Hi.", "tools": [FUNCTION] * 10_000}).tools
