@@ -13,7 +13,7 @@ from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
 from gateway.relay.place import Place
-from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream, UpstreamError
+from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Headers, Upstream, UpstreamError
 from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
@@ -240,7 +240,7 @@ class Attempt:
             if held and not write(held):
                 await drained()
             self._place.begun(reader.tokens)
-            await answer.deliver(take, drained)
+            await answer.deliver(take, drained, _chunk_sink(reader, body.chunks(), progress))
         except _FailedMidwayError:
             await drained()
         rest = reader.end()
@@ -368,3 +368,21 @@ async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
 
 def _length(headers: Headers) -> int | None:
     return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)
+
+
+def _chunk_sink(
+    reader: StreamReader, write: Callable[[bytes], bool] | None, progress: Callable[[int], None]
+) -> ChunkSink | None:
+    """What passes on a chunk of ordinary events in the frame it came in; None if its client gets no chunks."""
+    if write is None:
+        return None
+    passes = reader.passes
+
+    def take(chunk: bytes, start: int) -> bool | None:
+        if not passes(chunk, start):
+            return None
+        keeps_up = write(chunk)
+        progress(reader.tokens)
+        return keeps_up
+
+    return take
