@@ -21,7 +21,7 @@ from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.llama_server import llama_server_work
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import Counted, EngineWork, count_body, engine_work, estimate_body, values
+from gateway.tokens.local_count import Counted, EngineWork, count_body, dear_values, engine_work, estimate_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
@@ -40,8 +40,8 @@ AT_ONCE_BYTES = 4096
 much CPU, holds the GIL meanwhile, and lets requests that come together wait for each other: with 32 at once, kvgate
 added 5 ms to each instead of 0.2."""
 AT_ONCE_VALUES = 200
-"""Most values of such a body (`values`). A template may print them one below the other, each indented by its depth:
-of 4 KB of brackets that took 2 s."""
+"""Most values of such a body (`dear_values`). A template may print them one below the other, each indented by its
+depth: of 4 KB of brackets that took 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class ModelCounter:
         little = (
             size <= AT_ONCE_BYTES
             and api is not Api.RESPONSES  # whose tools may have long names made for each of them
-            and values(body) <= AT_ONCE_VALUES
+            and dear_values(api, body) <= AT_ONCE_VALUES
         )
         if little and (self._source is None or self._unavailable or is_loaded(self._source)):
             return work()
