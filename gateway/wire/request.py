@@ -6,7 +6,6 @@ over its bytes and hardly any memory.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -56,8 +55,7 @@ class ForbiddenFieldError(InvalidRequestError):
     """The client set a field that only an operator may set (`REFUSED_FIELDS`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of the four APIs, as far as kvgate has to understand it."""
 
     api: Api
