@@ -230,4 +230,4 @@ def _length(demand: Demand, usage: Usage) -> tuple[int, int]:
 
 
 def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 2)
+    return int(seconds * 1e5 + 0.5) / 100  # `round` takes seven times as long

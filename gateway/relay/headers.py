@@ -136,4 +136,4 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """The headers that `Connection` limits to this connection."""
     options = [value for name, value in headers if name.lower() == b"connection"]
-    return frozenset(option.strip().lower() for value in options for option in value.split(b","))
+    return frozenset([option.strip().lower() for value in options for option in value.split(b",")])

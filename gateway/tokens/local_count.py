@@ -83,6 +83,7 @@ _MOST_VALUES = 6_000_000
 
 _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IDS = msgspec.json.Decoder(list[int])
+_decode = json.JSONDecoder().raw_decode
 
 _TOO_DEEP = "The request body is nested too deeply."
 
@@ -135,17 +136,17 @@ def count_body(
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
     measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len)]
-    counted = Counted(tuple(one.tokens for one in measured), Kind(api, brought))
+    tokens, kind = tuple([one.tokens for one in measured]), Kind(api, brought)
     if len(measured) != 1 or measured[0].encoded is None:
-        return counted
+        return Counted(tokens, kind)
     ids = measured[0].encoded.ids
+    prefix: Prefix = ()
     if key is not None and not _skips_cache(fields):
         # A LoRA is chosen by its name. Two names of the base model count as two models that share nothing.
         seed = repr((fields.get("model"), fields.get("cache_salt")))
-        counted = replace(counted, prefix=prefix_of(ids, key, seed))
-    if ids_from is not None and len(ids) >= ids_from:
-        counted = replace(counted, ids=msgspec.json.encode(list(ids)))
-    return counted
+        prefix = prefix_of(ids, key, seed)
+    wanted = ids_from is not None and len(ids) >= ids_from
+    return Counted(tokens, kind, prefix, msgspec.json.encode(list(ids)) if wanted else b"")
 
 
 def engine_work(
@@ -275,7 +276,7 @@ def _with_ids(body: bytes) -> Json | None:
     try:
         fields = _SPLIT.decode(body)
         ids = _IDS.decode(fields.pop("prompt"))
-        return {name: json.loads(bytes(value)) for name, value in fields.items()} | {"prompt": ids}
+        return {name: _decode(str(value, "utf-8"))[0] for name, value in fields.items()} | {"prompt": ids}
     except (KeyError, ValueError, RecursionError):
         return None
 
