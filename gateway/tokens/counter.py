@@ -288,9 +288,9 @@ class ModelCounter:
             raise NeedsEngineError(self._unavailable)
         if excludes_unused is None:
             excludes_unused = self._trust(api).excludes_unused
-        work = functools.partial(count_body, excludes_unused=excludes_unused, key=self._key, ids_from=ids_from)
-        do = functools.partial(work, self._source, api, body, max_model_len, distrusted)
-        return await self._do(flow, api, body, size, do)
+        given = (self._source, api, body, max_model_len, distrusted)
+        work = functools.partial(count_body, *given, excludes_unused=excludes_unused, key=self._key, ids_from=ids_from)
+        return await self._do(flow, api, body, size, work)
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
         """Do work on a body that counts as so many bytes: at once if it is little, else in the pool."""

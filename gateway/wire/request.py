@@ -298,7 +298,7 @@ def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec
 
 def _given(fields: msgspec.Struct, name: str) -> bool:
     """Whether a field is there and not null."""
-    raw = _raw(fields, name)
+    raw = getattr(fields, name)
     return raw is not _ABSENT and bytes(memoryview(raw)[:5]) != _NULL
 
 
@@ -339,7 +339,7 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
 
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:
-    raw = _raw(fields, name)
+    raw = getattr(fields, name)
     return None if raw is _ABSENT else decoded(raw, name)
 
 
