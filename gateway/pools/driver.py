@@ -107,7 +107,7 @@ class Driver:
         """Whether an event is about a request that is relayed without a place."""
         match event:
             case Arrived() | Declared():
-                arrival = event.arrival if type(event) is Declared else event
+                arrival = event.arrival if isinstance(event, Declared) else event
                 if arrival.relayed:
                     self._relayed.add(arrival.request)
                 return arrival.relayed

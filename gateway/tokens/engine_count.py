@@ -3,12 +3,12 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Protocol
 
-import httpx
 import msgspec
 
-from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.local_count import EngineCall, EngineWork
@@ -22,10 +22,8 @@ _MOST_CALLS = 32
 """Most calls at once for all requests to a model; flows share them."""
 _LONGEST_CALL = 4
 """Longest duration of a call, as a multiple of the longest silence."""
-_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
-"""Answers come uncompressed: a small one compressed twice becomes gigabytes."""
 _LONG = 64 * 2**10
-"""Most bytes read of an answer."""
+"""Most bytes read of an answer: enough for the count, which a million token ids may follow."""
 _REFUSALS = frozenset({400, 413, 415, 422, 501})
 """Answers by which an engine refuses what it was asked, and not to be asked. (What it does not implement is 501.)"""
 _LONGEST_LIST = 8 * 2**20
@@ -33,13 +31,36 @@ _LONGEST_LIST = 8 * 2**20
 _FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
-class Target(NamedTuple):
+class UnansweredError(Exception):
+    """An engine did not answer to the end, or not in time; the message says what happened, and nothing of a request."""
+
+
+class Ask(Protocol):
+    """Sends JSON to one engine, with its key, and reads the answer."""
+
+    async def __call__(self, path: str, body: bytes, *, silence: float, longest: float, most: int) -> tuple[int, bytes]:
+        """The status of the answer, and its beginning.
+
+        Args:
+            path: of the route.
+            body: the question.
+            silence: most seconds without a byte.
+            longest: most seconds for all of it.
+            most: bytes of the answer after which no more is read.
+
+        Raises:
+            UnansweredError: as it says.
+            OutOfDescriptorsError: this process could not ask.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
     """An engine to ask."""
 
     url: str
-    """Base URL, without `/v1`."""
-    client: httpx.AsyncClient
-    """A client with the engine's key and TLS context."""
+    """Base URL, without `/v1`; its name in what is said of it."""
+    ask: Ask
     kind: EngineKind = VLLM
 
 
@@ -84,8 +105,7 @@ class EngineCounter:
 
         Args:
             targets: the engines of this model that are up, the best to ask first.
-            timeout: seconds for each step of a call: to connect, and the longest silence. The whole call may take four
-                times as long.
+            timeout: seconds for the longest silence in a call. The whole call may take four times as long.
         """
         self._targets = targets
         self._places = Places(_MOST_CALLS)
@@ -168,38 +188,19 @@ class EngineCounter:
         return _count(await self._answer(target, call.path, call.body, self._timeout()))
 
     async def _answer(self, target: Target, path: str, body: bytes, silence: float, most: int = _LONG) -> bytes:
+        longest = _LONGEST_CALL * silence
         try:
-            async with (
-                asyncio.timeout(_LONGEST_CALL * silence),
-                target.client.stream(
-                    "POST", target.url + path, content=body, headers=_HEADERS, timeout=silence
-                ) as response,
-            ):
-                answer = await _beginning(response, most)
-        except httpx.HTTPError as error:
-            if lacking(error):
-                raise OutOfDescriptorsError from error
-            raise CountUnavailableError(f"{path} of the engine failed: {type(error).__name__}") from None
-        except TimeoutError:
-            raise CountUnavailableError(f"{path} of the engine did not come to an end") from None
-        if response.status_code == httpx.codes.OK:
+            status, answer = await target.ask(path, body, silence=silence, longest=longest, most=most)
+        except UnansweredError as error:
+            raise CountUnavailableError(f"{path} of the engine failed: {error}") from None
+        if status == HTTPStatus.OK:
             return answer
-        if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             raise RouteMissingError(path)
-        if response.status_code in _REFUSALS:
+        if status in _REFUSALS:
             refusal = _refusal(answer)
             raise InvalidRequestError(refusal.message or "The engine refused the request.", refusal.param)
-        raise CountUnavailableError(f"{path} of the engine answered {response.status_code}")
-
-
-async def _beginning(response: httpx.Response, most: int) -> bytes:
-    """The beginning of an answer, enough for the count: a million token ids may follow it."""
-    read = bytearray()
-    async for piece in response.aiter_raw():
-        read += piece
-        if len(read) > most:
-            break
-    return bytes(read)
+        raise CountUnavailableError(f"{path} of the engine answered {status}")
 
 
 def _count(body: bytes) -> int:
