@@ -237,6 +237,8 @@ class Application:
         await self._background.stop()
         await self._upstream.close()
         await self._counting.close()
+        if self._access is not None:
+            self._access.flush()
         _log.info("stopped")
 
     async def _recheck(self, pool: Pool) -> None:
@@ -252,7 +254,9 @@ class Application:
 
     def _listen(self, given: Sequence[socket.socket], shared: Path | None) -> list[Listener]:
         server = self._settings.server
-        reporter = Reporter(self._metrics, AccessLog(self._settings.log) if self._settings.log.access else None)
+        log = self._settings.log
+        self._access = AccessLog(log, together=True) if log.access else None
+        reporter = Reporter(self._metrics, self._access)
         apart = server.admin_port is not None
         main, self._admin_port = self._admin_apps()
         self._gateway = Gateway(self._plane, reporter, main)

@@ -6,14 +6,17 @@ or secrets are blanked, and so is whatever follows "Bearer".
 A line that cannot be written is lost: a full disk or a log reader that has ended stops nothing else.
 """
 
+import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
 import re
+import select
 import sys
+import time
 from collections.abc import MutableMapping
-from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
@@ -43,7 +46,13 @@ def for_people(settings: LogSettings, stream: TextIO | None = None) -> bool:
 
 def timestamp() -> str:
     """The present time as JSON lines show it: UTC, to the millisecond."""
-    return f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    second, millisecond = divmod(time.time_ns() // 10**6, 1000)
+    return f"{_to_the_second(second)}.{millisecond:03}Z"
+
+
+@functools.lru_cache(1)
+def _to_the_second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 class _Lines(structlog.WriteLogger):
@@ -133,14 +142,30 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: float
 
 
-class AccessLog:
-    """Writes one line for each request."""
+LATEST = 0.1
+"""Seconds after which an access line is written, at the latest."""
 
-    def __init__(self, settings: LogSettings, stream: TextIO | None = None) -> None:
+
+class AccessLog:
+    """Writes one line for each request.
+
+    Args:
+        settings: the format.
+        stream: by default stderr.
+        together: in an event loop, lines of JSON are written together: once they fill a page, or the first is `LATEST`
+            old. Then a process that is killed loses the lines of that time, and whoever stops it calls `flush`. A page
+            is what a pipe takes in one piece, so that the lines of several processes are never mixed.
+    """
+
+    def __init__(self, settings: LogSettings, stream: TextIO | None = None, *, together: bool = False) -> None:
         self._out = sys.stderr if stream is None else stream
+        self._together = together
         self._lines = _Lines(self._out)
         self._for_people = for_people(settings, self._out)
         self._headed = False
+        self._page: list[bytes] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def __call__(
         self,
@@ -198,7 +223,31 @@ class AccessLog:
             overhead_ms=overhead_ms,
             duration_ms=duration_ms,
         )
-        self._lines.msg(self._shown(line) if self._for_people else _encoder.encode(line).decode())
+        if self._for_people:
+            self._lines.msg(self._shown(line))
+        else:
+            self._keep(_encoder.encode(line))
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._page:
+            self._lines.msg(b"\n".join(self._page).decode())
+            self._page.clear()
+            self._size = 0
+
+    def _keep(self, line: bytes) -> None:
+        self._size += len(line) + 1
+        if self._size > select.PIPE_BUF and self._page:
+            self.flush()
+            self._size = len(line) + 1
+        self._page.append(line)
+        if not self._together:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATEST, self.flush)
 
     def _shown(self, line: AccessLine) -> str:
         row = people.request(msgspec.structs.asdict(line), width=_width(self._out), colors=_colors(self._out))

@@ -86,7 +86,7 @@ class Pool:
     @property
     def max_model_len(self) -> int:
         """The longest length any of its endpoints takes, in tokens."""
-        return max((identity.max_model_len for identity in self.identities), default=0)
+        return max([identity.max_model_len for identity in self.identities], default=0)
 
     def takes(self, total: int) -> bool:
         """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
@@ -117,8 +117,10 @@ class Pool:
         Those with equally many take turns. One on trial that has a request comes last.
         """
         healthy = self.healthy()
+        if len(healthy) < 2:  # noqa: PLR2004  # nothing to choose
+            return healthy
         self._turn += 1
-        start = self._turn % len(healthy) if healthy else 0
+        start = self._turn % len(healthy)
         return sorted(healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.watch.on_trial, e.relayed))
 
 

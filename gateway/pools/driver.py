@@ -106,9 +106,11 @@ class Driver:
     def _relays(self, event: Event) -> bool:
         """Whether an event is about a request that is relayed without a place."""
         match event:
-            case Arrived(request, relayed=True) | Declared(Arrived(request, relayed=True)):
-                self._relayed.add(request)
-                return True
+            case Arrived() | Declared():
+                arrival = event.arrival if isinstance(event, Declared) else event
+                if arrival.relayed:
+                    self._relayed.add(arrival.request)
+                return arrival.relayed
             case Cancelled(request) | Finished(request) if request in self._relayed:
                 self._relayed.discard(request)
                 return True

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Self
 
 from gateway.runtime.shares import Shares
 from gateway.wire.errors import ErrorAnswer
@@ -143,8 +143,15 @@ class Payload:
     def drop(self) -> None:
         """Forget the bytes: nobody needs them any more. May be called again."""
         self.data = self.ids = b""
-        self._shares.add(self._flow, -self._held)
-        self._held = 0
+        if self._held:
+            self._shares.add(self._flow, -self._held)
+            self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
 
 
 class Room:
@@ -158,14 +165,9 @@ class Room:
     def __init__(self, most: Callable[[], int]) -> None:
         self._shares = Shares(most)
 
-    @contextlib.contextmanager
-    def payload(self, flow: str) -> Iterator[Payload]:
-        """A place for a body that is about to arrive; it is dropped at the latest when the block ends."""
-        payload = Payload(self._shares, flow)
-        try:
-            yield payload
-        finally:
-            payload.drop()
+    def payload(self, flow: str) -> Payload:
+        """A place for a body that is about to arrive; as a context manager it is dropped at the latest at its end."""
+        return Payload(self._shares, flow)
 
 
 class Allowance:
@@ -258,40 +260,44 @@ async def _next(receive: Receive, timeout: float) -> Message:
     return message
 
 
-@contextlib.contextmanager
-def while_connected(scope: Scope, receive: Receive) -> Iterator[None]:
+class while_connected:  # noqa: N801  # used like a function
     """Cancel what is done inside once the client has left. Enter it only after the body was read.
 
     Raises:
         ClientGoneError: it has left.
     """
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101  # we are in a coroutine
-    inside, gone = True, False
 
-    def left() -> None:
-        nonlocal gone
-        if inside:
-            gone = True
-            task.cancel()
+    __slots__ = ("_end", "_gone", "_inside", "_receive", "_scope", "_task")
 
-    watch = _extension(scope, LEAVING_EXTENSION)
-    if watch is not None:
-        end: Callable[[], object] = watch(left)
-    else:
-        waiting = asyncio.create_task(_disconnected(receive))
-        waiting.add_done_callback(lambda done: None if done.cancelled() else left())
-        end = waiting.cancel
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        task.uncancel()
-        raise ClientGoneError from None
-    finally:
-        inside = False
-        end()
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in a coroutine
+        self._task = task
+        self._inside = True
+        watch = _extension(self._scope, LEAVING_EXTENSION)
+        if watch is not None:
+            self._end: Callable[[], object] = watch(self._left)
+        else:
+            waiting = asyncio.create_task(_disconnected(self._receive))
+            waiting.add_done_callback(lambda done: None if done.cancelled() else self._left())
+            self._end = waiting.cancel
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._inside = False
+        self._end()
+        if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError):
+            self._task.uncancel()
+            raise ClientGoneError from None
+
+    def _left(self) -> None:
+        if self._inside:
+            self._gone = True
+            self._task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

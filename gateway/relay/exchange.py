@@ -1,7 +1,6 @@
 """One request on its way through the gateway, and the single report of its end."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.admission.events import Demand, EndpointId
@@ -91,14 +90,9 @@ class Exchange:
         now = clock()
         return cls(scope["path"], api, request_id(scope), Response(scope, send), clock, now, now)
 
-    @contextmanager
-    def waiting(self) -> Iterator[float]:
-        """Count the time that the block takes as time waited. Yields the time at which it began."""
-        began = self.clock()
-        try:
-            yield began
-        finally:
-            self.waited += self.clock() - began
+    def waiting(self) -> "_Wait":
+        """A block whose time counts as time waited; its value is the time at which it began."""
+        return _Wait(self)
 
     def sent_to(self, endpoint: EndpointId) -> None:
         """Note that it goes to an endpoint now."""
@@ -164,6 +158,22 @@ class Exchange:
         return outcome
 
 
+class _Wait:
+    """See `Exchange.waiting`."""
+
+    __slots__ = ("_began", "_exchange")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __enter__(self) -> float:
+        self._began = self._exchange.clock()
+        return self._began
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.waited += self._exchange.clock() - self._began
+
+
 class Reporter:
     """Counts and logs each exchange once, when it has ended."""
 
@@ -220,4 +230,4 @@ def _length(demand: Demand, usage: Usage) -> tuple[int, int]:
 
 
 def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 2)
+    return int(seconds * 1e5 + 0.5) / 100  # `round` takes seven times as long

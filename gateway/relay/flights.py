@@ -102,7 +102,8 @@ class Flights:
     def answers(self, flight: Flight, *, computed: bool = False) -> None:
         """Note the first piece of an answer; `computed`: the engine has finished with it, and only sends the rest."""
         flight.answering = True
-        self.progressed((flight.request,))
+        flight.moved_at = self._clock()
+        flight.endpoint.watch.progressed((flight.request,))
         if computed:
             flight.computed, flight.watched = True, False
             flight.endpoint.watch.finished(flight.request)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
@@ -65,7 +67,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
     asked, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
     exchange.demand, exchange.max_tokens = asked, most
     key = await fingerprint(client.flow, payload.data, plane.key)
-    request = replace(request, body=b"")  # from here on only the payload has the bytes
+    request = structs.replace(request, body=b"")  # from here on only the payload has the bytes
     work = Work(request, size, pool, count, asked, client, target, key, most)
     await _edit(plane, work, payload)
     return await _admitted(plane, scope, exchange, work, payload)

@@ -49,6 +49,9 @@ _NOT_RETURNED = _HOP_BY_HOP | {
     b"x-accel-buffering",
 }
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_DRAWN = 256
+"""Request ids drawn at once: the kernel is asked once for all of them."""
+_spare: list[bytes] = []
 
 
 def request_id(scope: Scope) -> bytes:
@@ -56,7 +59,10 @@ def request_id(scope: Scope) -> bytes:
     given = header(scope, b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
-    return os.urandom(16).hex().encode()
+    if not _spare:
+        drawn = os.urandom(16 * _DRAWN).hex().encode()
+        _spare.extend(drawn[start : start + 32] for start in range(0, len(drawn), 32))
+    return _spare.pop()
 
 
 def bearer(scope: Scope) -> str | None:
@@ -130,4 +136,4 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """The headers that `Connection` limits to this connection."""
     options = [value for name, value in headers if name.lower() == b"connection"]
-    return frozenset(option.strip().lower() for value in options for option in value.split(b","))
+    return frozenset([option.strip().lower() for value in options for option in value.split(b",")])

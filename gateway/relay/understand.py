@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import LAST_BAND
@@ -76,12 +78,12 @@ async def parsed(pool: CountingPool, flow: str, api: Api, body: bytes) -> Genera
         RefusedError: this API does not take such a request, or too many bodies wait to be read.
     """
     request = await read(pool, flow, _parse, body, api)
-    return request if request.body else replace(request, body=body)
+    return request if request.body else structs.replace(request, body=body)
 
 
 def _parse(body: bytes, api: Api) -> GenerationRequest:
     request = parse(api, body)
-    return request if len(body) <= INLINE_BYTES else replace(request, body=b"")  # it need not travel back
+    return request if len(body) <= INLINE_BYTES else structs.replace(request, body=b"")  # it need not travel back
 
 
 def ttft_target(scope: Scope) -> float | None:
@@ -173,10 +175,13 @@ def bounded(
     Raises:
         RefusedError: it asks for more than its tenant may.
     """
+    has_none = request.max_tokens is None or request.by_default
+    default = pool.default_max_tokens(asked.longest_prompt) if has_none else None
+    if default is None and client.max_tokens is None:
+        return asked, None
     left = room(pool, asked, count)
     most = limit(client, request, left)
-    default = pool.default_max_tokens(asked.longest_prompt)
-    if default is not None and (request.max_tokens is None or request.by_default):
+    if default is not None:
         most = min(default, left if most is None else most)
         return replace(asked, max_tokens=most), most
     return asked if most is None else replace(asked, max_tokens=min(asked.max_tokens, most)), most

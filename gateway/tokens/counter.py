@@ -23,7 +23,7 @@ from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.interruption import TooMuchHereError, limited
 from gateway.tokens.llama_server import llama_server_work
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import Counted, EngineWork, count_body, engine_work, estimate_body, values
+from gateway.tokens.local_count import Counted, EngineWork, count_body, dear_values, engine_work, estimate_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
@@ -42,12 +42,14 @@ AT_ONCE_BYTES = 4096
 much CPU, holds the GIL meanwhile, and lets requests that come together wait for each other: with 32 at once, kvgate
 added 5 ms to each instead of 0.2."""
 AT_ONCE_VALUES = 200
-"""Most values of such a body (`values`). A template may print them one below the other, each indented by its depth:
-of 4 KB of brackets that took 2 s."""
+"""Most values of such a body (`dear_values`). A template may print them one below the other, each indented by its
+depth: of 4 KB of brackets that took 2 s."""
 AT_ONCE_CHARACTERS = 16 * 2**10
 """Most characters of its prompt: a template may repeat a part of the body for each message."""
 AT_ONCE_SECONDS = 0.01
 """CPU time that it may take on the event loop. After that it begins anew in the pool."""
+
+_MOST_TRUSTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,16 @@ class NotHere:
     source: Source
     """The source of their counts."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Trust:
+    known: tuple[str, ...]
+    """URLs of the endpoints that are up and were compared."""
+    distrusted: frozenset[Feature]
+    """The features of requests that must not be counted here."""
+    excludes_unused: bool
+    """Whether all of these endpoints leave out tools that the model may not use."""
 
 
 class ModelCounter:
@@ -116,6 +128,8 @@ class ModelCounter:
         self._hand_over = HandOver(model, engine, on_refusal, chance)
         self._hand_over_from = hand_over_from
         self._reports: dict[str, ParityReport] = {}
+        self._trusts: dict[tuple[Api, frozenset[str]], _Trust] = {}
+        """What follows from the reports and drifts for the endpoints that are up, until one of them changes."""
         self._key = key or new_key()
 
     async def start(self) -> None:
@@ -126,6 +140,7 @@ class ModelCounter:
         """
         if self._source is not None:
             self._unavailable = await self._tokenizers.load(self._source)
+            self._trusts.clear()
         elif self._engine.kind().counts:
             self._unavailable = f"{self._engine.kind().name} counts its prompts itself"
             return
@@ -160,6 +175,7 @@ class ModelCounter:
         report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
         known = self._reports.get(target.url)
         self._reports[target.url] = report
+        self._trusts.clear()
         if report.differs and report != known:
             self._on_switch(_difference(target, report))
         wanted = self._hand_over_from() is not None and Feature.PROMPT not in report.distrusted(Api.CHAT)
@@ -182,13 +198,15 @@ class ModelCounter:
             reports = [report for report in compared if report is not None]
             return bool(reports) and not any({feature, Feature.PROMPT} & report.distrusted(api) for report in reports)
 
-        for api, feature in self._drift.probed(equal, self._clock()):
+        returned = self._drift.probed(equal, self._clock())
+        self._trusts.clear()
+        for api, feature in returned:
             self._on_return(_named(api, feature))
 
     @property
     def mode(self) -> Source:
         """The source of an ordinary conversation's count: `LOCAL` or `ENGINE`."""
-        return Source.ENGINE if Feature.PROMPT in self._distrusted(Api.CHAT, self._known()) else Source.LOCAL
+        return Source.ENGINE if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
 
     @property
     def reason(self) -> str:
@@ -216,23 +234,20 @@ class ModelCounter:
 
     async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
         """Count a request's prompts; see `TokenCounter.count`."""
-        known = self._known()
-        distrusted = self._distrusted(request.api, known)
+        trust = self._trust(request.api)
         taken = (
-            request.api is Api.CHAT
-            and not request.names_ids
-            and any(self._hand_over.field(target.url) for target, _ in known)
+            request.api is Api.CHAT and not request.names_ids and any(self._hand_over.field(url) for url in trust.known)
         )
-        if Feature.PROMPT not in distrusted:
+        if Feature.PROMPT not in trust.distrusted:
             try:
                 counted = await self._here(
                     flow,
                     request.api,
                     request.body,
                     max_model_len,
-                    distrusted,
+                    trust.distrusted,
                     size=request.counted_bytes,
-                    excludes_unused=_all_exclude_unused(known),
+                    excludes_unused=trust.excludes_unused,
                     ids_from=self._hand_over_from() if taken else None,
                 )
                 return PromptCount(counted.prompts, Source.LOCAL, counted.kind, counted.prefix, counted.ids)
@@ -259,6 +274,7 @@ class ModelCounter:
         if drift is None:
             return
         self._on_drift(drift)
+        self._trusts.clear()
         for api, feature in drift.doubted:
             self._on_switch(_drifted(api, feature))
 
@@ -277,17 +293,17 @@ class ModelCounter:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
         if excludes_unused is None:
-            excludes_unused = _all_exclude_unused(self._known())
-        work = functools.partial(count_body, excludes_unused=excludes_unused, key=self._key, ids_from=ids_from)
-        do = functools.partial(work, self._source, api, body, max_model_len, distrusted)
-        return await self._do(flow, api, body, size, do)
+            excludes_unused = self._trust(api).excludes_unused
+        given = (self._source, api, body, max_model_len, distrusted)
+        work = functools.partial(count_body, *given, excludes_unused=excludes_unused, key=self._key, ids_from=ids_from)
+        return await self._do(flow, api, body, size, work)
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
         """Do work on a body that counts as so many bytes: at once if it is and stays little, else in the pool."""
         little = (
             size <= AT_ONCE_BYTES
             and api is not Api.RESPONSES  # whose tools may have long names made for each of them
-            and values(body) <= AT_ONCE_VALUES
+            and dear_values(api, body) <= AT_ONCE_VALUES
         )
         if little and (self._source is None or self._unavailable or is_quick(self._source)):
             with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS, AT_ONCE_CHARACTERS):
@@ -295,14 +311,14 @@ class ModelCounter:
         return await self._pool.run(flow, size, work)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
-        known = self._known()
-        proven = Feature.PROMPT not in self._distrusted(Api.CHAT, known)
+        trust = self._trust(Api.CHAT)
+        proven = Feature.PROMPT not in trust.distrusted
         try:
             api, body = request.api, request.body
             kind = self._engine.kind()
             convert = functools.partial(_WORK[kind.name], api, body, max_model_len)
             if kind is VLLM:
-                convert = functools.partial(convert, excludes_unused=_all_exclude_unused(known), proven=proven)
+                convert = functools.partial(convert, excludes_unused=trust.excludes_unused, proven=proven)
             work = await self._do(flow, api, body, request.counted_bytes, convert)
         except (NeedsEngineError, NotCountableError):
             return await self._estimate(flow, request, max_model_len)
@@ -368,11 +384,19 @@ class ModelCounter:
             return False
         return there == left != kept
 
-    def _distrusted(self, api: Api, known: list[tuple[Target, ParityReport]]) -> frozenset[Feature]:
-        """The features of an API's requests that must not be counted here."""
-        if self._unavailable:
-            return ALL
-        return self._drift.doubted(api).union(*(report.distrusted(api) for _, report in known))
+    def _trust(self, api: Api) -> "_Trust":
+        """What of an API's requests may be counted here."""
+        up = frozenset([target.url for target in self._engine.targets()])
+        found = self._trusts.get((api, up))
+        if found is None:
+            reports = {url: self._reports[url] for url in up if url in self._reports}
+            doubted = self._drift.doubted(api).union(*(report.distrusted(api) for report in reports.values()))
+            excludes = bool(reports) and all(report.excludes_unused for report in reports.values())
+            found = _Trust(tuple(reports), ALL if self._unavailable else doubted, excludes)
+            if len(self._trusts) >= _MOST_TRUSTS:  # endpoints come and go
+                self._trusts.clear()
+            self._trusts[api, up] = found
+        return found
 
     def _known(self) -> list[tuple[Target, ParityReport]]:
         """The endpoints that are up and were compared, with their reports."""
@@ -382,10 +406,6 @@ class ModelCounter:
 _WORK: dict[str, Callable[..., EngineWork]] = {VLLM.name: engine_work, LLAMA_SERVER.name: llama_server_work}
 """The questions that count a request, by the kind of engine."""
 _NO_TOKENIZER = "no tokenizer is configured, and the endpoint names none: give its folder or hub id with --tokenizer"
-
-
-def _all_exclude_unused(known: list[tuple[Target, ParityReport]]) -> bool:
-    return bool(known) and all(report.excludes_unused for _, report in known)
 
 
 def _named(api: Api, feature: Feature) -> str:

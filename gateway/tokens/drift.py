@@ -100,7 +100,7 @@ class DriftWatch:
             recent.append(wrong)
             if wrong:
                 shares[kind.api, feature] = sum(recent) / len(recent)
-            if len(recent) == WINDOW and not any(recent):
+            if self._doubts and len(recent) == WINDOW and not any(recent):
                 self._forget((kind.api, feature))
         if not wrong:
             return ()

@@ -104,6 +104,11 @@ OTHER_FIELDS = frozenset(
 `gateway.tokens.local_count.engine_work`."""
 
 
+_UNCOUNTED = {
+    api: [(name, use) for name, use in uses.items() if use is not Use.COUNTED] for api, uses in PROMPT_FIELDS.items()
+}
+
+
 def set_aside(api: Api, fields: Mapping[str, Any]) -> None:
     """Raise for a request with a field that cannot be counted here.
 
@@ -111,8 +116,7 @@ def set_aside(api: Api, fields: Mapping[str, Any]) -> None:
         NotCountableError: no counting route takes the field either.
         NeedsEngineError: the engine can count it.
     """
-    uses = PROMPT_FIELDS[api].items()
-    given = {use: name for name, use in uses if use is not Use.COUNTED and fields.get(name) is not None}
+    given = {use: name for name, use in _UNCOUNTED[api] if fields.get(name) is not None}
     if name := given.get(Use.ESTIMATED):
         raise NotCountableError(f"the request sets {name}")
     if name := given.get(Use.ENGINE):

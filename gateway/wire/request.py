@@ -6,7 +6,6 @@ over its bytes and hardly any memory.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -56,8 +55,7 @@ class ForbiddenFieldError(InvalidRequestError):
     """The client set a field that only an operator may set (`REFUSED_FIELDS`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of the four APIs, as far as kvgate has to understand it."""
 
     api: Api
@@ -300,7 +298,7 @@ def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec
 
 def _given(fields: msgspec.Struct, name: str) -> bool:
     """Whether a field is there and not null."""
-    raw = _raw(fields, name)
+    raw = getattr(fields, name)
     return raw is not _ABSENT and bytes(memoryview(raw)[:5]) != _NULL
 
 
@@ -341,7 +339,7 @@ def _max_tokens(api: Api, fields: msgspec.Struct) -> tuple[int | None, str]:
 
 
 def _decode(fields: msgspec.Struct, name: str) -> Any:
-    raw = _raw(fields, name)
+    raw = getattr(fields, name)
     return None if raw is _ABSENT else decoded(raw, name)
 
 

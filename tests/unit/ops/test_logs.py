@@ -1,8 +1,10 @@
+import asyncio
 import errno
 import io
 import json
 import logging
 import re
+import select
 
 import pytest
 import structlog
@@ -69,6 +71,32 @@ def test_a_request_is_one_line_of_json_with_every_field():
     assert {name: line[name] for name in FIELDS} == FIELDS
     assert set(line) - set(FIELDS) == {"timestamp", "level", "event"}
     assert line["event"] == "request"
+
+
+async def test_lines_written_together_come_whole_in_their_order_and_soon():
+    written: list[str] = []
+
+    class Pipe(io.StringIO):
+        def write(self, text):
+            written.append(text)
+            return super().write(text)
+
+    out = Pipe()
+    access = AccessLog(LogSettings(format="json"), out, together=True)
+    for number in range(50):
+        access(**{**FIELDS, "request_id": str(number)})
+    access.flush()
+    assert [line["request_id"] for line in lines(out)] == [str(number) for number in range(50)]
+    assert 1 < len(written) < 25, "together"
+    assert all(len(page.encode()) <= select.PIPE_BUF and page.endswith("\n") for page in written)
+    access(**FIELDS)
+    access(**FIELDS)
+    assert len(lines(out)) < 52, "not at once"
+    async with asyncio.timeout(5):
+        while len(lines(out)) < 52:  # noqa: ASYNC110  # the loop's own timer writes them
+            await asyncio.sleep(0.01)
+    access.flush()
+    assert len(lines(out)) == 52
 
 
 def test_what_is_not_known_is_null_in_json_and_left_out_for_people():

@@ -36,6 +36,7 @@ class Asked:
             max_model_len=100,
             endpoints={"a": None},
             takes=lambda _: True,
+            default_max_tokens=lambda _: None,
         )
         pools = {None: pool, "m": pool, "alias": pool}
         plane = SimpleNamespace(

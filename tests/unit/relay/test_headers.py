@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from gateway.admission.limits.standing import Quota, Standing
@@ -83,7 +85,9 @@ def test_an_id_that_could_break_a_log_is_replaced(given):
 
 
 def test_every_made_id_is_another():
-    assert request_id(scope()) != request_id(scope())
+    made = [request_id(scope()) for _ in range(600)]
+    assert len({*made}) == 600
+    assert all(re.fullmatch(rb"[0-9a-f]{32}", each) for each in made)
     assert request_id(scope((b"x-request-id", b"mine:1"))) == b"mine:1"
 
 

@@ -311,9 +311,11 @@ async def test_a_small_body_is_counted_at_once_and_a_larger_one_in_the_pool(ours
         (Api.CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"parameters": [1] * 201}}]}),
         (Api.CHAT, {"messages": [USER] * 40}),
         (Api.RESPONSES, {"input": "the fox"}),
+        (Api.COMPLETIONS, {"prompt": ["fox"] * 250}),
+        (Api.COMPLETIONS, {"prompt": [[1]] * 250}),
     ],
 )
-async def test_a_small_body_of_which_a_template_may_make_much_is_counted_in_the_pool(
+async def test_a_small_body_that_may_take_long_is_counted_in_the_pool(
     ours: Counter, pool: CountingPool, api: Api, fields: dict[str, Any]
 ) -> None:
     pool.max_pending_bytes = 0
@@ -368,6 +370,12 @@ async def test_a_small_body_that_becomes_a_long_prompt_is_counted_in_the_pool(
     pool._pending.add("another", 1)
     with pytest.raises(CountingOverloadedError):
         await counter.counter.count(request, flow="flow", max_model_len=FAR)
+
+
+async def test_token_ids_in_a_small_body_are_counted_at_once(ours: Counter, pool: CountingPool) -> None:
+    pool.max_pending_bytes = 0
+    pool._pending.add("another", 1)
+    assert (await ours.count(Api.COMPLETIONS, prompt=[100] * 700)).prompts == (700,)
 
 
 async def test_the_repeated_fields_of_a_batch_make_it_larger(ours: Counter, pool: CountingPool) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.events import Prefix
+from gateway.tokens import local_count
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind
 from gateway.tokens.local_count import Counted, EngineCall, count_body, engine_work, estimate_body
@@ -55,6 +56,34 @@ def test_each_api_is_counted_and_named(source: TokenizerSource, api: Api, fields
 
 
 KEY = bytes(32)
+SMALL_IDS = json.dumps([*range(200)]).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": %b, "model": "m"}',
+        b'{"prompt": "fox", "prompt": %b}',
+        b'{"prompt": %b, "echo": true}',
+        b'{"prompt": %b, "truncate_prompt_tokens": 20.0, "max_tokens": 5}',
+        b'{"prompt": %b, "cache_salt": "\\ud800", "model": 1e999}',
+        b'{"prompt": [%b]}',
+    ],
+)
+def test_token_ids_are_counted_as_the_engines_parser_reads_them(
+    source: TokenizerSource, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    def counts() -> list[Counted]:
+        return [
+            count_body(source, Api.COMPLETIONS, body % ids, FAR, key=KEY)
+            for ids in (SMALL_IDS, b"[1, 2.5, true]", b"[-1, 99999999999999999999]")
+        ]
+
+    found = counts()
+    monkeypatch.setattr(local_count, "_with_ids", lambda _: None)
+    assert found == counts()
+
+
 LONG = "the quick brown fox " * 100
 
 
