@@ -136,7 +136,7 @@ def count_body(
     prompts, brought = _brought(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
-    measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len)]
+    measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len, alone=len(prompts) == 1)]
     tokens, kind = tuple([one.tokens for one in measured]), Kind(api, brought)
     if len(measured) != 1 or measured[0].encoded is None:
         return Counted(tokens, kind)
@@ -343,10 +343,13 @@ def _prompts(api: Api, fields: Mapping[str, Any]) -> Sequence[ChatPrompt | TextP
             return [from_responses(fields)]
 
 
-def _measured(source: TokenizerSource, prompt: ChatPrompt | TextPrompt, max_model_len: int) -> Sequence[MeasuredPrompt]:
+def _measured(
+    source: TokenizerSource, prompt: ChatPrompt | TextPrompt, max_model_len: int, *, alone: bool
+) -> Sequence[MeasuredPrompt]:
     if isinstance(prompt, TextPrompt):
         return renderer(source).measure_texts(prompt, max_model_len)
-    return [renderer(source).measure_chat(prompt, max_model_len)]
+    one = renderer(source).measure_chat(prompt, max_model_len)
+    return [one if alone else replace(one, encoded=None)]  # the tokens of all conversations would be large
 
 
 def _brought(

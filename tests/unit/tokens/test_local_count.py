@@ -1,6 +1,7 @@
 import contextlib
 import json
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind
 from gateway.tokens.local_count import Counted, EngineCall, count_body, engine_work, estimate_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
-from gateway.tokens.normalise import TextPrompt
-from gateway.tokens.render import TokenizerSource, renderer
+from gateway.tokens.normalise import ChatPrompt, TextPrompt
+from gateway.tokens.render import MeasuredPrompt, Renderer, TokenizerSource, renderer
 from gateway.wire.request import MAX_SEQUENCES, Api, InvalidRequestError
 
 USER = {"role": "user", "content": "the fox"}
@@ -425,6 +426,31 @@ def test_an_estimate_is_of_each_prompt(
     counted = estimate_body(source if known else None, api, json.dumps(fields).encode()).prompts
     assert len(counted) == len(least)
     assert all(at_least <= count <= 3 * at_least + 9 for count, at_least in zip(counted, least, strict=True))
+
+
+class Encoded:
+    ids = (1, 2, 3)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def test_of_the_conversations_of_a_batch_no_tokens_are_kept(
+    source: TokenizerSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    alive: weakref.WeakSet[Encoded] = weakref.WeakSet()
+
+    def measure(self: Renderer, _prompt: ChatPrompt, _max_model_len: int) -> MeasuredPrompt:
+        kept.append(len(alive))
+        encoded = Encoded()
+        alive.add(encoded)
+        return MeasuredPrompt(3, encoded)
+
+    monkeypatch.setattr(Renderer, "measure_chat", measure)
+    body = json.dumps({"messages": [[{"role": "user", "content": "a"}]] * 5}).encode()
+    assert count_body(source, Api.BATCH, body, FAR).prompts == (3,) * 5
+    assert kept == [0] * 5
 
 
 def test_too_many_prompts_are_not_estimated(source: TokenizerSource) -> None:
