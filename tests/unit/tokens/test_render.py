@@ -147,6 +147,13 @@ def test_a_part_that_is_repeated_for_each_message_is_not_rendered_where_it_can_f
         ends.measure_chat(chat_prompt(asked | {"truncate_prompt_tokens": 1001}), 1000)
 
 
+def test_a_template_is_compiled_before_the_first_count(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picky = "{% if messages | length < 2 %}{{ raise_exception('Too few.') }}{% endif %}{{ messages[0].content }} once"
+    loaded = with_template(tokenizer_folder, picky)
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda *_, **__: pytest.fail("it must not be compiled now"))
+    assert loaded.render(chat_prompt({"messages": [USER] * 2})) == "the fox once"
+
+
 def test_what_is_nested_too_deeply_for_a_template_is_refused_without_the_engine(plain: Renderer) -> None:
     deep: list[object] = []
     for _ in range(2000):
