@@ -24,6 +24,10 @@ BODY_EXTENSION = "kvgate.body"
 returns False when the client is behind. `http_protocol` offers it. Under other servers `send` does the same, one task
 switch slower."""
 
+CHUNKS_EXTENSION = "kvgate.chunks"
+"""Key of a function that returns how to write a chunk of an answer that has begun, in its HTTP frame (`bytes -> bool`, as
+above); None if this client gets no chunks."""
+
 ARRIVED_EXTENSION = "kvgate.arrived"
 """Key of a function `-> bytes | None` that takes the request's body if all of it has arrived: without a timer."""
 LEAVING_EXTENSION = "kvgate.leaving"
@@ -36,7 +40,7 @@ WITH_BODY = "kvgate.with_body"
 class Body:
     """The body of an answer that has started, written piece by piece."""
 
-    __slots__ = ("_late", "_send", "write")
+    __slots__ = ("_chunks", "_late", "_send", "write")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -44,6 +48,11 @@ class Body:
         direct: Callable[[bytes], bool] | None = _extension(scope, BODY_EXTENSION)
         self.write = direct or self._keep
         """Take a piece. After False, await `drained` before the next one."""
+        self._chunks: Callable[[], Callable[[bytes], bool] | None] = _extension(scope, CHUNKS_EXTENSION) or _no_chunks
+
+    def chunks(self) -> Callable[[bytes], bool] | None:
+        """What takes a chunk as it came, in its HTTP frame, once the answer has begun; None if the client gets none."""
+        return self._chunks()
 
     async def drained(self) -> None:
         """Wait until the client has caught up."""
@@ -53,6 +62,10 @@ class Body:
     def _keep(self, data: bytes) -> bool:
         self._late += data
         return False
+
+
+def _no_chunks() -> None:
+    return None
 
 
 class ClientGoneError(Exception):

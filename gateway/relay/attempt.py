@@ -212,7 +212,7 @@ class Attempt:
             sequences=outgoing.sequences,
         )
         body = self._response.body
-        feed, write, progress = reader.feed, body.write, self._place.progress
+        feed, passes, write, progress = reader.feed, reader.passes, body.write, self._place.progress
 
         async def drained() -> None:
             flight.delivering = True
@@ -229,6 +229,14 @@ class Attempt:
             progress(reader.tokens)
             return keeps_up
 
+        def take_chunk(chunk: bytes, start: int) -> bool | None:
+            """Pass on a chunk of ordinary events in the frame that it came in, like `take`."""
+            if not passes(chunk, start):
+                return None
+            keeps_up = write_chunk(chunk)
+            progress(reader.tokens)
+            return keeps_up
+
         held = await self._first_events(answer, reader)
         if reader.failure is not None:
             return await self._failed_unseen(flight, reader.failure)
@@ -240,7 +248,8 @@ class Attempt:
             if held and not write(held):
                 await drained()
             self._place.begun(reader.tokens)
-            await answer.deliver(take, drained)
+            write_chunk = body.chunks()
+            await answer.deliver(take, drained, take_chunk if write_chunk is not None else None)
         except _FailedMidwayError:
             await drained()
         rest = reader.end()

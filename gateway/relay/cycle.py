@@ -132,3 +132,21 @@ def body_writer(cycle: Cycle) -> Callable[[bytes], bool]:
         return not flow.write_paused
 
     return write
+
+
+def chunk_writer(cycle: Cycle) -> Callable[[bytes], bool] | None:
+    """Write a chunk of an answer's body, framed as it came from the endpoint; see `body_writer`.
+
+    None if the answer has not begun, or does not go out in chunks.
+    """
+    if not cycle.response_started or cycle.response_complete or cycle.until_close or not cycle.chunked_encoding:
+        return None
+    flow, send = cycle.flow, cycle.transport.write
+
+    def write(chunk: bytes) -> bool:
+        if cycle.disconnected:
+            return True
+        send(chunk)
+        return not flow.write_paused
+
+    return write

@@ -9,14 +9,15 @@ import fcntl
 import sys
 import termios
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, LEAVING_EXTENSION
-from gateway.relay.cycle import Cycle, News, body_writer
+from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, CHUNKS_EXTENSION, LEAVING_EXTENSION
+from gateway.relay.cycle import Cycle, News, body_writer, chunk_writer
 from gateway.relay.framing import BadRequestError, Body, framed, head_end
 from gateway.relay.last_call import LAST_WORD, LINGER
 from gateway.wire.errors import openai_error
@@ -193,6 +194,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.cycle.half_closed = self._ended
         extensions: dict[str, Any] = {
             BODY_EXTENSION: body_writer(self.cycle),
+            CHUNKS_EXTENSION: partial(chunk_writer, self.cycle),
             ARRIVED_EXTENSION: self.cycle.arrived,
             LEAVING_EXTENSION: self.cycle.leaving,
         }

@@ -2,13 +2,21 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
-from gateway.relay.upstream import Answer, ConnectFailedError, ConnectionLostError, Headers
-from gateway.relay.upstream_connection import Connection, Sink
+from gateway.relay.upstream import (
+    Answer,
+    ChunkSink,
+    ConnectFailedError,
+    ConnectionLostError,
+    Drained,
+    Headers,
+    Sink,
+)
+from gateway.relay.upstream_connection import Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 
@@ -173,10 +181,10 @@ class _HttpAnswer:
         self.headers: Headers = connection.headers
         self.read_some = connection.read
 
-    async def deliver(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
+    async def deliver(self, sink: Sink, drained: Drained, chunks: ChunkSink | None = None) -> None:
         """See `Answer.deliver`."""
         if self._connection is not None:
-            await self._connection.deliver(sink, drained)
+            await self._connection.deliver(sink, drained, chunks)
 
     def close(self) -> None:
         """See `Answer.close`."""

@@ -15,6 +15,7 @@ class Place:
     def __init__(self, admission: Admission, request: RequestId, demand: Demand) -> None:
         self.request = request
         self._admission = admission
+        self._counts = admission.counts
         self._most = demand.sequences * max(1, demand.max_tokens)
         self._held = False
 
@@ -42,8 +43,8 @@ class Place:
         self._admission.begun(self.request, min(generated, self._most))
 
     def progress(self, generated: int) -> None:
-        """Note the tokens generated so far."""
-        self._admission.progress(self.request, min(generated, self._most))
+        """Note the tokens generated so far. Called for every event: the core hears of them in batches."""
+        self._counts.moved[self.request] = generated if generated < self._most else self._most
 
     def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Give the place back for good; does nothing when none is held."""

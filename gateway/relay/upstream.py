@@ -5,6 +5,14 @@ from typing import Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+Sink = Callable[[bytes], bool]
+"""Takes a piece of a body; returns False when its receiver is behind."""
+ChunkSink = Callable[[bytes, int], bool | None]
+"""Takes one whole chunk as it came, in its HTTP frame, and where its content begins; the last two bytes are the frame's,
+too. Returns False when its receiver is behind, and None if it leaves the chunk, as if it had not been asked."""
+Drained = Callable[[], Awaitable[None]]
+"""Waits until the receiver has caught up."""
+
 
 class UpstreamError(Exception):
     """The endpoint did not answer to the end. The message names what happened, for the log and the client."""
@@ -31,12 +39,13 @@ class Answer(Protocol):
             ConnectionLostError: the body was cut off.
         """
 
-    async def deliver(self, sink: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
+    async def deliver(self, sink: Sink, drained: Drained, chunks: ChunkSink | None = None) -> None:
         """Hand each further piece of the body to `sink` the moment it arrives, until the body ends.
 
         Args:
-            sink: takes a piece; returns False when its receiver is behind. What it raises is raised here.
+            sink: takes a piece. What it raises is raised here.
             drained: awaited after a False, before more is read.
+            chunks: asked first about what arrives as exactly one chunk; it may be passed on in its frame.
 
         Raises:
             ConnectionLostError: the body was cut off.

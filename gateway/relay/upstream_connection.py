@@ -4,14 +4,11 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 import httptools
 
-from gateway.relay.upstream import ConnectionLostError
-
-Sink = Callable[[bytes], bool]
+from gateway.relay.upstream import ChunkSink, ConnectionLostError, Drained, Sink
 
 _HIGH_WATER = 64 * 2**10
 """Unread bytes at which the connection stops reading: the most a slow client costs us here."""
@@ -23,6 +20,12 @@ _LOST = "the connection was closed before the answer ended"
 _NOT_HTTP = "its answer is not HTTP"
 _TOO_LARGE = f"its answer has over {_MAX_UNFRAMED // 2**10} KB of headers, or of chunks of a few bytes"
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_LARGEST_FRAMED = 4096
+"""Most bytes of the content of a chunk that may be passed on in its frame: an event of a token has some hundreds."""
+_SIZE_LINES = {
+    len(line) + size + 2: line for size, line in ((size, b"%x\r\n" % size) for size in range(1, _LARGEST_FRAMED + 1))
+}
+"""By its length: how a read begins if it is exactly one chunk, its size written as servers do."""
 _FIRST_FINAL = 200
 """Lower statuses are interim: the answer follows."""
 _LAST = 599
@@ -73,6 +76,11 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._paused = False
         self._sink: Sink | None = None
+        self._chunks: ChunkSink | None = None
+        self._passing: ChunkSink | None = None
+        """The same while what arrives next begins a chunk, and somebody takes it."""
+        self._between = False
+        """Whether the parser has ended a chunk and begun no other."""
         self._acked = 0
         """Bytes that the endpoint's kernel had acknowledged when the current request was sent."""
         self._unframed = 0
@@ -112,6 +120,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionLostError(_LOST)
         self._complete = self._keep_alive = self._until_close = False
         self._in_head = True
+        self._between = False
         self._unframed = 0
         self.headers = []
         self._head = self._loop.create_future()
@@ -142,12 +151,8 @@ class Connection(asyncio.Protocol):
         self._resume()
         return data
 
-    async def deliver(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
-        """Hand each further piece of the body to `sink`, in the callback it arrives in, until the body ends.
-
-        Args:
-            sink: takes a piece; returns False when its receiver is behind. What it raises is raised here.
-            drained: awaited after a False, before more is read.
+    async def deliver(self, sink: Sink, drained: Drained, chunks: ChunkSink | None = None) -> None:
+        """Hand each further piece of the body on, in the callback it arrives in, until the body ends; see `Answer`.
 
         Raises:
             ConnectionLostError: the body was cut off.
@@ -173,12 +178,13 @@ class Connection(asyncio.Protocol):
                     return
                 if self._lost is not None:
                     raise ConnectionLostError(self._lost)
-                self._sink = sink
+                self._sink, self._chunks = sink, chunks
+                self._passing = chunks if self._between else None
                 self._resume()
                 await self._arrival()
-                self._sink = None
+                self._sink = self._chunks = self._passing = None
         finally:
-            self._sink = None
+            self._sink = self._chunks = self._passing = None
 
     def abort(self) -> None:
         """Close at once, so that the endpoint sees it now."""
@@ -191,6 +197,21 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the class
 
     def data_received(self, data: bytes) -> None:
+        passing = self._passing
+        if passing is not None:
+            size_line = _SIZE_LINES.get(len(data), ())
+            if data.startswith(size_line) and data.endswith(b"\r\n"):
+                try:
+                    keeps_up = passing(data, len(size_line))
+                except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
+                    self._stop_delivering(error)
+                    return
+                if keeps_up is not None:  # the parser need not see it
+                    if self._unframed:
+                        self._earn(len(data), len(data) - len(size_line) - 2)
+                    if not keeps_up:
+                        self._stop_delivering()
+                    return
         if self._complete:  # no request is open
             self.abort()
             return
@@ -201,7 +222,9 @@ class Connection(asyncio.Protocol):
             self._pass_on()
             self._give_up(_NOT_HTTP)
         else:
+            self._between = self._between and data.endswith(b"\n")  # else a chunk's first line has begun
             self._pass_on()
+            self._passing = self._chunks if self._between else None
         if self._unframed > _MAX_UNFRAMED:
             self._give_up(_TOO_LARGE)
 
@@ -243,8 +266,14 @@ class Connection(asyncio.Protocol):
         if self._head is not None and not self._head.done():
             self._head.set_result(None)
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = not self._complete
+
     def on_body(self, body: bytes) -> None:
-        self._unframed = max(0, self._unframed - _EARNED * len(body))
+        self._earn(0, len(body))
         self._arrived.append(body)
 
     def on_message_complete(self) -> None:
@@ -252,10 +281,15 @@ class Connection(asyncio.Protocol):
             self.headers = []
             return
         self._complete = True
+        self._between = False
         self._keep_alive = self._parser.should_keep_alive()
         self._wake()
 
     # Helpers.
+
+    def _earn(self, arrived: int, body: int) -> None:
+        """Account for bytes that arrived, and those of a body among them."""
+        self._unframed = max(0, self._unframed + arrived - _EARNED * body)
 
     def _pass_on(self) -> None:
         """Hand over the body's part of one read as one piece: it may have come in one-byte chunks."""
@@ -267,18 +301,25 @@ class Connection(asyncio.Protocol):
             try:
                 if self._sink(body):
                     return
-                self._behind = True
             except Exception as error:  # noqa: BLE001  # raised in `deliver`, where somebody is responsible
-                self._failed = error
-                self._keep_alive = False
-            self._sink = None
-            self._pause()
-            self._wake()
+                self._stop_delivering(error)
+            else:
+                self._stop_delivering()
             return
         self._pieces.append(body)
         self._waiting_bytes += len(body)
         if self._waiting_bytes > _HIGH_WATER:
             self._pause()
+        self._wake()
+
+    def _stop_delivering(self, failed: Exception | None = None) -> None:
+        """Bring no more until `deliver` has raised what failed or, if nothing did, waited for the receiver."""
+        if failed is None:
+            self._behind = True
+        else:
+            self._failed, self._keep_alive = failed, False
+        self._sink = self._chunks = self._passing = None
+        self._pause()
         self._wake()
 
     async def _arrival(self) -> None:

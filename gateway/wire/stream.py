@@ -127,6 +127,14 @@ _TOKEN_MARK: dict[Api, bytes] = {
     Api.MESSAGES: b"event: content_block_delta",
 }
 """Text that occurs once per generated token, unless the engine merges several into one event."""
+_TEXT_FIELD: dict[Api, bytes] = {
+    Api.CHAT: b'"content":"',
+    Api.BATCH: b'"content":"',
+    Api.COMPLETIONS: b'"text":"',
+    Api.RESPONSES: b'"delta":"',
+    Api.MESSAGES: b'"text":"',
+}
+"""The beginning of a token's text."""
 _SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
 """Number of first events of each sequence that hold at most one token, whatever interval the client wants."""
 
@@ -177,6 +185,9 @@ class StreamReader:
     """
 
     __slots__ = (
+        "_after_text",
+        "_before",
+        "_behind",
         "_generated",
         "_generated_in_all",
         "_held_bytes",
@@ -187,6 +198,8 @@ class StreamReader:
         "_singles",
         "_strip_usage",
         "_tail",
+        "_text_at",
+        "_text_field",
         "_token_mark",
         "_unread",
         "api",
@@ -223,6 +236,11 @@ class StreamReader:
         self._last = b""
         """The last few bytes of the incomplete event, held back or not."""
         self._unread = False
+        self._text_field = _TEXT_FIELD[api]
+        self._before, self._behind = b"", b"none yet"
+        """What an ordinary event of this stream begins with, up to its text, and ends with, with its chunk."""
+        self._text_at = self._after_text = 0
+        """Their lengths."""
 
     def feed(self, data: bytes) -> bytes:
         """Take new bytes; return what may leave: complete events, and pieces of one too large to hold."""
@@ -230,10 +248,50 @@ class StreamReader:
             data = self._complete(data)
         events = data.count(self._token_mark)
         self.tokens += events if self._interval == 1 else self._held(events)
-        for mark in self._marks:
-            if mark in data:
-                return self._read(data)
-        return data
+        return self._read(data) if self._marked(data) else data
+
+    def passes(self, chunk: bytes, start: int) -> bool:
+        """Whether a whole chunk may leave as it came, in its HTTP frame: it is ordinary tokens, and nothing is held back.
+
+        If so its tokens are counted; if not, `feed` is to read its content. `start`: where that begins.
+        """
+        if self._held_bytes or self.torn:
+            return False
+        text = start + self._text_at
+        if (
+            chunk.endswith(self._behind)
+            and chunk.startswith(self._before, start)
+            and chunk.find(b'"', text, len(chunk) - self._after_text) < 0
+            and text + self._after_text <= len(chunk)
+        ):
+            events = 1
+        else:
+            if not chunk.endswith(b"\n\n\r\n") or self._marked(chunk):
+                return False
+            events = chunk.count(self._token_mark, start)
+            if events == 1:
+                self._learn(chunk, start)
+        self.tokens += events if self._interval == 1 else self._held(events)
+        return True
+
+    def _learn(self, chunk: bytes, start: int) -> None:
+        """Take an ordinary event as the pattern of the next ones: they differ from it only in the text of their token.
+
+        A text ends with its first quote. What precedes it ends with a field's name, and what follows begins with
+        `",` or `"}`: so no text without a quote makes them a mark together.
+        """
+        field = self._text_field
+        at = chunk.find(field, start) + len(field)
+        end = chunk.find(b'"', at)
+        if at > len(field) and chunk[end + 1 : end + 2] in (b",", b"}"):
+            self._before, self._behind = chunk[start:at], chunk[end:]
+            self._text_at, self._after_text = at - start, len(chunk) - end
+
+    def _marked(self, data: bytes) -> bool:
+        for mark in self._marks:  # noqa: SIM110  # for each event, and a generator costs as much as the searches
+            if data.find(mark) >= 0:  # `in` raises and drops an exception first
+                return True
+        return False
 
     def _held(self, events: int) -> int:
         """Tokens in these events: all but the first ones of each sequence hold `interval` tokens."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,7 @@ from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.lobby import Lobby
 from gateway.relay.plane import Plane
+from gateway.relay.upstream import ChunkSink, Drained, Sink
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.token_ids import IdsField
@@ -66,7 +67,7 @@ class Reply:
                     raise error
         return b""
 
-    async def deliver(self, sink: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
+    async def deliver(self, sink: Sink, drained: Drained, _chunks: ChunkSink | None = None) -> None:
         while piece := await self.read_some():
             if not sink(piece):
                 await drained()

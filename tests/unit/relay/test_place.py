@@ -1,11 +1,12 @@
 from unittest.mock import Mock
 
 from gateway.admission.events import Demand, RequestId, Verdict
+from gateway.pools.counts import Counts
 from gateway.relay.place import Place
 
 
 def place(held):
-    admission = Mock()
+    admission = Mock(counts=Counts())
     made = Place(admission, RequestId(1), Demand((5, 5), max_tokens=10))
     made._held = held
     return made, admission
@@ -28,6 +29,8 @@ def test_where_none_is_held_nothing_is_given_back():
 
 def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
     made, admission = place(held=True)
+    made.begun(21)
     made.progress(21)
     made.release(Verdict.DONE, 21)
+    assert admission.counts.moved == {1: 20}
     assert [call.args[-1] for call in admission.mock_calls] == [20, 20]
