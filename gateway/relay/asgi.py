@@ -25,8 +25,8 @@ returns False when the client is behind. `http_protocol` offers it. Under other 
 switch slower."""
 
 CHUNKS_EXTENSION = "kvgate.chunks"
-"""Key of a function that returns how to write a chunk of an answer that has begun, in its HTTP frame (`bytes -> bool`, as
-above); None if this client gets no chunks."""
+"""Key of a function that returns how to write a chunk of an answer that has begun, in its HTTP frame: `bytes -> bool`,
+as above. None if this client gets no chunks."""
 
 ARRIVED_EXTENSION = "kvgate.arrived"
 """Key of a function `-> bytes | None` that takes the request's body if all of it has arrived: without a timer."""

@@ -13,7 +13,7 @@ from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
 from gateway.relay.place import Place
-from gateway.relay.upstream import Answer, ConnectFailedError, Headers, Upstream, UpstreamError
+from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Headers, Upstream, UpstreamError
 from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
@@ -212,7 +212,7 @@ class Attempt:
             sequences=outgoing.sequences,
         )
         body = self._response.body
-        feed, passes, write, progress = reader.feed, reader.passes, body.write, self._place.progress
+        feed, write, progress = reader.feed, body.write, self._place.progress
 
         async def drained() -> None:
             flight.delivering = True
@@ -229,14 +229,6 @@ class Attempt:
             progress(reader.tokens)
             return keeps_up
 
-        def take_chunk(chunk: bytes, start: int) -> bool | None:
-            """Pass on a chunk of ordinary events in the frame that it came in, like `take`."""
-            if not passes(chunk, start):
-                return None
-            keeps_up = write_chunk(chunk)
-            progress(reader.tokens)
-            return keeps_up
-
         held = await self._first_events(answer, reader)
         if reader.failure is not None:
             return await self._failed_unseen(flight, reader.failure)
@@ -248,8 +240,7 @@ class Attempt:
             if held and not write(held):
                 await drained()
             self._place.begun(reader.tokens)
-            write_chunk = body.chunks()
-            await answer.deliver(take, drained, take_chunk if write_chunk is not None else None)
+            await answer.deliver(take, drained, _chunk_sink(reader, body.chunks(), progress))
         except _FailedMidwayError:
             await drained()
         rest = reader.end()
@@ -377,3 +368,21 @@ async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
 
 def _length(headers: Headers) -> int | None:
     return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)
+
+
+def _chunk_sink(
+    reader: StreamReader, write: Callable[[bytes], bool] | None, progress: Callable[[int], None]
+) -> ChunkSink | None:
+    """What passes on a chunk of ordinary events in the frame it came in; None if its client gets no chunks."""
+    if write is None:
+        return None
+    passes = reader.passes
+
+    def take(chunk: bytes, start: int) -> bool | None:
+        if not passes(chunk, start):
+            return None
+        keeps_up = write(chunk)
+        progress(reader.tokens)
+        return keeps_up
+
+    return take

@@ -44,7 +44,8 @@ class Place:
 
     def progress(self, generated: int) -> None:
         """Note the tokens generated so far. Called for every event: the core hears of them in batches."""
-        self._counts.moved[self.request] = generated if generated < self._most else self._most
+        most = self._most
+        self._counts.moved[self.request] = generated if generated < most else most  # noqa: FURB136  # `min` is dearer
 
     def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Give the place back for good; does nothing when none is held."""

@@ -8,8 +8,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body; returns False when its receiver is behind."""
 ChunkSink = Callable[[bytes, int], bool | None]
-"""Takes one whole chunk as it came, in its HTTP frame, and where its content begins; the last two bytes are the frame's,
-too. Returns False when its receiver is behind, and None if it leaves the chunk, as if it had not been asked."""
+"""Takes one whole chunk as it came, in its HTTP frame, and where its content begins; the last two bytes are the
+frame's, too. Returns False when its receiver is behind, and None if it leaves the chunk, as if it was not asked."""
 Drained = Callable[[], Awaitable[None]]
 """Waits until the receiver has caught up."""
 

@@ -214,7 +214,10 @@ class Connection(asyncio.Protocol):
                     return
         if self._complete:  # no request is open
             self.abort()
-            return
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._unframed += len(data)
         try:
             self._parser.feed_data(data)

@@ -251,7 +251,7 @@ class StreamReader:
         return self._read(data) if self._marked(data) else data
 
     def passes(self, chunk: bytes, start: int) -> bool:
-        """Whether a whole chunk may leave as it came, in its HTTP frame: it is ordinary tokens, and nothing is held back.
+        """Whether a whole chunk may leave in the HTTP frame it came in: ordinary tokens, and nothing is held back.
 
         If so its tokens are counted; if not, `feed` is to read its content. `start`: where that begins.
         """

@@ -2,7 +2,14 @@ import asyncio
 
 import pytest
 
-from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, LEAVING_EXTENSION, WITH_BODY, Body
+from gateway.relay.asgi import (
+    ARRIVED_EXTENSION,
+    BODY_EXTENSION,
+    CHUNKS_EXTENSION,
+    LEAVING_EXTENSION,
+    WITH_BODY,
+    Body,
+)
 from tests.unit.relay.listening import GET, connected, serving
 from tests.until import until
 
@@ -24,6 +31,45 @@ async def test_pieces_that_are_written_at_once_arrive_in_order_with_those_that_a
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head.lower()
         assert await reader.readuntil(b"\r\n0\r\n\r\n") == b"1\r\na\r\n1\r\nb\r\n14\r\n" + b"c" * 20 + b"\r\n0\r\n\r\n"
+
+
+async def test_a_chunk_leaves_in_the_frame_it_came_in_and_in_order():
+    async def app(scope, receive, send):
+        body = Body(scope, send)
+        assert body.chunks() is None, "nothing has begun"
+        await send(START)
+        write = body.chunks()
+        assert body.write(b"a")
+        assert write(b"02;x=y\r\nbc\r\n")
+        assert body.write(b"d")
+        await send(END)
+        assert body.chunks() is None, "it has ended"
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        writer.write(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n0\r\n\r\n") == b"1\r\na\r\n02;x=y\r\nbc\r\n1\r\nd\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("get", "start"),
+    [
+        (GET.replace(b"HTTP/1.1", b"HTTP/1.0"), START),
+        (GET.replace(b"GET", b"HEAD"), START),
+        (GET, {**START, "headers": [(b"content-length", b"0")]}),
+    ],
+)
+async def test_who_gets_no_chunks_gets_none_in_their_frame(get, start):
+    said = asyncio.Future()
+
+    async def app(scope, receive, send):
+        await send(start)
+        said.set_result(Body(scope, send).chunks())
+        await send(END)
+
+    async with serving(app) as listener, connected(listener) as (_, writer):
+        writer.write(get)
+        assert await asyncio.wait_for(said, 5) is None
 
 
 async def test_a_client_of_http_1_0_gets_no_chunks():
@@ -53,7 +99,8 @@ async def test_a_client_of_http_1_0_is_told_a_length_that_is_known():
         assert b"content-length: 2\r\n" in (await reader.read()).lower()
 
 
-async def test_a_client_that_is_behind_is_told_of_and_waited_for():
+@pytest.mark.parametrize("in_chunks", [False, True])
+async def test_a_client_that_is_behind_is_told_of_and_waited_for(in_chunks):
     behind, caught_up = asyncio.Event(), asyncio.Event()
     written = 0
 
@@ -62,8 +109,9 @@ async def test_a_client_that_is_behind_is_told_of_and_waited_for():
         body = Body(scope, send)
         await send(START)
         keeps_up = True
+        chunk = b"10000\r\n" + bytes(2**16) + b"\r\n"
         while keeps_up and written < 2**26:
-            keeps_up = body.write(bytes(2**16))
+            keeps_up = body.chunks()(chunk) if in_chunks else body.write(bytes(2**16))
             written += 2**16
         behind.set()
         await body.drained()
@@ -92,10 +140,11 @@ async def test_what_is_written_to_a_client_that_has_left_is_dropped(caplog):
     async def app(scope, receive, send):
         write = scope["extensions"][BODY_EXTENSION]
         await send(START)
+        write_chunk = scope["extensions"][CHUNKS_EXTENSION]()
         await receive()
         left.set()
         assert (await receive())["type"] == "http.disconnect"
-        said.set_result([write(b"a") for _ in range(10)])
+        said.set_result([write(b"a") and write_chunk(b"1\r\na\r\n") for _ in range(10)])
 
     async with serving(app) as listener:
         async with connected(listener) as (_, writer):

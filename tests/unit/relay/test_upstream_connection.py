@@ -1,6 +1,12 @@
 import asyncio
+import itertools
+import struct
+from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.relay.upstream import ConnectionLostError
 from gateway.relay.upstream_connection import Connection
@@ -467,3 +473,134 @@ class TestDeliver:
 
 async def _never() -> None:
     raise AssertionError("the sink was never behind")
+
+
+FRAMES = st.sampled_from([b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;a=b\r\n"])
+CONTENTS = st.binary(min_size=1, max_size=40) | st.sampled_from(
+    [b"5\r\nhello\r\n", b"\n\n", b"0\r\n\r\n", b"a" * 4096, b"a" * 4097]
+)
+
+
+class TestChunks:
+    """Chunks that are passed on in the frame they came in."""
+
+    async def begun(self, *, takes: bool | Exception | None = True) -> "Delivering":
+        """A connection that hands on its answer."""
+        delivering = Delivering(takes=takes)
+        await delivering.begin()
+        return delivering
+
+    async def test_a_read_that_is_one_chunk_is_handed_over_as_it_came(self) -> None:
+        to = await self.begun()
+        to.arrives(b"1\r\na\r\n", b"2\r\nbc\r\n", b"3\r\nd", b"ef\r\n", b"1\r\ng\r\n1\r\nh\r\n", b"1\r\ni\r\n")
+        assert to.taken == [b"a", (b"2\r\nbc\r\n", 3), b"d", b"ef", b"gh", (b"1\r\ni\r\n", 3)]
+        to.arrives(b"0\r\n\r\n")
+        await to.ended
+        assert to.connection.reusable
+
+    async def test_a_chunk_that_is_left_is_handed_over_by_its_content(self) -> None:
+        to = await self.begun(takes=None)
+        to.arrives(b"1\r\na\r\n", b"2\r\nbc\r\n", b"0\r\n\r\n")
+        await to.ended
+        assert to.content == b"abc"
+
+    async def test_a_receiver_that_is_behind_is_waited_for(self) -> None:
+        to = await self.begun(takes=False)
+        to.arrives(b"1\r\na\r\n", b"2\r\nbc\r\n")
+        assert to.transport.pause_reading.call_count == 1
+        to.arrives(b"2\r\nde\r\n")
+        assert to.content == b"abc"
+        await until(lambda: to.content == b"abcde")
+        assert to.waited == 1
+        assert to.transport.resume_reading.call_count == 1
+        to.arrives(b"0\r\n\r\n")
+        await to.ended
+        assert to.content == b"abcde"
+
+    async def test_what_the_receiver_raises_is_raised_and_the_connection_is_not_used_again(self) -> None:
+        to = await self.begun(takes=ValueError("no"))
+        to.arrives(b"1\r\na\r\n", b"2\r\nbc\r\n", b"2\r\nde\r\n")
+        with pytest.raises(ValueError, match="no"):
+            await to.ended
+        assert not to.connection.reusable
+        assert to.content == b"a"
+
+    async def test_what_was_no_body_is_made_up_for_by_them_too(self) -> None:
+        to = await self.begun()
+        to.arrives(b"1\r\na\r\n")
+        for _ in range(40):
+            to.arrives(b"1;" + b"a" * 4000 + b"\r\nb\r\n", b"1000\r\n" + bytes(4096) + b"\r\n")
+        assert not to.transport.abort.called
+        for _ in range(40):
+            to.arrives(b"1;" + b"a" * 4000 + b"\r\nb\r\n", b"1\r\nc\r\n")
+        assert to.transport.abort.called
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        chunks=st.lists(st.tuples(FRAMES, CONTENTS), max_size=12),
+        cuts=st.lists(st.integers(min_value=0, max_value=2**14), max_size=6),
+        trailer=st.sampled_from([b"", b"5: x\r\n"]),
+        whole=st.booleans(),
+    )
+    def test_however_a_body_is_framed_and_cut_each_byte_is_handed_over_once(
+        self, chunks: Sequence[tuple[bytes, bytes]], cuts: Sequence[int], trailer: bytes, *, whole: bool
+    ) -> None:
+        framed = [frame % len(content) + content + b"\r\n" for frame, content in chunks]
+        body = b"".join(framed)
+        edges = list(itertools.accumulate(map(len, framed))) if whole else [cut % (len(body) + 1) for cut in cuts]
+        reads = [body[start:end] for start, end in itertools.pairwise(sorted({0, *edges, len(body)}))]
+
+        async def arrive() -> None:
+            to = await self.begun()
+            to.arrives(*reads, b"0\r\n" + trailer + b"\r\n")
+            await to.ended
+            assert to.content == b"".join(content for _, content in chunks)
+            assert to.connection.reusable
+
+        asyncio.run(arrive())
+
+
+class Delivering:
+    """A connection without a socket, whose answer has begun, and what it hands over."""
+
+    def __init__(self, *, takes: bool | Exception | None) -> None:
+        self.takes = takes
+        self.taken: list[bytes | tuple[bytes, int]] = []
+        self.waited = 0
+        self.connection = Connection()
+        self.transport = Mock()
+        self.transport.is_closing.return_value = False
+        self.transport.get_write_buffer_size.return_value = 0
+        established = struct.pack("=B119xQ", 1, 0)
+        self.transport.get_extra_info.return_value.getsockopt.return_value = established
+
+    async def begin(self) -> None:
+        self.connection.connection_made(self.transport)
+        head = asyncio.create_task(self.connection.request(b"", b""))
+        await asyncio.sleep(0)
+        self.connection.data_received(CHUNKED)
+        await head
+        self.ended = asyncio.create_task(self.connection.deliver(self.take, self.drained, self.take_chunk))
+        await asyncio.sleep(0)
+
+    def arrives(self, *reads: bytes) -> None:
+        for read in reads:
+            self.connection.data_received(read)
+
+    def take(self, piece: bytes) -> bool:
+        self.taken.append(piece)
+        return True
+
+    def take_chunk(self, chunk: bytes, start: int) -> bool | None:
+        if isinstance(self.takes, Exception):
+            raise self.takes
+        if self.takes is not None:
+            self.taken.append((chunk, start))
+        return self.takes
+
+    async def drained(self) -> None:
+        self.waited += 1
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(one if isinstance(one, bytes) else one[0][one[1] : -2] for one in self.taken)

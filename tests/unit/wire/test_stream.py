@@ -199,6 +199,72 @@ def test_framings_may_be_mixed_without_delay():
     assert reader.feed(both) == both
 
 
+FIELDS = (b'"content":"', b'"text":"', b'"delta":"')
+TEXTS = st.sampled_from(
+    [
+        b"",
+        b" a",
+        b'\\"',
+        b"data: [DONE]",
+        b"finish_reason",
+        b'finish_reason":"stop',
+        b'"usage":{"prompt_tokens":1,',
+        b'"',
+        b"\n\n",
+    ]
+)
+
+
+@pytest.mark.parametrize("api", STREAMED)
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.tuples(st.integers(0, 20), TEXTS, TEXTS), max_size=8),
+    usage=st.booleans(),
+    interval=st.integers(1, 2),
+)
+def test_what_passes_in_its_chunk_is_what_would_have_left_and_says_the_same(api, texts, usage, interval):
+    events = answer(api, usage=usage, continuous=usage, tokens=12)
+    for number, text, other in texts:  # also between events that were read, so that there is a pattern to differ from
+        event = events[number % len(events)]
+        events.insert(
+            number % len(events), next((event.replace(f, f + text, 1) for f in FIELDS if f in event), event) + other
+        )
+    reading, passing = (StreamReader(api, strip_usage=usage, interval=interval) for _ in range(2))
+    for event in events:
+        size_line = b"%x\r\n" % len(event)
+        left = reading.feed(event)
+        passed = passing.passes(size_line + event + b"\r\n", len(size_line))
+        assert (event if passed else passing.feed(event)) == left
+        assert (passing.failure, passing.torn, passing.finished) == (reading.failure, reading.torn, reading.finished)
+        if reading.failure is not None:
+            return
+    assert passing.end() == reading.end()
+    assert facts(passing) == facts(reading)
+
+
+@pytest.mark.parametrize("api", STREAMED)
+def test_tokens_that_pass_in_their_chunks_are_counted(api):
+    events = answer(api, tokens=30)
+    reader = StreamReader(api, strip_usage=False)
+    passed = 0
+    for event in events:
+        size_line = b"%x\r\n" % len(event)
+        if reader.passes(size_line + event + b"\r\n", len(size_line)):
+            passed += 1
+        else:
+            reader.feed(event)
+    assert passed >= 28
+    assert reader.tokens == read(api, events)[0].tokens
+
+
+def test_nothing_passes_before_what_is_held_back():
+    event = chunk(choices=[])
+    reader = StreamReader(Api.CHAT, strip_usage=False)
+    held = reader.feed(event[:9])
+    assert not reader.passes(b"%x\r\n%b\r\n" % (len(event[9:]), event[9:]), 4)
+    assert held + reader.feed(event[9:]) == event
+
+
 def test_only_the_usage_chunk_kvgate_asked_for_is_taken_out():
     events = answer(Api.CHAT, usage=True)
     reader, forwarded = read(Api.CHAT, events, strip_usage=True)
