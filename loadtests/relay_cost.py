@@ -1,10 +1,11 @@
-"""The cost of the relay: kvgate's CPU per streamed event and per plain request, beside nginx's in the same run.
+"""The cost of the relay: kvgate's CPU per streamed event and per plain request, beside other proxies' in the same run.
 
     python -m loadtests.relay_cost
 
-kvgate has all on that it has by default: it counts, admits, measures and logs. The proxy under test has core 0 to
-itself. The engine's stand-in and the load client share core 1. CPU is that of the proxy's whole process tree. Streams
-are measured while all of them run. Each is then read to its end and checked to be intact and in order.
+kvgate has all on that it has by default: it counts, admits, measures and logs. Beside it the routers of vLLM and SGLang
+are measured where they are installed (`pip install vllm-router sglang-router`); they only relay. The proxy under test
+has core 0 to itself. The engine's stand-in and the load client share core 1. CPU is that of the proxy's whole process
+tree. Streams are measured while all of them run. Each is then read to its end and checked to be intact and in order.
 """
 
 import argparse
@@ -46,6 +47,12 @@ IDS = [100 + number % 300 for number in range(250)]
 ENGINE = (
     "-m tests.fakes.vllm --num-blocks 100000 --max-num-seqs 4096 --max-batched-tokens 100000 --max-model-len 100000"
 )
+PEERS = {
+    "vllm-router": "vllm-router --log-level error",
+    "sglang-router": "sglang-router launch --log-level error",
+}
+"""Routers in Rust that do the same, and how each starts."""
+_OF_PEERS = "--host 127.0.0.1 --port {port} --prometheus-port {other} --worker-urls {engine} --policy round_robin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +127,16 @@ class Bench:
         port, log = free_port(), folder / f"{name}.log"
         if name == "nginx":
             argv = nginx_command(folder, engine.port, port)
+        elif name in PEERS:
+            url = f"http://127.0.0.1:{engine.port}"
+            argv = shlex.split(f"{PEERS[name]} {_OF_PEERS}".format(engine=url, port=port, other=free_port()))
         else:
             argv = shlex.split(self.kvgate.format(engine=f"http://127.0.0.1:{engine.port}", port=port))
             argv += ["--tokenizer", self.tokenizer] if self.tokenizer else []
         with child(argv, PROXY_CORE, log) as process:
-            ready = "/health" if name == "nginx" else "/readyz"
+            ready = "/readyz" if name == "kvgate" else "/health"
             await answers(f"http://127.0.0.1:{port}{ready}", process, log)
-            if name != "nginx" and self.tokenizer:
+            if name == "kvgate" and self.tokenizer:
                 await counted_here(port)
             await repeat(port, Load(0).request, WARM_UP_SECONDS)
             await quiet(process.pid)
@@ -232,7 +242,9 @@ LOADS = (
     Load(64),
     Load(256),
     Load(1000, rate=20.0),
-    Load(256, rate=100.0, phases=10),
+    Load(64, phases=10),
+    Load(256, phases=10),
+    Load(1000, rate=20.0, phases=10),
     Load(0, rate=200.0),
     Load(0, rate=200.0, ids=True),
 )
@@ -258,11 +270,23 @@ def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, fl
     """Print the medians side by side, with kvgate's share of nginx's, and return them."""
     columns = {name: medians(rounds) for name, rounds in results.items()}
     print_table("CPU of the proxy, median of the rounds", columns)
-    if {"nginx", "kvgate"} <= set(columns):
-        for load in (load for load in LOADS if load.label in columns["kvgate"]):
-            ratio = columns["kvgate"][load.label] / columns["nginx"][load.label]
-            print(f"{load.label}: kvgate is {readable(ratio)} x nginx")
+    peers = [name for name in PEERS if name in columns]
+    for load in (load for load in LOADS if load.label in columns.get("kvgate", {})):
+        costs = {name: column[load.label] for name, column in columns.items()}
+        beside = ["nginx"] if "nginx" in costs else []
+        if peers:
+            beside.append(min(peers, key=costs.__getitem__))
+        for other in beside:
+            print(f"{load.label}: kvgate is {readable(costs['kvgate'] / costs[other])} x {other}")
     return columns
+
+
+def installed(proxies: Sequence[str]) -> list[str]:
+    """The proxies without the peers that are not on the path; says which are not."""
+    missing = [name for name in proxies if name in PEERS and shutil.which(name) is None]
+    for name in missing:
+        print(f"{name} is not installed (pip install {name}): it is not measured")
+    return [name for name in proxies if name not in missing]
 
 
 def main() -> None:
@@ -272,7 +296,10 @@ def main() -> None:
         f"{shlex.quote(str(Path(sys.executable).with_name('kvgate')))} serve --endpoint {{engine}} --port {{port}}"
     )
     parser.add_argument("--kvgate-cmd", default=command, help="how kvgate starts; {engine} and {port} are filled in")
-    parser.add_argument("--proxies", default="nginx,kvgate", help="which to measure, of nginx, kvgate and direct")
+    known = ("nginx", "kvgate", *PEERS)
+    parser.add_argument(
+        "--proxies", default=",".join(known), help=f"which to measure, of {', '.join(known)} and direct"
+    )
     parser.add_argument(
         "--tokenizer", help="folder of a tokenizer for kvgate and the engine's stand-in; else one is made"
     )
@@ -283,7 +310,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--out", type=Path, help="write every figure here, as JSON")
     options = parser.parse_args()
-    proxies = options.proxies.split(",")
+    proxies = installed(options.proxies.split(","))
     if "nginx" in proxies and shutil.which("nginx") is None:
         parser.error("nginx is not installed (Debian: apt-get install nginx-light)")
     os.sched_setaffinity(0, {LOAD_CORE})

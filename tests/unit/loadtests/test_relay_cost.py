@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadtests import relay_cost
-from loadtests.relay_cost import LOADS, Bench, Load, Proxy, quiet, repeat, report
+from loadtests.relay_cost import LOADS, Bench, Load, Proxy, installed, quiet, repeat, report
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 
 BENCH = Bench(kvgate="", tokenizer=None, seconds=0.2)
@@ -92,6 +92,24 @@ def test_a_report_has_the_medians_and_what_kvgate_costs_beside_nginx(capsys):
     shown = capsys.readouterr().out
     assert "us per event, 1,000 streams: kvgate is 1.5 x nginx" in shown
     assert "us per plain request: kvgate is 1.5 x nginx" in shown
+
+
+def test_a_report_compares_with_the_better_router(capsys):
+    report(
+        {
+            name: [{load.label: cost for load in LOADS}]
+            for name, cost in {"vllm-router": 9.0, "sglang-router": 8.0, "kvgate": 12.0}.items()
+        }
+    )
+    shown = capsys.readouterr().out
+    assert "us per event, 256 streams in 10 phases: kvgate is 1.5 x sglang-router" in shown
+    assert "x vllm-router" not in shown
+
+
+def test_a_router_that_is_not_installed_is_named_and_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(relay_cost.shutil, "which", lambda name: None if name == "sglang-router" else f"/bin/{name}")
+    assert installed(["nginx", "kvgate", "vllm-router", "sglang-router"]) == ["nginx", "kvgate", "vllm-router"]
+    assert capsys.readouterr().out == "sglang-router is not installed (pip install sglang-router): it is not measured\n"
 
 
 def test_of_one_proxy_alone_no_share_is_told(capsys):
