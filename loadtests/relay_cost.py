@@ -271,7 +271,7 @@ def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, fl
     columns = {name: medians(rounds) for name, rounds in results.items()}
     print_table("CPU of the proxy, median of the rounds", columns)
     peers = [name for name in PEERS if name in columns]
-    for load in (load for load in LOADS if load.label in columns.get("kvgate", ())):
+    for load in (load for load in LOADS if load.label in columns.get("kvgate", {})):
         costs = {name: column[load.label] for name, column in columns.items()}
         beside = ["nginx"] if "nginx" in costs else []
         if peers:
