@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import barred, decide, let_through, place, turned_away
+from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -139,11 +139,8 @@ class AdmissionController:
             self._relane(now)
         if self._queue.depth:
             self._expire(now)
-            still_shut = now < self._shut_until and not self._changed
             for endpoint in self._endpoints.live:
                 endpoint.settle_by(now)
-                if not still_shut and endpoint.outlook.stale(now) and may_fit(endpoint, now):
-                    endpoint.refresh_forecast(now)
             if self._changed:
                 self._dispatch_waiting(now)
         else:
@@ -496,7 +493,7 @@ class AdmissionController:
                 (self._pool.held.add if request.held_back else self._pool.held.discard)(flow)
             claimed = _for_others(kept, lane)
             behind = _for_others(aside[flow], lane) if flow in aside else _NONE
-            chosen, refusals = place(self._pool, request, now, claimed | behind)
+            chosen, refusals = self._place(request, claimed | behind, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
                 return _TAKEN
@@ -512,11 +509,23 @@ class AdmissionController:
 
         self._queue.offer(accept)
 
+    def _place(self, request: RequestRecord, without: AbstractSet[EndpointRecord], now: float) -> Placement:
+        """Place a request, with a new forecast where the decision hangs on it."""
+        for endpoint in self._endpoints.live:
+            if endpoint.outlook.expired(now) and may_fit(endpoint, now):
+                endpoint.refresh_forecast(now)
+        chosen, refusals = place(self._pool, request, now, without)
+        if chosen is None and [e for e, rule in refusals if rule.foresees and e.refresh_forecast(now)]:
+            return place(self._pool, request, now, without)
+        return chosen, refusals
+
     def _observe_only(self, now: float) -> Callable[[RequestRecord], Answer]:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
             self._pool.restrain(request, now)
+            for endpoint in self._endpoints.live:
+                endpoint.refresh_forecast(now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:
