@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import barred, decide, let_through, place, turned_away
+from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -139,11 +139,8 @@ class AdmissionController:
             self._relane(now)
         if self._queue.depth:
             self._expire(now)
-            still_shut = now < self._shut_until and not self._changed
             for endpoint in self._endpoints.live:
                 endpoint.settle_by(now)
-                if not still_shut and endpoint.outlook.stale(now) and may_fit(endpoint, now):
-                    endpoint.refresh_forecast(now)
             if self._changed:
                 self._dispatch_waiting(now)
         else:
@@ -229,9 +226,33 @@ class AdmissionController:
         if event.key:
             self._recognise(request, now)
         request.take(Trigger.ARRIVED)
+        if not self._queue.depth and self._passes_by(request, now):
+            return
         self._wait(request, now)
         # Its arrival frees nothing for a refused head, so the queue is offered only if it may go itself.
         self._changed = request.state is _WAITING and self._queue.may_go(request) and self._in_turn(request, now)
+
+    def _passes_by(self, request: RequestRecord, now: float) -> bool:
+        """Dispatch a request at once, past the empty queue; False if it may have to wait, or to be refused.
+
+        The same follows as if it had been entered, offered and taken out.
+        """
+        pool = self._pool
+        if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.policy.holds_back_flows:
+            return False
+        if self._endpoints.reach.changes_at <= now:
+            return False
+        if barred(pool, request, pool.lane(request)) is not None or not self._in_turn(request, now):
+            return False
+        request.weigh(self._predictor)
+        pool.restrain(request, now)
+        for endpoint in self._endpoints.live:
+            endpoint.settle_by(now)
+        chosen, _ = self._place(request, _NONE, now)
+        if chosen is not None:
+            self._queue.pass_by(request)
+            self._send(request, chosen, None, now)
+        return chosen is not None
 
     def _recognise(self, request: RequestRecord, now: float) -> None:
         """Look up an earlier refusal. A request that comes back when it was told to has its earlier turn."""
@@ -477,11 +498,7 @@ class AdmissionController:
             if self._endpoints.live:
                 self._queue.offer(self._observe_only(now))
             return
-        self._shut_until = shut_until(self._endpoints.live, now)
-        self._shut = self._shut_until >= now
-        if self._shut:
-            self._queue.offer(_refuse)
-            return
+        self._look_whether_shut(now)
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
         """Endpoints kept for a refused head. The value is its lane: only smaller requests of it may go there. None: no
         request may."""
@@ -490,15 +507,18 @@ class AdmissionController:
         other lanes may not go there first."""
 
         def accept(request: RequestRecord) -> Answer:
+            if self._shut:
+                return _CLOSED
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
             self._pool.restrain(request, now)
             if self._pool.policy.holds_back_flows:
                 (self._pool.held.add if request.held_back else self._pool.held.discard)(flow)
             claimed = _for_others(kept, lane)
             behind = _for_others(aside[flow], lane) if flow in aside else _NONE
-            chosen, refusals = place(self._pool, request, now, claimed | behind)
+            chosen, refusals = self._place(request, claimed | behind, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
+                self._look_whether_shut(now)
                 return _TAKEN
             after = next_in_line(refusals)
             if behind and not behind.isdisjoint(self._endpoints.eligible(request)):
@@ -512,11 +532,27 @@ class AdmissionController:
 
         self._queue.offer(accept)
 
+    def _look_whether_shut(self, now: float) -> None:
+        self._shut_until = shut_until(self._endpoints.live, now)
+        self._shut = self._shut_until >= now
+
+    def _place(self, request: RequestRecord, without: AbstractSet[EndpointRecord], now: float) -> Placement:
+        """Place a request, with a new forecast where the decision hangs on it."""
+        for endpoint in self._endpoints.live:
+            if endpoint.outlook.expired(now) and may_fit(endpoint, now):
+                endpoint.refresh_forecast(now)
+        chosen, refusals = place(self._pool, request, now, without)
+        if chosen is None and [e for e, rule in refusals if rule.foresees and e.refresh_forecast(now)]:
+            return place(self._pool, request, now, without)
+        return chosen, refusals
+
     def _observe_only(self, now: float) -> Callable[[RequestRecord], Answer]:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> Answer:
             self._pool.restrain(request, now)
+            for endpoint in self._endpoints.live:
+                endpoint.refresh_forecast(now)
             decision = decide(self._pool, request, now)
             chosen = decision.endpoint if decision.would is None else let_through(self._pool, request, now)
             if chosen is None:
@@ -527,10 +563,15 @@ class AdmissionController:
         return accept
 
     def _dispatch(self, request: RequestRecord, endpoint: EndpointRecord, would: str | None, now: float) -> None:
+        self._queue.remove(request)
+        self._send(request, endpoint, would, now)
+
+    def _send(self, request: RequestRecord, endpoint: EndpointRecord, would: str | None, now: float) -> None:
+        """Dispatch a request that is not in the queue, or no longer."""
         request.take(Trigger.DISPATCHED)
         if request.promise is not None:
             self._promises.use(request.promise, now)
-        self._leave(request)
+            self._promises.end(request.promise)
         self._fly(request, endpoint, now)
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
 
@@ -566,7 +607,3 @@ def _for_others(
 ) -> AbstractSet[EndpointRecord]:
     """The endpoints that other lanes than this one claim."""
     return {endpoint for endpoint, claim in claims.items() if claim != lane} if claims else _NONE
-
-
-def _refuse(_request: RequestRecord) -> Answer:
-    return _CLOSED

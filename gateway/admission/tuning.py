@@ -70,11 +70,11 @@ class Tuning:
     """Most predictions of each request times sequences in flight: above it a new request gets fewer. A bound of cost
     (ADR 15)."""
     forecast_age_per_request: float = 250e-6
-    """Seconds per request in flight for which a forecast stays valid although requests come and go. A new forecast
+    """Seconds per request in flight for which a forecast may refuse somebody although requests came and went. A new one
     takes about a microsecond per request, less if compiled; so this bounds its cost on a busy endpoint. Judgement."""
     forecast_age: float = 0.25
     """Longest validity of a forecast, seconds: requests make progress, and some outlive their predictions.
-    Judgement."""
+    Judgement; simulated in ADR 34."""
     forecast_share: float = 0.96
     """Most of the cache that the forecast may fill if no fence is lower: the rest is for what it cannot know. Judgement
     (ADR 7)."""

@@ -47,7 +47,7 @@ def test_the_tumult_has_every_fate():
     assert len({command.outcome for command in said if isinstance(command, Reject)}) > 2
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(20, 40))
 def test_while_all_is_shut_it_decides_as_if_it_were_asked_at_each_event(seed, monkeypatch):
     """Progress is not followed by an offer while every endpoint surely stays shut."""
     shut_until, asked = controller.shut_until, []
@@ -61,3 +61,19 @@ def test_while_all_is_shut_it_decides_as_if_it_were_asked_at_each_event(seed, mo
     monkeypatch.setattr(controller, "shut_until", lambda endpoints, now: min(until(endpoints, now), now))
     assert digest(tumult(seed)) == short
     assert len(asked) - times > times, "it was spared some questions"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_past_the_empty_queue_it_decides_as_if_it_had_been_queued(seed, monkeypatch):
+    """A request that nobody waits before is neither entered nor offered: what it leaves behind is the same."""
+    passes_by, passed = AdmissionController._passes_by, []
+
+    def noted(self, request, now):
+        passed.append(passes_by(self, request, now))
+        return passed[-1]
+
+    monkeypatch.setattr(AdmissionController, "_passes_by", noted)
+    short = digest(tumult(seed))
+    assert any(passed)
+    monkeypatch.setattr(AdmissionController, "_passes_by", lambda *_: False)
+    assert digest(tumult(seed)) == short

@@ -331,18 +331,16 @@ class Ledger:
             # Reports within a block of the old size were only noted in `seen`.
             seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
             if self.holds_limit:
-                reservation.generated = reservation.limit
+                generated = reservation.limit
             elif held_limit:
-                reservation.generated = max(1, seen)
+                generated = max(1, seen)
             else:
-                reservation.generated = max(reservation.generated, seen)
-            self._measure(reservation)
-            self.held += reservation.held
+                generated = max(reservation.generated, seen)
+            reservation.held = 0
+            self._grow(reservation, generated)
             if reservation.unseen:
                 reservation.unseen = reservation.held
                 self.unseen += reservation.held
-            if reservation.phase is _CONFIRMED:
-                self.confirmed += reservation.held
             if reservation.ticket and reservation.phase is _CONFIRMED:
                 self._schedule(reservation)
 
@@ -360,21 +358,18 @@ class Ledger:
         self.unconfirmed_sequences -= reservation.sequences
 
     def _grow(self, reservation: Reservation, tokens: int) -> None:
-        reservation.generated = min(tokens, reservation.limit)
-        before = reservation.held
-        self._measure(reservation)
-        grown = reservation.held - before
+        """Set its tokens per sequence, its blocks, and the tokens at which it will hold more."""
+        limit, phase = reservation.limit, reservation.phase
+        generated = reservation.generated = tokens if tokens < limit else limit  # noqa: FURB136 - a call for each block
+        held, more = reservation.footprint.growth(generated)
+        grown = held - reservation.held
+        edge: float = more if more <= limit else inf
+        reservation.held, reservation.edge = held, edge
         self.held += grown
-        if reservation.phase is _CONFIRMED:
-            self.confirmed += grown
-
-    def _measure(self, reservation: Reservation) -> None:
-        """Set its blocks, and the tokens at which it will hold more."""
-        reservation.held, more = reservation.footprint.growth(reservation.generated)
-        edge: float = more if more <= reservation.limit else inf
-        reservation.edge = edge
-        if reservation.phase is not _UNCONFIRMED:
+        if phase is not _UNCONFIRMED:
             reservation.news = (edge - 1) * reservation.sequences + 1
+            if phase is _CONFIRMED:
+                self.confirmed += grown
 
     def _schedule(self, reservation: Reservation) -> None:
         if reservation.edge == inf:

@@ -146,8 +146,9 @@ class EndpointRecord:
         return blocks
 
     def forecast(self, now: float) -> float:
-        """Predicted peak, blocks."""
-        return self.outlook.peak / self.capacity.block_size + self._correction.read(now)
+        """Predicted peak as of now, blocks."""
+        block = self.capacity.block_size
+        return self.outlook.peak_now(block) / block + self._correction.read(now)
 
     def forecast_with(self, request: RequestRecord, now: float) -> float:
         """Predicted peak with the request, blocks."""
@@ -250,10 +251,12 @@ class EndpointRecord:
         if self._settled_at != now:
             self.settle(now)
 
-    def refresh_forecast(self, now: float) -> None:
-        """Renew the forecast if it is too old. Due before a decision about a request that may fit."""
-        if self.outlook.stale(now):
+    def refresh_forecast(self, now: float) -> bool:
+        """Renew the forecast if it is outdated; whether it was. Due before somebody is refused for it."""
+        outdated = self.outlook.outdated(now)
+        if outdated:
             self.outlook.refresh(self.capacity.block_size, now)
+        return outdated
 
     def observe(self, sample: Observed, now: float) -> None:
         """Take a scrape. One that equals the last in every value says nothing: its gauges are frozen.

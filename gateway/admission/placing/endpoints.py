@@ -74,7 +74,6 @@ class Endpoints:
         """Take a scrape of an endpoint."""
         was_warm = endpoint.warm
         endpoint.observe(sample, now)
-        endpoint.refresh_forecast(now)
         if endpoint.warm != was_warm:
             self._note_warm()
 

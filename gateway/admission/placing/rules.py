@@ -93,6 +93,7 @@ class Rule:
         after: Requests that may be offered to the endpoint next.
         frees: Whether the shortage must become free before the request goes, and so adds to its predicted wait.
         closes: Whether the rule can refuse every request, and so closes the endpoint.
+        foresees: Whether its shortage follows from the forecast.
         lasts: Whether it refuses until a request leaves the endpoint, a scrape or a change of it comes, or its
             `next_change` passes, whatever progress is made meanwhile. The rows before it are alike.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not: a request that
@@ -107,6 +108,7 @@ class Rule:
     after: Next = Next.NOBODY
     frees: bool = False
     closes: bool = False
+    foresees: bool = False
     lasts: bool = False
     idle: bool = False
     measures: bool = False
@@ -230,6 +232,7 @@ FORECAST = Rule(
     Unit.BLOCKS,
     after=Next.SMALLER,
     frees=True,
+    foresees=True,
     measures=True,
 )
 SHARE = Rule(
@@ -238,6 +241,7 @@ SHARE = Rule(
     _share,
     Unit.BLOCKS,
     after=Next.OTHER_FLOWS,
+    foresees=True,
     measures=True,
 )
 
@@ -254,7 +258,7 @@ _FREEING = tuple(rule for rule in RULES if rule.frees)
 def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rule | None:
     """The rule that refuses the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
 
-    The endpoint's account and forecast are up to date (`EndpointRecord.settle`, `EndpointRecord.refresh_forecast`).
+    The endpoint's account is up to date (`EndpointRecord.settle`), and its forecast has not expired.
     """
     ask = Ask(endpoint, request, now)
     idle = endpoint.idle

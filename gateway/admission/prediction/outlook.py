@@ -1,5 +1,7 @@
 """The outlook of one endpoint: the expected lengths of its requests in flight, and the peak that they lead to."""
 
+from math import inf
+
 from gateway.admission.account.ledger import Ledger, Reservation
 from gateway.admission.prediction.forecast import Ends, Forecast, Row
 from gateway.admission.prediction.predictor import Kind, Predictor
@@ -19,8 +21,8 @@ class LengthPrediction:
         """Its position within each part of the `QuantileRange`, from 0 (shortest) to 1."""
         self.lengths: list[int] = []
         """Equally likely lengths of one of its sequences, tokens, in ascending order."""
-        self.review = 0
-        """Tokens per sequence at which it is predicted again."""
+        self.review = 0.0
+        """Tokens per sequence at which it is predicted again; infinity if it is predicted to run to its limit."""
 
 
 class Outlook:
@@ -31,7 +33,8 @@ class Outlook:
     flight, a single long prediction would count too much; so each request gets several predictions and counts with
     their mean.
 
-    The interval between two forecasts grows with the number of requests, so the cost per request stays constant.
+    A forecast is made for a decision that hangs on it: where the last one has expired, or is outdated and would refuse.
+    The interval between two grows with the number of requests, so the cost per request stays constant.
     Between two forecasts, a new request counts with its maximum, and a request that left still counts, as does what it
     shared. So a forecast is too low by at most the growth since it was made.
     """
@@ -89,11 +92,14 @@ class Outlook:
             del self._predictions[reservation]
         self._changed = True
 
-    def stale(self, now: float) -> bool:
-        """Whether the forecast is too old to use."""
-        age = now - self._made_at
+    def expired(self, now: float) -> bool:
+        """Whether the forecast is too old to let anybody go."""
+        return now - self._made_at >= TUNING.forecast_age
+
+    def outdated(self, now: float) -> bool:
+        """Whether the forecast is too old to refuse anybody: it has expired, or counts requests that have left."""
         enough = len(self._ledger) * TUNING.forecast_age_per_request if self._changed else TUNING.forecast_age
-        return age >= min(enough, TUNING.forecast_age)
+        return now - self._made_at >= min(enough, TUNING.forecast_age)
 
     def refresh(self, block_size: int, now: float) -> None:
         """Review the predictions and make a new forecast."""
@@ -102,6 +108,10 @@ class Outlook:
                 self._predict(reservation, prediction, len(prediction.lengths))
         self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
         self._made_at, self._changed, self._arrived = now, False, 0
+
+    def peak_now(self, block_size: int) -> int:
+        """Predicted peak of the endpoint as of now, tokens. Changes nothing."""
+        return Forecast(self._ends(block_size), TUNING.predictions).peak + self._ledger.shared_tokens
 
     @property
     def peak(self) -> int:
@@ -150,11 +160,13 @@ class Outlook:
 
     def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:
         """Predict the lengths of a request from its progress."""
-        generated, at, sequences = reservation.generated, self.quantiles.at, self._ledger.sequences
-        quantiles = [at((part + prediction.draw) / parts, sequences) for part in range(parts)]
+        generated, draw = reservation.generated, prediction.draw
+        quantiles = self.quantiles.each([(part + draw) / parts for part in range(parts)], self._ledger.sequences)
         lengths = self._predictor.predict(prediction.kind, quantiles, generated, reservation.limit)
         prediction.lengths = lengths
-        prediction.review = lengths[0] - (lengths[0] - generated) // TUNING.review_divisor
+        shortest = lengths[0]
+        remaining = shortest - generated
+        prediction.review = shortest - remaining // TUNING.review_divisor if shortest < reservation.limit else inf
 
 
 def _parts(sequences: int) -> int:

@@ -147,11 +147,8 @@ class Predictor:
                 ordered = self._all.ordered
                 if len(ordered) < enough:
                     ordered, quantiles = self._guess, [TUNING.prior_quantile] * len(quantiles)
-        least = min(generated + 1, max_tokens)
-        return [
-            max_tokens if predicted >= max_tokens else max(int(predicted), least)
-            for predicted in conditional_quantiles(ordered, quantiles, float(generated))  # as the known lengths are
-        ]
+        lengths = conditional_quantiles(ordered, quantiles, float(generated))  # as the known lengths are
+        return [max_tokens if length >= max_tokens else int(length) for length in lengths]
 
     def _known(self, key: Likeness) -> Lengths:
         lengths = self._lengths.get(key)

@@ -1,8 +1,12 @@
 """The range of quantiles at which output lengths are predicted. It adapts its lower end."""
 
+from collections.abc import Sequence
 from math import exp, sqrt
 
 from gateway.admission.tuning import TUNING
+
+POWERS = 20
+"""Of two: more sequences on one endpoint than these are not told apart."""
 
 
 class QuantileRange:
@@ -15,7 +19,7 @@ class QuantileRange:
     slowly comes back.
     """
 
-    __slots__ = ("_at", "_preemptions", "_raised", "_share", "value")
+    __slots__ = ("_at", "_lowers", "_preemptions", "_raised", "_share", "value")
 
     def __init__(self, share: float) -> None:
         """Begin without observations.
@@ -26,6 +30,8 @@ class QuantileRange:
         self._raised = 0.0
         self._at = 0.0
         self._preemptions: float | None = None
+        self.value = -1.0
+        """The lower end with `caution_sequences` sequences in flight, from 0 to `quantile_top`."""
         self.fill(share)
 
     def fill(self, share: float) -> None:
@@ -36,16 +42,24 @@ class QuantileRange:
     def _raise(self, raised: float) -> None:
         self._raised = raised
         lower = TUNING.caution_start - TUNING.caution_margin * (1.0 - self._share) + raised
-        self.value = max(0.0, min(TUNING.quantile_top, lower))
-        """The lower end with `caution_sequences` sequences in flight, from 0 to `quantile_top`."""
+        value = max(0.0, min(TUNING.quantile_top, lower))
+        if value == self.value:
+            return
+        self.value = value
+        numbers = [max(TUNING.caution_fewest, 1 << power >> 1) for power in range(POWERS)]
+        left_out = [1.0 - (1.0 - value) ** sqrt(TUNING.caution_sequences / number) for number in numbers]
+        self._lowers = [min(TUNING.quantile_top, lower) for lower in left_out]
+        """The lower end by powers of two of sequences in flight."""
 
     def at(self, draw: float, sequences: int) -> float:
         """The quantile at position `draw` (0 to 1) of the range. `sequences` in flight count by powers of two."""
-        number = max(TUNING.caution_fewest, 1 << sequences.bit_length() >> 1)
-        left_out: float = 1.0 - (1.0 - self.value) ** sqrt(TUNING.caution_sequences / number)
-        top = TUNING.quantile_top
-        lower = min(top, left_out)
-        return lower + (top - lower) * draw
+        return self.each((draw,), sequences)[0]
+
+    def each(self, draws: Sequence[float], sequences: int) -> list[float]:
+        """The quantiles at several positions."""
+        lower = self._lowers[min(sequences.bit_length(), POWERS - 1)]
+        width = TUNING.quantile_top - lower
+        return [lower + width * draw for draw in draws]
 
     def observe(self, usage: float, preemptions: float | None, now: float) -> None:
         """Take the effective usage and the engine's counter of preemptions.

@@ -210,11 +210,19 @@ class Queue:
         self.bytes -= request.arrival.body_bytes
         if not band.depth:
             self._order.remove(band)
-            self._idle[band.number] = band
-            if len(self._idle) > MAX_IDLE_BANDS:
-                del self._bands[self._idle.popitem(last=False)[0]]
+            self._rest(band)
             if not self.depth:
                 self._largest = 0.0
+
+    def pass_by(self, request: RequestRecord) -> None:
+        """Note a request that goes without waiting, as nobody waits: what entering and removing it would leave."""
+        self._tickets += 1
+        request.order = request.order or self._tickets
+        number = request.arrival.band
+        if number not in self._bands:
+            self._rest(self._new_band(number))
+        else:
+            self._idle.move_to_end(number)
 
     def served(self, request: RequestRecord) -> None:
         """Charge the flow and the band of a request that goes, before or after its removal."""
@@ -308,6 +316,12 @@ class Queue:
 
     def _new_band(self, number: int) -> BandQueue:
         return BandQueue(number, self._settings.get(number, DEFAULTS).reserved, self._weights)
+
+    def _rest(self, band: BandQueue) -> None:
+        """Remember a band in which nobody waits."""
+        self._bands[band.number] = self._idle[band.number] = band
+        if len(self._idle) > MAX_IDLE_BANDS:
+            del self._bands[self._idle.popitem(last=False)[0]]
 
     def _begin(self, number: int) -> BandQueue:
         """Activate a band for its first waiting request."""
