@@ -7,7 +7,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: demo test check quick coverage proof format docs lock clean
+.PHONY: demo test check quick coverage proof wheel format docs lock clean
 
 demo: $(READY)
 	$(BIN)/kvgate demo $(ARGS)
@@ -34,6 +34,13 @@ coverage: $(READY)
 
 proof: $(READY)
 	$(BIN)/python -m loadtests.proof $(ARGS)
+
+# For this platform and version of Python, its core compiled; a plain one where there is no C compiler. What an earlier
+# build left would be packed, too.
+wheel: $(READY)
+	rm -rf build dist
+	KVGATE_COMPILE=auto $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 format: $(READY)
 	$(BIN)/ruff format .

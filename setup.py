@@ -1,16 +1,31 @@
-"""The build's one choice: with KVGATE_COMPILE=1 the admission core is compiled, with mypyc and a C compiler.
+"""The build's one choice: whether the admission core is compiled, with mypyc and a C compiler.
 
-It is the same code as it stands; without the variable no compiler is needed.
+`KVGATE_COMPILE=1` compiles it, or fails; `auto` compiles it where there is a compiler; without either it is left as it
+stands. It is the same code.
 """
 
 import os
+import shlex
+import shutil
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 BORDER = {"__init__", "commands", "events", "explanation", "outcomes", "policy", "snapshot", "standing"}
 """Modules of values that others look into: msgspec and pydantic read types, which compiled classes do not keep."""
-COMPILE = os.environ.get("KVGATE_COMPILE", "0") not in {"", "0"}
+
+
+def compiles() -> bool:
+    """Whether this build compiles the core."""
+    asked = os.environ.get("KVGATE_COMPILE", "")
+    return can_compile() if asked == "auto" else asked not in {"", "0"}
+
+
+def can_compile() -> bool:
+    """Whether there is what extension modules are compiled with: the C compiler and Python's headers."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def core() -> list[Extension]:
@@ -22,4 +37,4 @@ def core() -> list[Extension]:
     return list(mypycify(["--config-file=", *modules], opt_level="3", group_name="kvgate_admission"))
 
 
-setup(ext_modules=core() if COMPILE else [])
+setup(ext_modules=core() if compiles() else [])

@@ -57,7 +57,8 @@ LOAD_TESTS = {
     "spike": LoadTest("spike", ()),
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
-CHAOS = "tests/integration/test_engine_chaos.py"
+CHAOS = ("tests/integration/test_engine_chaos.py", "tests/property/test_admission.py")
+"""Tests at random, of which the suite has a short run."""
 COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,), "tier_cost": (), "front_cost": ()}
 """Measurements that print a table, by module name. `MODEL` stands for the model's folder."""
 
@@ -80,7 +81,7 @@ def main() -> None:
     if "calibration" in wanted:
         _run("-m", "pytest", "-s", "-m", "proof", CALIBRATION)
     if "chaos" in wanted:
-        _run("-m", "pytest", "-m", "proof", CHAOS)
+        _run("-m", "pytest", "-m", "proof", *CHAOS)
     if "relay_cost" in wanted:
         _run(
             "-m", "loadtests.relay_cost", "--tokenizer", folder, "--rounds", "3", "--out", str(out / "relay_cost.json")

@@ -28,7 +28,7 @@ from tests.ports import free_port
 settings.register_profile("kvgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvgate")
 
-START_TIMEOUT = 240.0
+START_TIMEOUT = 900.0
 """Seconds; a start takes 22 to 42 s on two cores that do nothing else."""
 
 PATIENCE = 1800

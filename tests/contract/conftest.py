@@ -8,7 +8,7 @@ import pytest
 
 from engine.cache import cache_folder, made_once, run_step, to_stderr
 from tests.conftest import Vllm
-from tests.integration.kvgate import Kvgate, serving
+from tests.integration.kvgate import PATIENT, Kvgate, serving
 from tests.ports import free_port
 
 OPENAI_NODE = "openai@7.55.0"
@@ -19,8 +19,8 @@ def kvgate(chat_vllm: Vllm, demo_model: Path, tmp_path_factory: pytest.TempPathF
     """Serves the real chat model as `smollm2`."""
     log = tmp_path_factory.mktemp("kvgate") / "log"
     arguments = ("--endpoint", chat_vllm.url, "--tokenizer", str(demo_model))
-    with serving(log, free_port(), *arguments) as running:
-        running.wait_healthy(1, 60)
+    with serving(log, free_port(), *arguments, environ=PATIENT) as running:
+        running.wait_healthy(1)
         deadline = time.monotonic() + 60
         while running.state()["counting"][0]["mode"] != "local":  # until the tokenizer is loaded
             assert time.monotonic() < deadline, running.state()["counting"]

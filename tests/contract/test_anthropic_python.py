@@ -69,7 +69,7 @@ async def test_a_stream_that_breaks_raises_what_the_sdk_raises_for_anthropic():
 
 @pytest.mark.engine
 async def test_a_real_model_answers(kvgate):
-    async with anthropic.AsyncAnthropic(base_url=kvgate.url, api_key="unused", timeout=120) as client:
+    async with anthropic.AsyncAnthropic(base_url=kvgate.url, api_key="unused", timeout=600) as client:
         question = [{"role": "user", "content": "What is the capital of France?"}]
         asked = {"model": "smollm2", "messages": question, "max_tokens": 30, "extra_body": {"temperature": 0}}
         whole = await client.messages.create(**asked)

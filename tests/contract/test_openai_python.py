@@ -145,7 +145,7 @@ WEATHER = {
 
 @pytest.fixture
 async def real(kvgate):
-    async with openai.AsyncOpenAI(base_url=f"{kvgate.url}/v1", api_key="unused", timeout=120) as client:
+    async with openai.AsyncOpenAI(base_url=f"{kvgate.url}/v1", api_key="unused", timeout=600) as client:
         yield client
 
 

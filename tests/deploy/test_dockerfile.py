@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -165,20 +164,6 @@ def test_the_image_holds_what_a_gateway_needs_and_no_more(image: Container) -> N
     assert list(image.inside(PurePosixPath("/opt/kvgate")).rglob("admission/controller.*.so")), (
         "the core is interpreted"
     )
-
-
-def test_the_compiled_core_decides_what_its_source_does(image: Container) -> None:
-    folder = image.inside(PurePosixPath("/opt/told"))
-    shutil.copytree(ROOT / "gateway", folder / "source" / "gateway")
-    shutil.copytree(ROOT / "tests" / "property", folder / "tests" / "property")
-    printed = []
-    for path in ("/opt/told", "/opt/told:/opt/told/source"):
-        command = image.command(["python", "-m", "tests.property.told"], {"PYTHONPATH": path})
-        printed.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
-    (compiled, *ours), (source, *theirs) = printed
-    assert (Path(compiled).suffix, Path(source).suffix) == (".so", ".py")
-    assert len(ours) > 20
-    assert ours == theirs
 
 
 def test_only_what_the_image_needs_is_sent_to_a_build() -> None:

@@ -1,36 +1,24 @@
 """Requests as the queue sees them."""
 
-from gateway.admission.events import Arrived, Demand, EndpointId, RequestId
+from gateway.admission.events import Arrived, Demand, RequestId
+from gateway.admission.placing.request import RequestRecord
+from gateway.admission.prediction.predictor import Kind, Lengths
 
 
-class Waiting:
+def waiting(
+    name: int,
+    *,
+    flow: str = "",
+    band: int = 0,
+    cost: float = 1.0,
+    size: int = 1,
+    deadline: float = 0.0,
+    body_bytes: int = 0,
+) -> RequestRecord:
     """One that can wait, with whatever cost, size and deadline a test wants."""
-
-    __slots__ = ("arrival", "backfilled", "cost", "deadline", "lane", "order", "size", "ticket")
-
-    def __init__(
-        self,
-        name: int,
-        *,
-        flow: str = "",
-        band: int = 0,
-        cost: float = 1.0,
-        size: int = 1,
-        deadline: float = 0.0,
-        body_bytes: int = 0,
-    ) -> None:
-        self.arrival = Arrived(RequestId(name), Demand((1,), 1), band, flow, body_bytes)
-        self.cost = cost
-        self.size = size
-        self.deadline = deadline
-        self.backfilled = 0
-        self.order = 0
-        self.ticket = 0
-        self.lane: tuple[int, EndpointId | None] = (0, None)
-
-    @property
-    def name(self) -> int:
-        return self.arrival.request
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
+    arrival = Arrived(RequestId(name), Demand((1,), 1), band, flow, body_bytes)
+    request = RequestRecord(arrival, 0.0, Kind(Lengths(), Lengths()))
+    request.cost = float(cost)
+    request.size = size
+    request.deadline = float(deadline)
+    return request

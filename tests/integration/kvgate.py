@@ -1,16 +1,22 @@
 """`kvgate serve` as a process of its own, as a user runs it."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-STOP_TIMEOUT = 60.0
+from tests.until import PATIENCE
+
+STOP_TIMEOUT = 120.0
+
+PATIENT = {"KVGATE_HEALTH__HUNG_AFTER": "600"}
+"""In front of a real engine: it compiles for the first request of a kind, which takes a busy machine a minute."""
 
 
 class Kvgate:
@@ -23,7 +29,7 @@ class Kvgate:
 
     def state(self) -> dict[str, Any]:
         # Asked again and again: a TLS context would cost ten times the answer.
-        asked = httpx.get(f"{self.url}/kvgate/state", timeout=10, trust_env=False, verify=False)  # noqa: S501
+        asked = httpx.get(f"{self.url}/kvgate/state", timeout=60, trust_env=False, verify=False)  # noqa: S501
         return dict(asked.json())
 
     def healthy(self) -> list[str]:
@@ -33,7 +39,7 @@ class Kvgate:
         except httpx.TransportError:
             return []
 
-    def wait_healthy(self, endpoints: int, timeout: float) -> list[str]:
+    def wait_healthy(self, endpoints: int, timeout: float = PATIENCE) -> list[str]:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -45,7 +51,7 @@ class Kvgate:
 
 
 @contextlib.contextmanager
-def serving(log: Path, port: int, *args: str) -> Iterator[Kvgate]:
+def serving(log: Path, port: int, *args: str, environ: Mapping[str, str] | None = None) -> Iterator[Kvgate]:
     """`kvgate serve ARGS` on that port; ended with SIGTERM, as a person or systemd would."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -53,6 +59,7 @@ def serving(log: Path, port: int, *args: str) -> Iterator[Kvgate]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env={**os.environ, **(environ or {})},
         )
     try:
         yield Kvgate(f"http://127.0.0.1:{port}", process, log)

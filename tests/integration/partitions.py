@@ -205,7 +205,7 @@ def _redis(folder: Path, host: str) -> Iterator[Server]:
 async def parted_tier(folder: Path, count: int) -> AsyncIterator[Parted]:
     """A tier of so many gateways."""
     with Network(count) as network, _redis(folder, network.redis) as redis:
-        async with _Reachable(network.ours) as engine, httpx.AsyncClient(timeout=10, trust_env=False) as client:
+        async with _Reachable(network.ours) as engine, httpx.AsyncClient(timeout=60, trust_env=False) as client:
             made = Tier(folder, engine, redis, client)
             try:
                 for host, machine in network.machines.items():

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from tests.deploy.stack import install
 from tests.ports import free_port
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = 120.0
 
 
 def valkey() -> str:

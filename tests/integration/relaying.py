@@ -88,7 +88,7 @@ async def gateway(*fakes: FakeVllm, ready: bool = True, **sections: Mapping[str,
     url = f"http://127.0.0.1:{application.port}"
     try:
         # Plain HTTP: a TLS context would take longer to make than most tests run.
-        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False) as client:  # noqa: S501
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client:  # noqa: S501
             running = Running(application, client)
             if ready:
 

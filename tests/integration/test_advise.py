@@ -53,7 +53,7 @@ def wait_ready(running):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and running.process.poll() is None:
         try:
-            if httpx.get(f"{running.url}/readyz?strict=1", timeout=5).is_success:
+            if httpx.get(f"{running.url}/readyz?strict=1", timeout=60).is_success:
                 return
         except httpx.TransportError:
             pass

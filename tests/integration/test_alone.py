@@ -37,7 +37,7 @@ class Alone:
         self.kvgate.process.send_signal(signal.SIGHUP)
 
     def said(self, text, times=1):
-        return eventually(lambda: self.kvgate.log.read_text().count(text) >= times, 10)
+        return eventually(lambda: self.kvgate.log.read_text().count(text) >= times)
 
 
 def configuration(urls, sections):
@@ -66,7 +66,7 @@ def alone(tmp_path, monkeypatch):
             source = flags or ("--config", str(file))
             given = [word.format(*urls) for word in source]
             kvgate = stack.enter_context(serving(tmp_path / "kvgate.log", free_port(), *given))
-            kvgate.wait_healthy(1, 30)
+            kvgate.wait_healthy(1)
             return Alone(tmp_path, kvgate, urls)
 
         yield start
@@ -108,11 +108,11 @@ def test_two_hang_ups_at_once_end_with_the_newest_file(alone):
     for size in range(1000, 1020):
         kvgate.configure(server={"max_body_bytes": size})
         kvgate.hang_up()
-    assert eventually(lambda: not takes(kvgate.url, 2000), 10)
+    assert eventually(lambda: not takes(kvgate.url, 2000))
     kvgate.configure(server={"max_body_bytes": 9000})
     kvgate.hang_up()
     kvgate.hang_up()
-    assert eventually(lambda: takes(kvgate.url, 2000), 10)
+    assert eventually(lambda: takes(kvgate.url, 2000))
 
 
 def test_a_wrong_file_changes_nothing_and_the_log_and_the_answer_say_why(alone):
@@ -151,7 +151,7 @@ def test_without_a_file_sighup_says_that_there_is_nothing_to_read(alone):
     assert reload("--set", "server.max_body_bytes=1000")[0] == 0
     assert not takes(kvgate.url, 2000)
     kvgate.hang_up()
-    assert eventually(lambda: takes(kvgate.url, 2000), 10), "what was set holds until the next reload"
+    assert eventually(lambda: takes(kvgate.url, 2000)), "what was set holds until the next reload"
 
 
 @pytest.mark.parametrize("after", [0.3, 1.0, 2.0])
@@ -167,8 +167,8 @@ def test_sighup_before_it_serves_ends_nothing_and_is_not_forgotten(tmp_path, aft
         try:
             time.sleep(after)
             kvgate.send_signal(signal.SIGHUP)
-            assert eventually(lambda: "settings read again" in log.read_text(), 20), log.read_text()
+            assert eventually(lambda: "settings read again" in log.read_text()), log.read_text()
             assert kvgate.poll() is None
         finally:
             kvgate.terminate()
-            kvgate.wait(30)
+            kvgate.wait(120)

@@ -48,7 +48,8 @@ def forced(vllm: VllmFactory) -> Iterator[Vllm]:
 
 def in_front(server: Vllm, model: Path) -> Any:
     models = [{"endpoints": [{"url": server.url}], "tokenizer": str(model)}]
-    return gateway(models=models, health={"interval": 1.0})
+    # An engine compiles for the first request of a kind, which takes a busy machine a minute.
+    return gateway(models=models, health={"interval": 1.0, "hung_after": 600})
 
 
 @pytest.fixture
@@ -61,8 +62,8 @@ async def both(
     kvgate: Running, server: Vllm, path: str, fields: dict[str, Any]
 ) -> tuple[httpx.Response, httpx.Response]:
     asked = {"model": server.model} | fields
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as direct:
-        return await kvgate.client.post(path, json=asked, timeout=60), await direct.post(path, json=asked)
+    async with httpx.AsyncClient(base_url=server.url, timeout=600) as direct:
+        return await kvgate.client.post(path, json=asked, timeout=600), await direct.post(path, json=asked)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_tokens_are_counted_however_many_a_client_wants_in_an_event(  # noqa: PL
 ) -> None:
     asked = fields | {"model": "random", "max_tokens": 43, "n": n, "stream": True, "stream_interval": interval} | USAGE
     reader = StreamReader(api, strip_usage=False, interval=min(interval, 43), sequences=n)
-    answer = httpx.post(random_vllm.url + path, json=asked, timeout=60)
+    answer = httpx.post(random_vllm.url + path, json=asked, timeout=600)
     for event in answer.content.partition(b'"choices":[]')[0].split(b"\n\n")[:-1]:
         reader.feed(event + b"\n\n")
     assert 35 * n <= reader.tokens <= (43 + 2 + min(interval, 43)) * n  # a busy engine merges some events

@@ -54,7 +54,7 @@ def welcoming():
 @contextlib.contextmanager
 def another_kvgate(folder):
     with fake_processes(1) as [(url, _)], serving(folder / "other.log", free_port(), "--endpoint", url) as other:
-        other.wait_healthy(1, 20)
+        other.wait_healthy(1)
         yield other.url
 
 

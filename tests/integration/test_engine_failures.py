@@ -28,7 +28,7 @@ pytestmark = pytest.mark.engine
 
 AT_ONCE = 2
 A_MINUTE = 60.0
-PATIENCE = 240.0
+PATIENCE = 900.0
 """Seconds for an engine to start, before it is killed, on a machine that does much else."""
 ARGS = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager")
 

@@ -143,7 +143,7 @@ async def used(url: str, api: Api, fields: Mapping[str, Any], *, stream: bool = 
     asked = {"model": MODEL, **fields, "stream": stream}
     if stream and api in (Api.CHAT, Api.COMPLETIONS):
         asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=600) as client:
         answer = await client.post(url + ROUTES[api], json=asked)
     assert answer.status_code == httpx.codes.OK, answer.text
     if stream:

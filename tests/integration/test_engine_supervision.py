@@ -27,7 +27,7 @@ from tests.unit.engine.processes import eventually, is_alive
 
 pytestmark = pytest.mark.engine
 
-START = 240.0
+START = 900.0
 ARGS = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager")
 POLICY = Policy(start_timeout=START, stop_timeout=30, max_restarts=2, backoff=0.5)
 

@@ -76,7 +76,7 @@ class Pair:
 async def pair(random_vllm) -> AsyncIterator[Pair]:
     async with (
         FakeVllm(FakeSettings(model=MODEL)) as fake,
-        httpx.AsyncClient(base_url=random_vllm.url, timeout=120) as real_client,
+        httpx.AsyncClient(base_url=random_vllm.url, timeout=600) as real_client,
         httpx.AsyncClient(base_url=fake.url) as fake_client,
     ):
         yield Pair(real_client, fake_client)
@@ -148,7 +148,7 @@ async def test_an_answer_that_ends_by_itself_has_one_shape(random_vllm, path, st
         async with httpx.AsyncClient(base_url=random_vllm.url) as real_client:
             eos = await end_of_sequence(real_client)
             asked = body(path, {"stream": streamed, "logit_bias": {str(eos): 100}})
-            real = await real_client.post(path, json=asked, timeout=120)
+            real = await real_client.post(path, json=asked, timeout=600)
         async with httpx.AsyncClient(base_url=fake.url) as fake_client:
             answer = await fake_client.post(path, json=asked)
     if streamed:
@@ -254,7 +254,7 @@ async def test_busy_and_dead_look_the_same(mortal_vllm):
 async def check_busy(url: str, path: str, *, streamed: bool) -> None:
     """A burst at a server that takes one: whatever it refuses, it refuses as the fake does."""
     asked = body(path, {"stream": streamed, "max_tokens": 200, "max_output_tokens": 200, "ignore_eos": True})
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         burst = await asyncio.gather(*(client.post(path, json=asked) for _ in range(6)))
     kinds = [Fault(FaultKind.STATUS), Fault(FaultKind.BUSY_IN_STREAM)]
     expected = [await ask_fake(fault, path, asked) for fault in kinds]
@@ -273,7 +273,7 @@ async def check_death(server: Any) -> None:
     asked = body(CHAT, {"stream": True, "max_tokens": 1500, "ignore_eos": True})
     expected = (await ask_fake(Fault(FaultKind.ENGINE_DEATH, after=1), CHAT, asked)).text
     core = engine_core(server.process.pid)
-    client = httpx.AsyncClient(base_url=server.url, timeout=120)
+    client = httpx.AsyncClient(base_url=server.url, timeout=600)
     async with client, client.stream("POST", CHAT, json=asked) as response:
         events = response.aiter_text()
         text = await anext(events)

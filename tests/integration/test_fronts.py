@@ -56,7 +56,7 @@ class Tier:
         await front.start()
         self.fronts.append(front)
         url = f"http://127.0.0.1:{front.port}"
-        self.clients.append(httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, verify=False))  # noqa: S501
+        self.clients.append(httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False))  # noqa: S501
 
     async def state(self, front: int = 0) -> dict[str, Any]:
         return dict((await self.clients[front].get("/kvgate/state")).json())

@@ -12,7 +12,7 @@ import pytest
 from loadtests.streaming import Outcome, stream_completion
 from loadtests.workload import Workload
 from tests.conftest import Vllm
-from tests.integration.kvgate import serving
+from tests.integration.kvgate import PATIENT, serving
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
@@ -28,12 +28,12 @@ SAMPLE_INTERVAL = 0.1
 async def test_running_requests_and_kv_usage_agree_with_the_ledger(chat_vllm: Vllm, tmp_path: Path) -> None:
     # The real model: it is slow enough for the gauges to be read many times while it works.
     engine = chat_vllm
-    with serving(tmp_path / "kvgate.log", free_port(), "--endpoint", engine.url) as kvgate:
-        kvgate.wait_healthy(1, 60)
+    with serving(tmp_path / "kvgate.log", free_port(), "--endpoint", engine.url, environ=PATIENT) as kvgate:
+        kvgate.wait_healthy(1)
         samples: list[Sample] = []
 
         async def watch() -> None:
-            async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+            async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_keepalive_connections=0)) as client:
                 while True:
                     before = await _account(client, kvgate.url)
                     seen = _gauges((await client.get(f"{engine.url}/metrics")).text)

@@ -448,8 +448,8 @@ async def one_that_waits(kvgate, path):
 async def test_who_waits_for_the_first_endpoint_is_told_of_a_shutdown_at_once(path):
     async with gateway(models=UNREACHABLE, admission=ONE_MAY_WAIT, ready=False) as kvgate:
         waiting = await one_that_waits(kvgate, path)
-        async with asyncio.timeout(2):
-            await kvgate.application.drain(5)
+        async with asyncio.timeout(60):
+            await kvgate.application.drain(600)
         answer = await waiting
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
 
@@ -536,7 +536,7 @@ async def test_kill_9_of_one_of_two_costs_only_what_had_started_on_it():
                         return answer.status_code, text
 
                 load = [asyncio.create_task(one(number)) for number in range(100)]
-                await until(lambda: len(set(started)) > 30, timeout=10)
+                await until(lambda: len(set(started)) > 30)
                 engines[0][1].kill()
                 results = await asyncio.gather(*load)
             broken = [text for status, text in results if "[DONE]" not in text]

@@ -33,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with fake_processes(1, *options) as [(url, _)]:
         arguments = ("--endpoint", url, "--tokenizer", "/nonexistent")
         with serving(log, port, *arguments) as kvgate:
-            kvgate.wait_healthy(1, 20)
+            kvgate.wait_healthy(1)
             yield kvgate.url
 
 

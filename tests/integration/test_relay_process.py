@@ -33,7 +33,7 @@ def fronting(tmp_path):
         gateway = serving(log, free_port(), "--endpoint", url, "--tokenizer", "/nonexistent", *arguments)
         kvgate = gateway.__enter__()
         stack.append(gateway)
-        kvgate.wait_healthy(1, 20)
+        kvgate.wait_healthy(1)
         return kvgate
 
     yield start
@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it_and_the_way_out(fronting):
     kvgate = fronting()
     port = kvgate.url.rsplit(":", 1)[1]
     with serving(kvgate.log.with_name("second.log"), int(port), "--endpoint", "http://127.0.0.1:9") as second:
-        assert second.process.wait(20) == 2
+        assert second.process.wait(120) == 2
         (line,) = second.log.read_text().splitlines()
         what, way_out = json.loads(line)["event"].splitlines()
         assert f":{port}: " in what
@@ -182,7 +182,7 @@ def test_an_advertised_port_that_is_taken_is_said_at_the_start(tmp_path):
             str(key),
         )
         with serving(tmp_path / "log", free_port(), "--endpoint", "http://127.0.0.1:9", *tier) as kvgate:
-            assert kvgate.process.wait(20) == 2
+            assert kvgate.process.wait(120) == 2
         (line,) = kvgate.log.read_text().splitlines()
         what, way_out = json.loads(line)["event"].splitlines()
         assert what.startswith(f"tier.advertise: cannot listen on port {port}: Address already in use: ")

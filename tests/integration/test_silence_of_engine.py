@@ -15,6 +15,7 @@ from engine.diagnosis.look import listener
 from tests.conftest import Vllm
 from tests.integration.kvgate import Kvgate, serving
 from tests.ports import free_port
+from tests.until import until
 
 pytestmark = pytest.mark.engine
 
@@ -36,8 +37,8 @@ async def test_a_large_answer_and_a_stopped_server_are_waited_for_and_nothing_is
     file = tmp_path / "kvgate.yaml"
     file.write_text(yaml.safe_dump(settings))
     with serving(tmp_path / "kvgate.log", free_port(), "--config", str(file)) as kvgate:
-        kvgate.wait_healthy(1, 60)
-        async with httpx.AsyncClient(timeout=120) as client:
+        kvgate.wait_healthy(1)
+        async with httpx.AsyncClient(timeout=600) as client:
             before = await taken(client, engine.url)
             large = await client.post(
                 f"{kvgate.url}{COMPLETIONS}",
@@ -54,7 +55,7 @@ async def test_a_large_answer_and_a_stopped_server_are_waited_for_and_nothing_is
             assert await taken(client, engine.url) == before + 1
 
             streams = [asyncio.create_task(stream(client, kvgate.url, number)) for number in range(3)]
-            await asyncio.sleep(0.5)
+            await until(lambda: kvgate.state()["endpoints"][0]["in_flight"] == 3)
             await stopped(engine.url, STOPPED)
             assert await asyncio.gather(*streams) == [True] * 3
             assert await taken(client, engine.url) == before + 4

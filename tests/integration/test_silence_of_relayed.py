@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import time
 from types import SimpleNamespace
 
 import pytest
 
+from tests.clock import unhindered
 from tests.integration.relaying import gateway, until
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ async def embedders():
 
 
 async def embed(kvgate):
-    return (await kvgate.client.post(EMBED, json={"model": "bge", "input": "hi"}, timeout=20)).status_code
+    return (await kvgate.client.post(EMBED, json={"model": "bge", "input": "hi"}, timeout=120)).status_code
 
 
 async def state_of(kvgate, number):
@@ -105,9 +105,9 @@ async def test_several_that_are_silent_go_elsewhere_and_the_engine_counts_as_hun
     """Row 4."""
     hangs, well, kvgate = embedders
     hangs.goes_on.clear()
-    began = time.monotonic()
+    began = unhindered()
     assert await asyncio.gather(*(embed(kvgate) for _ in range(12))) == [200] * 12
-    assert time.monotonic() - began < 5 * HUNG_AFTER
+    assert unhindered() - began < 5 * HUNG_AFTER
     assert hangs.asked >= 2, "of so many some were on it"
     assert await state_of(kvgate, 0) == "hung"
     assert await state_of(kvgate, 1) == "up"
@@ -133,4 +133,4 @@ async def test_one_that_is_silent_alone_ends_and_no_other_endpoint_hears_of_it(e
     async def is_back():
         return await embed(kvgate) == 200 and await state_of(kvgate, silent) == "up"
 
-    await until(is_back, 20)
+    await until(is_back)

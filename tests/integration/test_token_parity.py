@@ -136,7 +136,7 @@ def cells(templates: Mapping[str, str | None]) -> list[Cell]:
 @pytest.fixture(scope="session")
 def answers(engine: str, templates: Mapping[str, str | None], cells: list[Cell]) -> dict[Cell, bytes | None]:
     """The engine's answer to each cell, with the ids of its prompt where the API has them; None for a refusal."""
-    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+    with httpx.Client(base_url=engine, timeout=600) as client, ThreadPoolExecutor(8) as pool:
 
         def answered(cell: Cell) -> bytes | None:
             fields = json.loads(cell.body) | ({"return_token_ids": True} if cell.api is Api.CHAT else {})
@@ -273,7 +273,7 @@ def test_random_requests_are_counted_as_the_engine_counts_them(
 ) -> None:
     generator = Generator(seed=14)
     bodies = [json.dumps({"model": MODEL, "max_tokens": 1} | generator.request()).encode() for _ in range(400)]
-    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+    with httpx.Client(base_url=engine, timeout=600) as client, ThreadPoolExecutor(8) as pool:
         served = list(pool.map(lambda body: serve(client, Api.CHAT, body, templates[template]), bodies))
     ours = [counted(template, Api.CHAT, body) for body in bodies]
     differing = [case for case in zip(ours, served, bodies, strict=True) if case[0] not in ("engine", case[1])]
@@ -286,7 +286,7 @@ def test_the_engines_own_counts_equal_what_it_serves(
 ) -> None:
     """What falls to the engine is asked of it in a form that means the same prompt."""
     cells = [cell for cell, count in reference.items() if isinstance(count, int)]
-    with httpx.Client(base_url=engine, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+    with httpx.Client(base_url=engine, timeout=600) as client, ThreadPoolExecutor(8) as pool:
 
         def asked(cell: Cell) -> int | str:
             work = engine_work(cell.api, cell.body, MAX_MODEL_LEN)
@@ -369,7 +369,7 @@ async def _counts_what_is_served(engine: str, counter: ModelCounter, source: Sou
         request = parse(Api.CHAT, json.dumps({"model": MODEL, "max_tokens": 1, "messages": [user(text)]}).encode())
         count = await counter.count(request, flow="test", max_model_len=MAX_MODEL_LEN)
         assert count.source is source
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=600) as client:
             response = await client.post(engine + ROUTES[Api.CHAT], content=request.body, headers=JSON)
         usage = read_body(Api.CHAT, response.content).usage
         assert usage is not None

@@ -12,7 +12,7 @@ import pytest
 from gateway.advice.rules import ENOUGH
 from gateway.advice.traffic import read_traffic
 from gateway.endpoints.exposition import parse
-from tests.integration.kvgate import serving
+from tests.integration.kvgate import PATIENT, serving
 from tests.integration.relaying import COMPLETIONS
 from tests.ports import free_port
 
@@ -27,8 +27,8 @@ def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
     before, completed_before = read_traffic(random_vllm.url), completed(random_vllm.url)
     events = tmp_path / "events"
     options = ("--endpoint", random_vllm.url, "--event-log", str(events))
-    with serving(tmp_path / "log", free_port(), *options) as kvgate:
-        kvgate.wait_healthy(1, 60)
+    with serving(tmp_path / "log", free_port(), *options, environ=PATIENT) as kvgate:
+        kvgate.wait_healthy(1)
         usages = asyncio.run(load(kvgate.url, random_vllm.model))
         generated = sum(usage[1] for usage in usages)
         deadline = time.monotonic() + 10
@@ -71,7 +71,7 @@ def completed(url):
 async def load(url, model):
     """Prompts and outputs of many lengths; returns what usage said of each."""
     turns = asyncio.Semaphore(6)
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
 
         async def one(prompt, tokens):
             asked = {"model": model, "prompt": "a " * prompt, "max_tokens": tokens, "ignore_eos": True}

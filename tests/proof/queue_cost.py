@@ -11,26 +11,27 @@ import platform
 import sys
 from time import process_time
 
+from gateway.admission.placing.request import RequestRecord
 from gateway.admission.queueing.queue import Answer, Queue
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
-LANE = (4096, None)
+LANE = (4096, None, None)
 
 
 def measure(queued: int, flows: int, rounds: int = 20_000, *, blocked: bool = False) -> tuple[float, float, float]:
     """Microseconds of a stay, of its settlement, and of asking what is ahead."""
     queue = Queue(bands={}, weights={}, max_passes=10**9 if blocked else 8)
     requests = [
-        Waiting(number, flow=f"f{number * 7919 % flows}", cost=100.0 + number % 97, size=5, deadline=float(number))
+        waiting(number, flow=f"f{number * 7919 % flows}", cost=100.0 + number % 97, size=5, deadline=float(number))
         for number in range(queued + rounds)
     ]
     requests[0].size = 9
     for request in requests[:queued]:
         queue.push(request, LANE)
-    went: list[Waiting] = []
+    went: list[RequestRecord] = []
     room = 0
 
-    def accept(request: Waiting) -> Answer:
+    def accept(request: RequestRecord) -> Answer:
         nonlocal room
         if blocked and request.size == 9:
             return Answer.NO_ROOM

@@ -640,10 +640,19 @@ class Admission(RuleBasedStateMachine):
             assert endpoint.forecast(self.now + 1.0) == endpoint._correction.read(self.now + 1.0)
 
 
-Admission.TestCase.settings = settings(
-    max_examples=300,
+SOME = settings(
+    max_examples=100,
     stateful_step_count=50,
     report_multiple_bugs=False,
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
 )
 TestAdmission = Admission.TestCase
+TestAdmission.settings = SOME
+
+
+class ForLong(Admission):
+    """The same, with more lives."""
+
+
+TestAdmissionForLong = pytest.mark.proof(pytest.mark.timeout(7200)(ForLong.TestCase))
+TestAdmissionForLong.settings = settings(SOME, max_examples=2000)

@@ -6,14 +6,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.admission.placing.request import RequestRecord
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band import MANY
 from gateway.admission.queueing.queue import Answer, Queue
 from gateway.admission.tuning import TUNING
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
-LANE = (1, None)
-LANES = ((1, None), (2, None), (1, "a"))
+LANE = (1, None, None)
+LANES = (LANE, (2, None, None), (1, "a", None))
 FLOWS = ("", "a", "b", "c")
 WEIGHTS = {"a": 2.0, "b": 0.5}
 BANDS = {1: Band(reserved=0.25)}
@@ -27,8 +28,8 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.queues = [Queue(bands=BANDS, weights=WEIGHTS, max_passes=MAX_PASSES) for _ in range(2)]
-        self.waiting: dict[int, list[Waiting]] = {}
-        self.gone: list[list[Waiting]] = []
+        self.waiting: dict[int, list[RequestRecord]] = {}
+        self.gone: list[list[RequestRecord]] = []
         self.names = 0
 
     @rule(
@@ -42,7 +43,7 @@ class Machine(RuleBasedStateMachine):
     def push(self, *, flow, band, lane, cost, size, deadline):
         self.names += 1
         both = [
-            Waiting(self.names, flow=flow, band=band, cost=cost, size=size, deadline=deadline, body_bytes=cost)
+            waiting(self.names, flow=flow, band=band, cost=cost, size=size, deadline=deadline, body_bytes=cost)
             for _ in self.queues
         ]
         for queue, request in zip(self.queues, both, strict=True):
@@ -65,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         for queue, request in zip(self.queues, both, strict=True):
             queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
             queue.push(request, lane)
-        self.waiting[both[0].name] = both
+        self.waiting[both[0].arrival.request] = both
 
     @rule(flow=st.sampled_from(FLOWS), band=st.integers(0, 2), delta=st.integers(-60, 60))
     def settle(self, flow, band, delta):
@@ -112,7 +113,7 @@ class Machine(RuleBasedStateMachine):
                 aside.add((stands, request.arrival.flow))
             elif answer is not Answer.TAKEN:
                 heads[stands] = (request, 0, answer is Answer.CLOSED)
-            log.append((request.name, answer))
+            log.append((request.arrival.request, answer))
             if answer is Answer.TAKEN:
                 room -= request.size
                 if charged_first:
@@ -124,14 +125,14 @@ class Machine(RuleBasedStateMachine):
 
         queue.offer(accept)
         assert len({name for name, _ in log}) == len(log), "asked twice"
-        asked = {(r.arrival.band, r.lane) for r in before if r.name in {name for name, _ in log}}
+        asked = {(r.arrival.band, r.lane) for r in before if r.arrival.request in {name for name, _ in log}}
         assert asked == {(r.arrival.band, r.lane) for r in before}, "a lane was not asked"
         return log
 
     @rule(shift=st.integers(0, 2))
     def relane(self, shift):
         for queue in self.queues:
-            queue.relane(lambda request: LANES[(request.name + shift) % len(LANES)])
+            queue.relane(lambda request: LANES[(request.arrival.request + shift) % len(LANES)])
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), deadline=st.integers(0, 9))
@@ -200,7 +201,7 @@ class Crowd:
 
     def join(self, **of):
         self.names += 1
-        request = Waiting(self.names, **of)
+        request = waiting(self.names, **of)
         self.queue.push(request, LANE)
         return request
 
@@ -287,7 +288,7 @@ def test_nobody_starves(data, band, debt, size, depth):
     for it), and in its band by what each flow gets until its debt is made good.
     """
     crowd = Crowd(max_passes=2)
-    crowd.queue.push(Waiting(10**6, flow="other", band=band, cost=1), LANE)
+    crowd.queue.push(waiting(10**6, flow="other", band=band, cost=1), LANE)
     victim = crowd.join(flow="victim", band=band, cost=20, size=size)
     crowd.queue.settle("victim", band, debt)
     given_to_others = 0.0
@@ -339,12 +340,12 @@ def replay(pushes, served, newcomer):
     for _ in range(2):
         queue = Queue(bands={}, weights={"f0": 2.0, "f1": 0.25}, max_passes=0)
         for number, (flow, cost) in enumerate(pushes):
-            queue.push(Waiting(number, flow=f"f{flow}", cost=cost), LANE)
+            queue.push(waiting(number, flow=f"f{flow}", cost=cost), LANE)
             if number in served:
                 go(queue)
         queues.append(queue)
     told = queues[0].ahead(0, newcomer, LANE)
-    request = Waiting(-1, flow=newcomer, cost=1)
+    request = waiting(-1, flow=newcomer, cost=1)
     queues[1].push(request, LANE)
     went = go(queues[1], queues[1].depth)
     return told, sum(other.cost for other in went[: went.index(request)])

@@ -17,6 +17,7 @@ import pytest
 from tests.fakes.tokenizer import make_tokenizer
 from tests.integration.relaying import fake_processes
 from tests.security.target import Target, launch
+from tests.until import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def changes(log: Path) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def exhausted(target: Target, log: Path, times: int) -> Iterator[list[socket.socket]]:
     """As many connections as it takes until an endpoint could not be probed so often."""
-    lack, deadline = "endpoint not probed", time.monotonic() + 20
+    lack, deadline = "endpoint not probed", time.monotonic() + PATIENCE
     enough = log.read_text().count(lack) + times
     with contextlib.ExitStack() as stack:
         held: list[socket.socket] = []
@@ -75,7 +76,7 @@ def exhausted(target: Target, log: Path, times: int) -> Iterator[list[socket.soc
 
 def wait_scraped(connection: socket.socket, times: int) -> None:
     """Until the endpoint was scraped so often, as the state tells on a connection that is there already."""
-    deadline, age = time.monotonic() + 20, 0.0
+    deadline, age = time.monotonic() + PATIENCE, 0.0
     while times:
         assert time.monotonic() < deadline
         connection.sendall(b"GET /kvgate/state HTTP/1.1\r\nhost: a\r\n\r\n")

@@ -72,7 +72,7 @@ async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> No
         )
         await application.start()
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{application.port}", timeout=20) as client:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{application.port}", timeout=60) as client:
 
                 async def ready() -> bool:
                     return (await client.get("/readyz")).is_success

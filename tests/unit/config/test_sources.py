@@ -193,40 +193,6 @@ def test_a_section_of_which_nothing_is_left_is_as_by_default(tmp_path):
     assert load({}, written(tmp_path, "health:\n#  interval: 5\n"), {}) == Settings()
 
 
-@pytest.mark.parametrize(
-    ("written_as", "words"),
-    [
-        ("[--max-model-len, 2048]", ["--max-model-len", "2048"]),
-        ("[--gpu-memory-utilization, 0.9, -tp, 2]", ["--gpu-memory-utilization", "0.9", "-tp", "2"]),
-        ("[--enable-prefix-caching, true]", ["--enable-prefix-caching"]),
-        ("[--enable-prefix-caching, off, --port-of=x]", ["--no-enable-prefix-caching", "--port-of=x"]),
-        ('[--served, "two words", "--json={\\"a\\": 1}"]', ["--served", "two words", '--json={"a": 1}']),
-    ],
-)
-def test_arguments_for_vllm_may_be_what_yaml_makes_of_them(tmp_path, written_as, words):
-    file = written(tmp_path, f"models: [{{engine: {{model: m, fit: off, args: {written_as}, env: {{N: 1}}}}}}]")
-    engine = load({}, file, {}).models[0].engine
-    assert list(engine.args) == words
-    assert engine.fit == "off"
-    assert engine.env["N"].get_secret_value() == "1"
-
-
-@pytest.mark.parametrize(
-    ("url", "base"),
-    [
-        ("http://h:1/v1", "http://h:1/"),
-        ("http://h:1/v1/", "http://h:1/"),
-        (" http://h:1/gw/v1 ", "http://h:1/gw"),
-        ("http://h:1/gw/", "http://h:1/gw/"),
-        ("http://v1/", "http://v1/"),
-        ("http://v1:1/v1", "http://v1:1/"),
-    ],
-)
-def test_a_url_may_be_the_base_url_of_a_client(url, base):
-    settings = load({"models": [{"endpoints": [{"url": url}]}]}, None, {})
-    assert str(settings.models[0].endpoints[0].url) == base
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert "missing.yaml: cannot be read" in fault(file=tmp_path / "missing.yaml")
     binary = tmp_path / "binary.yaml"
@@ -313,12 +279,6 @@ def test_bands_may_come_from_the_environment_and_an_unknown_key_in_one_is_named(
     assert settings.admission.bands[1].reserved == 0.2
     assert settings.admission.ttft_target is None
     assert "did you mean `reserved`" in fault(environ={key: '{"1": {"reservd": 0.2}}'})
-
-
-def test_bands_leave_a_share_to_those_that_reserve_none():
-    said = fault({"admission": {"bands": {0: {"reserved": 0.6}, 1: {"reserved": 0.5}}}})
-    assert "0.6 in band 0, 0.5 in band 1" in said
-    assert "1.1" in said
 
 
 def test_what_is_set_for_now_goes_before_all_else_and_a_band_is_the_one_of_the_file(tmp_path):

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.until import PATIENCE
+
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs; one that only waits to be reaped does not."""
@@ -32,7 +34,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], bool], bound: float = 15.0) -> bool:
+def eventually(condition: Callable[[], bool], bound: float = PATIENCE) -> bool:
     """Whether the condition comes true within `bound` seconds."""
     deadline = time.monotonic() + bound
     while time.monotonic() < deadline:

@@ -22,7 +22,7 @@ def body(path: str, **fields: object) -> dict[str, object]:
 
 
 async def post(fake: FakeVllm, path: str = CHAT, **fields: object) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=fake.url, timeout=5) as client:
+    async with httpx.AsyncClient(base_url=fake.url, timeout=60) as client:
         return await client.post(path, json=body(path, **fields))
 
 

@@ -195,7 +195,7 @@ async def test_a_thousand_clients_that_leave_in_one_turn_keep_nobody_else_from_b
         task.cancel()
     admission.finish(first, Verdict.DONE, 3)
     admission.finish(second, Verdict.DONE, 3)
-    third, _ = await asyncio.wait_for(staying, 1)
+    third, _ = await asyncio.wait_for(staying, 30)
     admission.finish(third, Verdict.DONE, 3)
     await asyncio.gather(*leaving, return_exceptions=True)
     assert (in_flight(admission), snapshot(admission).queue.depth) == (0, 0)
@@ -241,7 +241,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
             if choose.random() < 0.1:
                 driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
         driver.handle(EndpointUp(HERE, Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=2)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.gather(*tasks, return_exceptions=True)
         assert owed == set()
         state = snapshot(admission)

@@ -44,7 +44,7 @@ def connect(front, count):
 
 
 async def turns(until):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not until():  # noqa: ASYNC110
             await asyncio.sleep(0)
 

@@ -73,7 +73,7 @@ def test_a_request_that_meets_the_end_of_an_idle_connection_goes_out_again(
             await loop.sock_sendall(accepted, WHOLE)
             return accepted
 
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answering = asyncio.create_task(one_answer())
             assert await fetch(client, url) == b"ok"
             idle = await answering
@@ -140,7 +140,7 @@ async def test_a_connection_that_was_idle_for_too_long_is_closed(server: Server)
         closed.set()
 
     server.scripts = [watched, server.answer]
-    async with upstream(keepalive=0.05) as client, asyncio.timeout(5):
+    async with upstream(keepalive=0.05) as client, asyncio.timeout(60):
         await fetch(client, server.url)
         await closed.wait()
         assert await fetch(client, server.url) == b"ok"
@@ -194,7 +194,7 @@ async def test_an_endpoint_that_is_forgotten_keeps_no_idle_connection_but_its_an
         gone.set()
 
     server.scripts = [watched, answers_slowly]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         idle = await client.send(server.url, "POST", "/", [], b"")
         assert await idle.read_some() == b"ok"
         under_way = asyncio.create_task(fetch(client, server.url))

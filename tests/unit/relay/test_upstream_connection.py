@@ -28,7 +28,7 @@ async def test_an_answer_that_was_not_read_to_its_end_closes_its_connection(serv
         answer = await client.send(server.url, "POST", "/", [], b"")
         assert await answer.read_some() == b"abc"
         answer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await gone.wait()
 
 
@@ -42,7 +42,7 @@ async def test_cancelling_while_the_head_is_awaited_closes_the_connection(server
         gone.set()
 
     server.scripts = [silent]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         sending = asyncio.create_task(client.send(server.url, "POST", "/", [], b"{}"))
         await asked.wait()
         sending.cancel()
@@ -64,7 +64,7 @@ async def test_nothing_behind_an_answer_belongs_to_it_nor_to_the_next(
         await reader.read()
 
     server.scripts = [babbles, server.answer]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         assert [await fetch(client, server.url), await fetch(client, server.url)] == [b"ok", b"ok"]
     assert server.connections == 2
 
@@ -106,7 +106,7 @@ async def test_what_is_no_body_has_a_bound(server: Server, begun: bytes, endless
             sent += 10_000
 
     server.scripts = [floods]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         with pytest.raises(ConnectionLostError, match="over 64 KB of headers"):
             await fetch(client, server.url)
     assert sent < 30_000_000
@@ -122,7 +122,7 @@ async def test_many_small_chunks_are_a_body_like_any_other(server: Server) -> No
         writer.write(b"0\r\n\r\n")
 
     server.scripts = [small]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         assert await fetch(client, server.url) == b"abcde" * 50_000
 
 
@@ -135,7 +135,7 @@ async def test_a_request_that_was_answered_unread_leaves_no_connection(server: S
         await asyncio.sleep(5)
 
     server.scripts = [early, server.answer]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         assert await fetch(client, server.url, bytes(32 << 20)) == b"ok"
         assert await fetch(client, server.url) == b"ok"
     assert server.connections == 2
@@ -251,7 +251,7 @@ async def test_a_request_arrives_whole_whatever_its_size(server: Server, size: i
 
     server.scripts = [takes]
     sent = bytes(number % 251 for number in range(size))
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         assert await fetch(client, server.url, sent) == b"ok"
     assert got == sent
 
@@ -293,7 +293,7 @@ async def test_an_endpoint_that_speaks_unasked_loses_its_connection(server: Serv
         gone.set()
 
     server.scripts = [speaks, server.answer]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(60):
         assert await fetch(client, server.url) == b"ok"
         spoken.set()
         await gone.wait()
@@ -336,7 +336,7 @@ class TestDeliver:
             await asyncio.sleep(0)
             told.append(b"+")
 
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answer = await client.send(server.url, "POST", "/", [], b"")
             await answer.deliver(take, drained)
             answer.close()
@@ -360,7 +360,7 @@ class TestDeliver:
             more.set()
             return True
 
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answer = await client.send(server.url, "POST", "/", [], b"")
             await answer.deliver(take, _never)
             answer.close()
@@ -420,7 +420,7 @@ class TestDeliver:
         def take(piece: bytes) -> bool:
             raise LookupError(piece)
 
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answer = await client.send(server.url, "POST", "/", [], b"")
             with pytest.raises(LookupError):
                 await answer.deliver(take, _never)
@@ -448,7 +448,7 @@ class TestDeliver:
             refused.set()
             raise LookupError(piece)
 
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answer = await client.send(server.url, "POST", "/", [], b"")
             delivering = asyncio.create_task(answer.deliver(take, _never))
             await asyncio.sleep(0)  # the sink is there when the rest comes
@@ -464,7 +464,7 @@ class TestDeliver:
             writer.write(CHUNKED + b"1\r\na\r\n")
 
         server.scripts = [tears]
-        async with upstream() as client, asyncio.timeout(5):
+        async with upstream() as client, asyncio.timeout(60):
             answer = await client.send(server.url, "POST", "/", [], b"")
             with pytest.raises(ConnectionLostError):
                 await answer.deliver(lambda _: True, _never)

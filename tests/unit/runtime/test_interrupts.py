@@ -54,7 +54,7 @@ def begun():
 
 def ended(process):
     """Its exit code, the rest of what it printed, and its complaints."""
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 

@@ -102,7 +102,7 @@ async def test_a_terminal_that_was_closed_ends_it(application, monkeypatch):
     closed = asyncio.Event()
     async with (
         Alone(application, Sources(ENDPOINT), Discovery(application.settings)).asked(closed.set),
-        asyncio.timeout(5),
+        asyncio.timeout(60),
     ):
         terminal.there = False
         os.kill(os.getpid(), signal.SIGHUP)

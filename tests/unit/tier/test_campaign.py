@@ -130,7 +130,7 @@ async def test_it_ends_though_a_cancellation_is_lost_as_redis_is_asked():
             return await super().ask(claim)
 
     redis = Deaf()
-    async with asyncio.timeout(5), campaign(redis):
+    async with asyncio.timeout(60), campaign(redis):
         await until(lambda: redis.asked)
     assert redis.closed
 

@@ -35,7 +35,7 @@ async def test_who_asks_for_one_that_is_on_its_way_waits_for_that_one(
     go = threading.Event()
 
     def load(source: TokenizerSource) -> None:
-        go.wait(10)
+        go.wait(120)
         loads.append(source)
 
     monkeypatch.setattr(loading, "load", load)

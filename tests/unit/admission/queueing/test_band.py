@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.admission.queueing.band import MANY, BandQueue
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
 LANE = (1, None, None)
 OTHER = (2, None, None)
@@ -16,7 +16,7 @@ class Row:
 
     def join(self, flow, cost=10.0, lane=LANE):
         self.turns += 1
-        request = Waiting(self.turns, flow=flow, cost=cost)
+        request = waiting(self.turns, flow=flow, cost=cost)
         request.order = request.ticket = self.turns
         request.lane = lane
         self.band.push(request)
@@ -118,7 +118,7 @@ def test_new_lanes_keep_what_flows_were_given(row):
     row.band.fairness.charge("b", 50.0)
     row.band.relane(lambda _: LANE)
     (lane,) = row.band.lanes.values()
-    assert [request.name for request in (lane.head(), *lane.behind(9))] == [2, 4, 1, 3]
+    assert [request.arrival.request for request in (lane.head(), *lane.behind(9))] == [2, 4, 1, 3]
     assert (row.band.depth, row.band.cost) == (4, 40.0)
 
 

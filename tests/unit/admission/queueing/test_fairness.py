@@ -2,11 +2,11 @@ import pytest
 
 from gateway.admission.queueing.fairness import MAX_IDLE_FLOWS, Fairness, Share
 from gateway.admission.tuning import TUNING
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
 
 def wait(fairness, flow, cost=10.0, least=None, top=None):
-    request = Waiting(1, flow=flow, cost=cost)
+    request = waiting(1, flow=flow, cost=cost)
     return request, fairness.join(request, least, top)
 
 

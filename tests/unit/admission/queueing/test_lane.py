@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admission.queueing.fairness import Flow
 from gateway.admission.queueing.lane import Lane
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
 
 class Row:
@@ -17,13 +17,13 @@ class Row:
 
     def join(self, flow, cost=10.0, turn=None):
         self.turns += 1
-        request = Waiting(self.turns, flow=flow, cost=cost)
+        request = waiting(self.turns, flow=flow, cost=cost)
         request.order = request.ticket = turn or self.turns
         self.lane.push(request, self.flows.setdefault(flow, Flow(flow, 1.0, 0.0)))
         return request
 
     def behind(self, count):
-        return [request.name for request in self.lane.behind(count)]
+        return [request.arrival.request for request in self.lane.behind(count)]
 
 
 @pytest.fixture
@@ -77,16 +77,16 @@ def test_behind_the_head_they_stand_as_if_each_was_taken(row):
     assert row.lane.reach == 8.0
     assert row.behind(99) == [4, 7, 5, 6, 2, 3]
     assert row.lane.reach == inf
-    assert row.lane.head().name == 1, "looking changes nothing"
+    assert row.lane.head().arrival.request == 1, "looking changes nothing"
 
 
 def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     for flow in "abab":
         row.join(flow)
     row.lane.set_aside("a")
-    assert [row.lane.head().name, *row.behind(9)] == [2, 4]
+    assert [row.lane.head().arrival.request, *row.behind(9)] == [2, 4]
     row.join("c")
-    assert [row.lane.head().name, *row.behind(9)] == [2, 5, 4]
+    assert [row.lane.head().arrival.request, *row.behind(9)] == [2, 5, 4]
     for flow in "bc":
         row.lane.set_aside(flow)
     assert row.lane.head() is row.lane.place() is None
@@ -94,7 +94,7 @@ def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     row.lane.blocked = row.join("c")
     row.lane.restore()
     assert row.lane.blocked is None
-    assert [row.lane.head().name, *row.behind(9)] == [1, 2, 5, 3, 4, 6]
+    assert [row.lane.head().arrival.request, *row.behind(9)] == [1, 2, 5, 3, 4, 6]
 
 
 def test_a_refund_does_not_bring_back_a_line_set_aside(row):

@@ -3,7 +3,7 @@ import pytest
 from gateway.admission.policy import Band
 from gateway.admission.queueing.queue import MAX_ASIDE, MAX_IDLE_BANDS, Answer, Queue
 from gateway.admission.tuning import TUNING
-from tests.fakes.waiting import Waiting
+from tests.fakes.waiting import waiting
 
 TAKEN, NO_ROOM, CLOSED = Answer.TAKEN, Answer.NO_ROOM, Answer.CLOSED
 
@@ -16,7 +16,7 @@ class Row:
         self.requests = {}
 
     def join(self, name, lane=0, **of):
-        request = self.requests[name] = Waiting(name, **of)
+        request = self.requests[name] = waiting(name, **of)
         self.queue.push(request, (lane, None, None))
         return request
 
@@ -33,7 +33,7 @@ class Row:
         names = []
 
         def accept(request):
-            names.append(request.name)
+            names.append(request.arrival.request)
             answer = answers(request)
             if answer is TAKEN:
                 self.queue.remove(request)
@@ -50,7 +50,7 @@ class Row:
         def answers(request):
             if len(names) == count:
                 return CLOSED
-            names.append(request.name)
+            names.append(request.arrival.request)
             return TAKEN
 
         self.asked(answers)
@@ -66,7 +66,7 @@ def row():
 
 
 def takes(*names):
-    return lambda request: TAKEN if request.name in names else CLOSED
+    return lambda request: TAKEN if request.arrival.request in names else CLOSED
 
 
 # One flow
@@ -113,7 +113,7 @@ def test_who_comes_back_at_once_is_there_once(row):
     for _ in range(5):
         assert row.asked(takes(1)) == [1, 2]
         row.come_back(1)
-    assert [r.name for r in row.queue] == [1, 2]
+    assert [r.arrival.request for r in row.queue] == [1, 2]
     assert row.queue.depth == 2
 
 
@@ -153,7 +153,7 @@ def test_service_in_one_lane_counts_in_another(row):
 def test_new_lanes_keep_order_bytes_and_depth(row):
     for name in range(6):
         row.join(name, lane=name % 2, band=name // 3, body_bytes=name, cost=2.0)
-    row.queue.relane(lambda request: (request.name % 3, None, None))
+    row.queue.relane(lambda request: (request.arrival.request % 3, None, None))
     assert (row.queue.depth, row.queue.bytes, row.queue.cost) == (6, 15, 12.0)
     assert row.drain() == [0, 1, 2, 3, 4, 5]
 
@@ -274,7 +274,7 @@ def test_smaller_requests_are_backfilled_before_a_head_that_does_not_fit(row):
         row.join(name, size=size)
     assert row.asked(lambda r: NO_ROOM if r.size > 4 else TAKEN) == [1, 3, 4]
     assert row.requests[1].backfilled == 1
-    assert [r.name for r in row.queue] == [1, 2, 4]
+    assert [r.arrival.request for r in row.queue] == [1, 2, 4]
 
 
 def test_at_most_max_passes_requests_are_backfilled_before_a_head(row):
@@ -353,7 +353,7 @@ def test_the_head_of_the_next_flow_has_the_rights_of_a_head(row):
     large = row.join(1, size=9, flow="b")
     for name in range(2, 7):
         row.join(name, flow="c")
-    held = lambda r: Answer.NOT_ITS_FLOW if r.name == 0 else NO_ROOM if r is large else TAKEN  # noqa: E731
+    held = lambda r: Answer.NOT_ITS_FLOW if r.arrival.request == 0 else NO_ROOM if r is large else TAKEN  # noqa: E731
     assert row.asked(held) == [0, 1, 2, 3]
     assert large.backfilled == row.queue._max_passes == 2
     assert row.asked(held) == [0, 1]
@@ -363,7 +363,7 @@ def test_the_head_of_the_next_flow_has_the_rights_of_a_head(row):
 def test_a_flow_that_is_held_back_in_one_lane_goes_in_another(row):
     for name, lane in [(1, 0), (2, 7), (3, 7)]:
         row.join(name, lane=lane, flow="a")
-    assert row.asked(lambda r: Answer.NOT_ITS_FLOW if r.name == 1 else TAKEN) == [1, 2, 3]
+    assert row.asked(lambda r: Answer.NOT_ITS_FLOW if r.arrival.request == 1 else TAKEN) == [1, 2, 3]
 
 
 def test_the_lanes_of_less_urgent_bands_are_asked_too(row):
@@ -520,11 +520,11 @@ def test_what_is_ahead_of_a_newcomer(row):
 def test_a_less_urgent_band_of_which_all_is_set_aside_gets_nothing(row):
     row.join(1, cost=10.0)
     row.join(2, band=1, flow="held")
-    assert row.queue.ahead(0, "x", (0, None)).yielded == TUNING.starved_share
+    assert row.queue.ahead(0, "x", (0, None, None)).yielded == TUNING.starved_share
     row.asked(holds("held"))
-    assert row.queue.ahead(0, "x", (0, None)).yielded == 0.0
+    assert row.queue.ahead(0, "x", (0, None, None)).yielded == 0.0
     row.join(3, band=1)
-    assert row.queue.ahead(0, "x", (0, None)).yielded == TUNING.starved_share
+    assert row.queue.ahead(0, "x", (0, None, None)).yielded == TUNING.starved_share
 
 
 def test_service_until_a_turn_is_bounded_by_what_is_reserved():
@@ -545,9 +545,9 @@ def test_service_until_a_turn_is_bounded_by_what_is_reserved():
 def test_the_first_deadline_whatever_the_band_and_lane(row):
     row.join(1, deadline=5.0, band=0)
     row.join(2, deadline=3.0, band=9, lane=4)
-    assert row.queue.first_deadline().name == 2
+    assert row.queue.first_deadline().arrival.request == 2
     row.leave(2)
-    assert row.queue.first_deadline().name == 1
+    assert row.queue.first_deadline().arrival.request == 1
     row.leave(1)
     assert row.queue.first_deadline() is None
 
@@ -557,7 +557,7 @@ def test_the_first_deadline_after_deadlines_changed(row):
     row.join(2, deadline=3.0)
     row.requests[1].deadline = 1.0
     row.queue.reschedule()
-    assert row.queue.first_deadline().name == 1
+    assert row.queue.first_deadline().arrival.request == 1
 
 
 # Memory
