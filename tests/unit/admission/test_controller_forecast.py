@@ -73,9 +73,8 @@ class TestForecast:
         p = play(bounds=bounds) >> up("a", blocks=100)
         for request in (1, 2):
             p >> arrived(request, blocks=20, max_tokens=GROWS_20) << Dispatch(request, "a")
-        (
-            p >> progress(r1=1, r2=1) >> at(1) >> arrived(3, blocks=1, max_tokens=1) << Dispatch(3, "a")
-        )  # with a forecast of now
+            p >> progress(**{f"r{request}": 1})
+        p >> at(1) >> arrived(3, blocks=1, max_tokens=1) << Dispatch(3, "a")  # with a forecast of now
         p >> at(1.01) >> done(1) >> arrived(4, blocks=20, max_tokens=GROWS_20) << Dispatch(4, "a")
 
     def test_without_the_fence_no_gate_closes(self, play):
