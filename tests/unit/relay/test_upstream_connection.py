@@ -504,7 +504,7 @@ class TestChunks:
         assert to.content == b"ab\r\n" + bytes(14)
         to.arrives(b"1\r\ncxy")
         with pytest.raises(ConnectionLostError):
-            await to.ended
+            await asyncio.wait_for(to.ended, 5)
         assert all(isinstance(piece, bytes) for piece in to.taken)
 
     async def test_a_chunk_that_is_left_is_handed_over_by_its_content(self) -> None:
