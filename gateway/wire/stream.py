@@ -262,7 +262,6 @@ class StreamReader:
             chunk.endswith(self._behind)
             and chunk.startswith(self._before, start)
             and chunk.find(b'"', text, len(chunk) - self._after_text) < 0
-            and text + self._after_text <= len(chunk)
         ):
             events = 1
         else:

@@ -498,6 +498,15 @@ class TestChunks:
         await to.ended
         assert to.connection.reusable
 
+    async def test_a_read_that_only_looks_like_a_chunk_is_none(self) -> None:
+        to = await self.begun()
+        to.arrives(b"1\r\na\r\n1", b"1\r\nb\r\n", bytes(14) + b"\r\n")
+        assert to.content == b"ab\r\n" + bytes(14)
+        to.arrives(b"1\r\ncxy")
+        with pytest.raises(ConnectionLostError):
+            await asyncio.wait_for(to.ended, 5)
+        assert all(isinstance(piece, bytes) for piece in to.taken)
+
     async def test_a_chunk_that_is_left_is_handed_over_by_its_content(self) -> None:
         to = await self.begun(takes=None)
         to.arrives(b"1\r\na\r\n", b"2\r\nbc\r\n", b"0\r\n\r\n")

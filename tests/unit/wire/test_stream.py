@@ -209,6 +209,8 @@ TEXTS = st.sampled_from(
         b"finish_reason",
         b'finish_reason":"stop',
         b'"usage":{"prompt_tokens":1,',
+        b'a"},"finish_reason":"stop","delta":{"content":"',
+        b'a","finish_reason":"stop","text":"',
         b'"',
         b"\n\n",
     ]
