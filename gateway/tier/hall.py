@@ -98,8 +98,8 @@ class Reign(Protocol):
         """A front has followed this epoch."""
         ...
 
-    def connected(self, machines: set[str]) -> None:
-        """The other gateways whose fronts have declared all they have."""
+    def connected(self, machines: Collection[str], whole: Collection[str]) -> None:
+        """The other gateways of which a front has declared all it has; those of which each front has."""
         ...
 
     @property
@@ -309,8 +309,8 @@ class Hall:
     def _told(self) -> None:
         """Tell the election of which gateways fronts are connected that have declared all they have."""
         if self._reign is not None:
-            there = [seat for seat in self._seats.values() if seat.declared and not seat.lost]
-            self._reign.connected({seat.machine for seat in there if seat.machine is not None})
+            there = {seat.machine for seat in self._seats.values() if seat.declared and not seat.lost}
+            self._reign.connected(_others(there), _others(self._whole()))
 
     def _reported(self, seat: Seat, message: Reported) -> None:
         assert seat.front is not None  # noqa: S101  # it has said who it is
@@ -405,9 +405,15 @@ class Hall:
         """Whether all fronts that are known of are here."""
         if self._expected is not None:
             return len(self._seats) >= self._expected
-        here = Counter(seat.machine for seat in self._seats.values() if seat.declared)
+        whole = self._whole()
         others = self._reign is not None and self._reign.complete
-        return others and None in here and all(here[seat.machine] >= seat.fronts for seat in self._seats.values())
+        return others and None in whole and all(seat.machine in whole for seat in self._seats.values())
+
+    def _whole(self) -> set[str | None]:
+        """The gateways of which each front has declared all it has; None is this one."""
+        seats = self._seats.values()
+        here = Counter(seat.machine for seat in seats if seat.declared)
+        return {seat.machine for seat in seats} - {seat.machine for seat in seats if here[seat.machine] < seat.fronts}
 
     def _warm_up(self) -> None:
         """Let the cores know again what those of an earlier owner knew."""
@@ -514,6 +520,11 @@ class Hall:
             if (monitor := self._monitors.get(endpoint)) is not None:
                 monitor.finished(request)
         _log.info("front gone", front=seat.front, in_flight=len(sent), waiting=len(requests) - len(sent))
+
+
+def _others(machines: set[str | None]) -> set[str]:
+    """Without this gateway."""
+    return {machine for machine in machines if machine is not None}
 
 
 def _down(endpoint: EndpointId, monitor: EndpointMonitor) -> Down:

@@ -442,7 +442,8 @@ CHANGES = {
     "alters": lambda sent: {AIM: [_altered(sent[-1])]},
     "reorders": lambda sent: {AIM: [], AIM + 1: [sent[-1], sent[-2]]},
     "sends an earlier one for": lambda sent: {AIM: [sent[-2]]},
-    "cuts the end off": lambda sent: {AIM: [sent[-1][:-1]]},
+    # The whole tag: a single byte of it would be the next record's first one by chance, once in 256 times.
+    "cuts the end off": lambda sent: {AIM: [sent[-1][:-TAG]]},
 }
 
 

@@ -262,6 +262,16 @@ async def test_a_gateway_whose_connection_has_broken_is_not_connected_though_it_
     assert len(tier.hall.seats) == 1
 
 
+async def test_what_a_gateway_has_is_known_once_each_of_its_fronts_has_declared(tier):
+    def joins(front):
+        tier.connect("b:1").say(Hello(VERSION, front, fronts=2), Declares([], [], [], last=True))
+
+    joins(1)
+    assert (tier.election.machines[-1], tier.election.whole) == ({"b:1"}, set())
+    joins(2)
+    assert (tier.election.machines[-1], tier.election.whole) == ({"b:1"}, {"b:1"})
+
+
 async def test_an_owner_of_a_tier_begins_as_soon_as_all_fronts_that_are_known_have_declared():
     election = Election()
     tier = World(expected=None, reign=election)
