@@ -4,7 +4,7 @@ A frame is its length (4 bytes, big-endian) and a MessagePack array of messages:
 had to say. A message is an array, its first item a number that tells its kind. Times never cross, only ages: the two
 processes may be on machines with different clocks.
 
-Processes of two releases that follow each other talk, so messages only grow (ADR 34). Fields are added at the end, with
+Processes of two releases that follow each other talk, so messages only grow (ADR 37). Fields are added at the end, with
 a default for what the release before does not say. Fields and kinds that the release after has are left unread.
 """
 

@@ -1,4 +1,4 @@
-"""Gateways of two releases that follow each other understand each other (ADR 34)."""
+"""Gateways of two releases that follow each other understand each other (ADR 37)."""
 
 import copy
 
