@@ -166,11 +166,9 @@ class Owner:
         """Read the gauge, and again after a while."""
         clock, *_ = self._parts
         now, gauge, ledger = self._tier.world.now, self._tier.gauge(), self.ledger
-        if not self.held:  # the core forgets what it has seen, too
-            self.beyond.clear()
-            self.surely = True
-        self.beyond.append(max(0.0, gauge - ledger))
-        self.surely = self.surely and gauge >= ledger
+        if self.held:  # with nothing of ours there a gauge may be stuck: it does not count
+            self.beyond.append(max(0.0, gauge - ledger))
+            self.surely = self.surely and gauge >= ledger
         self.read_at = now
         self.cores.observed(Observed(ENGINE, clock(), gauge / BLOCKS, len(self.held), 0, now * 100))
         self._reading = asyncio.get_running_loop().call_later(GAUGES, self._read)
@@ -202,6 +200,9 @@ class Owner:
             if isinstance(command, Dispatch):
                 assert command.request not in self.held, "reserved twice"
                 self.held.add(command.request)
+        if not self.held:  # the core forgets what the gauge has shown, too
+            self.beyond.clear()
+            self.surely = True
         flying = {request for driver in self.drivers for request in driver.controller._flights}
         assert flying == self.held
 
