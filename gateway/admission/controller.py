@@ -424,6 +424,8 @@ class AdmissionController:
         endpoints = self._endpoints
         reaches, live = endpoints.reaches, bool(endpoints.live)
         endpoints.take(event, now)
+        if type(event) is EndpointUp and event.observed is not None:
+            self._observed(event.observed, now)
         if live != bool(endpoints.live):
             self._reschedule()
         if reaches != endpoints.reaches:

@@ -172,6 +172,8 @@ class Capacity:
     holds_limit: bool = False
     """Whether a request holds the blocks of its output limit from its start: everything fails on an engine that runs
     out."""
+    share: float = 1.0
+    """The share of the endpoint that this is."""
 
     def __post_init__(self) -> None:
         """Check what every share of the cache is divided by.
@@ -183,7 +185,7 @@ class Capacity:
             raise ValueError(f"{self.kv_blocks} blocks of {self.block_size} tokens are no KV cache")
 
     def part(self, share: float) -> "Capacity":
-        """A share of it. The gauge tells usage as a share of the whole, so foreign use counts in proportion."""
+        """A share of it. Usage by the gauge counts in proportion, but what is known to be in flight counts in full."""
         if share == 1.0:
             return self
         blocks, sequences = self.kv_blocks, self.max_num_seqs
@@ -191,6 +193,7 @@ class Capacity:
             self,
             kv_blocks=None if blocks is None else max(1, int(blocks * share)),
             max_num_seqs=None if sequences is None else max(1, int(sequences * share)),
+            share=self.share * share,
         )
 
 
@@ -200,6 +203,8 @@ class EndpointUp:
 
     endpoint: EndpointId
     capacity: Capacity
+    observed: "Observed | None" = None
+    """The last scrape, where its engine is the same as before: what that showed of others stays known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class Candidate(DecidingProcess):
         self._wanted: Epoch | None = None
         """Of the reign that there is to be."""
         self._turn = asyncio.Event()
+        self._accounting: asyncio.Task[None] | None = None
+        """Reads the gauges for the reign, until they were read or it is over."""
         self._ending: asyncio.Future[None] | None = None
         """The end of the reign before, which writes files: whoever stops waits for it."""
         self._servers: list[asyncio.Server] = []
@@ -169,6 +171,8 @@ class Candidate(DecidingProcess):
             self._turn.clear()
             if self._reign is not None and self._epoch is None:
                 over, self._reign = self._reign, None
+                if self._accounting is not None:
+                    self._accounting.cancel()
                 self._ending = asyncio.ensure_future(over.end())
                 await asyncio.shield(self._ending)
             if self._reign is None and (epoch := self._wanted) is not None:
@@ -186,7 +190,7 @@ class Candidate(DecidingProcess):
                 view = self._campaign.view
                 self._reign.restrict(view.share if view.decides else 0.0)
                 self._reign.begin()
-                self._background.spawn("gauges of the engines", self._account)
+                self._accounting = self._background.spawn("gauges of the engines", self._account)
             self._tell()
 
     async def _account(self) -> None:
@@ -238,8 +242,8 @@ class _Reigning:
     def heard(self, epoch: Epoch) -> None:
         self._campaign.heard(epoch)
 
-    def connected(self, machines: Collection[str]) -> None:
-        self._campaign.connected(machines)
+    def connected(self, machines: Collection[str], whole: Collection[str]) -> None:
+        self._campaign.connected(machines, whole)
 
     @property
     def complete(self) -> bool:

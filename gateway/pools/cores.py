@@ -64,6 +64,8 @@ class Cores:
         self._share = 1.0
         self._up: set[EndpointId] = set()
         """Those that take traffic."""
+        self._observed: dict[EndpointId, Observed] = {}
+        """The last scrape of each of these."""
 
     @property
     def drivers(self) -> dict[str, Driver]:
@@ -99,7 +101,7 @@ class Cores:
             return
         self._share = share
         for endpoint in self._up:
-            self._give(endpoint)
+            self._give(endpoint, self._observed.get(endpoint))
 
     def remove(self, endpoint: EndpointId) -> None:
         """Forget an endpoint that is no longer configured and has no requests of ours."""
@@ -136,6 +138,7 @@ class Cores:
             self._open(model, identity.root)
         self._follower.up(endpoint, model, identity)
         self._up.add(endpoint)
+        self._observed.pop(endpoint, None)  # it may be another engine
         self._give(endpoint)
 
     def recall(self, endpoint: EndpointId, known: Known) -> None:
@@ -151,6 +154,7 @@ class Cores:
         self._before()
         self._follower.down(endpoint)
         self._up.discard(endpoint)
+        self._observed.pop(endpoint, None)
         self._report(endpoint, EndpointDown(endpoint, reason))
 
     def evacuate(self, endpoint: EndpointId) -> None:
@@ -165,14 +169,16 @@ class Cores:
 
     def observed(self, sample: Observed) -> None:
         """A scrape of an endpoint's metrics."""
+        if sample.endpoint in self._up:
+            self._observed[sample.endpoint] = sample
         self._report(sample.endpoint, sample)
 
-    def _give(self, endpoint: EndpointId) -> None:
+    def _give(self, endpoint: EndpointId, observed: Observed | None = None) -> None:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
         model, _, capacity = self._known[endpoint]
         driver = self._drivers[model]
         if self._share:
-            driver.handle(EndpointUp(endpoint, capacity.part(self._share)))
+            driver.handle(EndpointUp(endpoint, capacity.part(self._share), observed))
         else:
             driver.handle(EndpointDown(endpoint, "this gateway may not decide now", capacity))
 
@@ -191,6 +197,7 @@ class Cores:
 
     def _leave(self, endpoint: EndpointId) -> None:
         self._up.discard(endpoint)
+        self._observed.pop(endpoint, None)
         known = self._known.pop(endpoint, None)
         if known is None:
             return

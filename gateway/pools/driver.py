@@ -25,8 +25,6 @@ from gateway.admission.limits.tenants import Tenants
 from gateway.admission.outcomes import Outcome
 from gateway.pools.interface import Asker
 
-_OF_REQUESTS = frozenset({Arrived, Declared, Cancelled, Finished})
-
 
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
@@ -98,22 +96,21 @@ class Driver:
         if self._tenants.limited and (refused := self._refused(event, now)) is not None:
             self._asker.decided(refused)
             return []
-        if type(event) not in _OF_REQUESTS or not self._relays(event):
+        if not self._relays(event):
             return None
         ended = self._carry_out(Dispatch(event.request, NOWHERE)) if type(event) is Arrived else None
         return [] if ended is None else [ended]
 
     def _relays(self, event: Event) -> bool:
         """Whether an event is about a request that is relayed without a place."""
-        match event:
-            case Arrived() | Declared():
-                arrival = event.arrival if isinstance(event, Declared) else event
-                if arrival.relayed:
-                    self._relayed.add(arrival.request)
-                return arrival.relayed
-            case Cancelled(request) | Finished(request) if request in self._relayed:
-                self._relayed.discard(request)
+        if type(event) is Arrived or type(event) is Declared:
+            arrival = event.arrival if isinstance(event, Declared) else event
+            if arrival.relayed:
+                self._relayed.add(arrival.request)
                 return True
+        elif (type(event) is Cancelled or type(event) is Finished) and event.request in self._relayed:
+            self._relayed.discard(event.request)
+            return True
         return False
 
     def _refused(self, event: Event, now: float) -> Reject | None:

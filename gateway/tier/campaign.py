@@ -71,9 +71,9 @@ class Campaign:
         self._election.followed(self._clock())
         self._tell()
 
-    def connected(self, machines: Collection[str]) -> None:
-        """The other gateways whose fronts have declared all they have."""
-        self._election.connected(machines)
+    def connected(self, machines: Collection[str], whole: Collection[str]) -> None:
+        """The other gateways of which a front has declared all it has; those of which each front has."""
+        self._election.connected(machines, whole)
         self._tell()
 
     @property

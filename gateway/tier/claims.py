@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from gateway.config.settings import Settings
-from gateway.tier.frames import VERSION
+from gateway.tier.frames import OLDEST, VERSION
 from gateway.tier.seal import Claim, Role, SharedKey
 
 
@@ -27,7 +27,7 @@ def claim(role: Role, key: SharedKey, settings: Settings, templates: Mapping[str
     return Claim(
         role,
         settings.tier.advertise or "",
-        (VERSION, VERSION),
+        (OLDEST, VERSION),
         key.digest(decides.encode()),
         key.digest(json.dumps(sorted(texts, key=str)).encode()),
     )

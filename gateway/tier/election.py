@@ -353,10 +353,13 @@ class Election:
         self._met = True
         self._go(Event.FOUND)
 
-    def connected(self, addresses: Collection[str]) -> None:
-        """The machines whose fronts are connected with this candidate and have declared what they have."""
+    def connected(self, addresses: Collection[str], whole: Collection[str]) -> None:
+        """The machines of which a front is connected with this candidate and has declared what it has.
+
+        None of these decides alone. Of those in `whole` each front has declared, so nothing of theirs is unaccounted.
+        """
         self._connected = frozenset(addresses)
-        self._unaccounted -= self._connected
+        self._unaccounted -= frozenset(whole)
 
     @property
     def complete(self) -> bool:

@@ -3,9 +3,13 @@
 A frame is its length (4 bytes, big-endian) and a MessagePack array of messages: all that one turn of an event loop
 had to say. A message is an array, its first item a number that tells its kind. Times never cross, only ages: the two
 processes may be on machines with different clocks.
+
+Processes of two releases that follow each other talk, so messages only grow (ADR 37). Fields are added at the end, with
+a default for what the release before does not say. Fields and kinds that the release after has are left unread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,13 +18,15 @@ from gateway.admission.events import Arrived, Back, Capacity, Declared, Endpoint
 from gateway.endpoints.identity import Identity
 
 VERSION = 1
-"""Of these messages. A front and an owner that differ do not talk."""
+"""Of these messages: one more in each release that changes them."""
+OLDEST = 1
+"""The version of the release before. With an older one nobody talks."""
 LONGEST = 2**28
 """Most bytes of a frame."""
 _LENGTH = 4
 
 
-class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, array_like=True):
     pass
 
 
@@ -73,6 +79,8 @@ class Hello(_Message, tag=2):
     """In a tier, that of the owner that it followed last."""
     fronts: int = 1
     """How many its gateway has."""
+    oldest: int = OLDEST
+    """The lowest version that it speaks."""
 
 
 class Declares(_Message, tag=18):
@@ -100,9 +108,10 @@ class Left(_Message, tag=4):
 
 
 class Moved(_Message, tag=5):
-    """A batch of progress, as in `gateway.admission.events.Progress`."""
+    """A batch of a model's progress, as in `gateway.admission.events.Progress`."""
 
-    generated: Sequence[tuple[RequestId, int]]
+    model: str
+    generated: tuple[tuple[RequestId, int], ...]
 
 
 class GivenBack(_Message, tag=6):
@@ -214,7 +223,7 @@ class Wanted(_Message, tag=22):
     """The token counts at which a model's core wants to hear of requests again; see `Asker.want`."""
 
     model: str
-    news: dict[RequestId, float]
+    news: Mapping[RequestId, float]
     everything: bool
 
 
@@ -331,9 +340,33 @@ def weight(arrival: Arrived) -> int:
     return 400 + len(arrival.demand.prompts) + len(arrival.prefix)
 
 
+def _reader(kinds: Any) -> Callable[[bytes], list[Any]]:
+    """Reads a frame's messages, but for those of kinds that only a later release has."""
+    read_all = msgspec.msgpack.Decoder(list[kinds]).decode
+    read_one = msgspec.msgpack.Decoder(kinds).decode
+    known = {kind.__struct_config__.tag for kind in get_args(kinds)}
+
+    def read(body: bytes) -> list[Any]:
+        try:
+            return read_all(body)
+        except msgspec.ValidationError:
+            return [read_one(message) for message in _raw_messages(body) if _kind_of(message) in known]
+
+    return read
+
+
+def _kind_of(message: msgspec.Raw) -> int:
+    kind = _raw_messages(message)[:1]
+    if not kind:
+        raise msgspec.ValidationError("a message without a kind")
+    return _number(kind[0])
+
+
 _encoder = msgspec.msgpack.Encoder()
-from_front: Callable[[bytes], list[FromFront]] = msgspec.msgpack.Decoder(list[FromFront]).decode
-from_owner: Callable[[bytes], list[FromOwner]] = msgspec.msgpack.Decoder(list[FromOwner]).decode
+_raw_messages: Callable[[bytes | msgspec.Raw], list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_number: Callable[[msgspec.Raw], int] = msgspec.msgpack.Decoder(int).decode
+from_front: Callable[[bytes], list[FromFront]] = _reader(FromFront)
+from_owner: Callable[[bytes], list[FromOwner]] = _reader(FromOwner)
 
 
 packed_warmth: Callable[[Warmth], bytes] = _encoder.encode
@@ -363,6 +396,10 @@ class Frames:
             FrameError: a frame would be longer than `LONGEST`.
         """
         buffer = self._buffer
+        if (
+            not buffer and int.from_bytes(data[:_LENGTH]) == len(data) - _LENGTH <= LONGEST
+        ):  # as nearly always: a whole one
+            return [data[_LENGTH:]]
         buffer += data
         bodies, at = [], 0
         while len(buffer) - at >= _LENGTH:

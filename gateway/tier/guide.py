@@ -150,7 +150,7 @@ class Guide:
     @property
     def tier(self) -> TierState | None:
         """The tier, as the candidate sees it."""
-        return None if self._follow is None else TierState.model_validate_json(self._follow.tier)
+        return None if self._follow is None else TierState.model_validate_json(self._follow.tier, extra="ignore")
 
     async def connect(self, protocol: Protocols) -> object:
         """Connect to the owner. While there is no candidate, try the other gateways in turn: its next start takes long.

@@ -34,6 +34,7 @@ from gateway.tier.answers import Answers, Telling
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
+    OLDEST,
     VERSION,
     Came,
     Declares,
@@ -97,8 +98,8 @@ class Reign(Protocol):
         """A front has followed this epoch."""
         ...
 
-    def connected(self, machines: set[str]) -> None:
-        """The other gateways whose fronts have declared all they have."""
+    def connected(self, machines: Collection[str], whole: Collection[str]) -> None:
+        """The other gateways of which a front has declared all it has; those of which each front has."""
         ...
 
     @property
@@ -268,7 +269,7 @@ class Hall:
     def _left(self, seat: Seat, message: Left) -> None:
         """Take out a request that waits. One dispatched meanwhile ends when its front hears of that."""
         known = seat.drivers.get(message.request)
-        if known is None or known[1]:
+        if known is None or message.request in seat.sent:
             return
         self._opening.drop(message.request)
         self._end(seat, message.request, Cancelled(message.request))
@@ -277,8 +278,8 @@ class Hall:
         request = message.arrival.request
         known = seat.drivers.get(request)
         if known is not None and self._opening.begun.is_set():
-            seat.drivers[request] = known[0], False
-            known[0].handle(Returned(request, message.why))
+            seat.sent.discard(request)
+            known.handle(Returned(request, message.why))
             return
         if known is not None:  # it goes nowhere before all have declared
             self._end(seat, request, Finished(request, Verdict.FAILED, 0))
@@ -308,8 +309,8 @@ class Hall:
     def _told(self) -> None:
         """Tell the election of which gateways fronts are connected that have declared all they have."""
         if self._reign is not None:
-            there = [seat for seat in self._seats.values() if seat.declared and not seat.lost]
-            self._reign.connected({seat.machine for seat in there if seat.machine is not None})
+            there = {seat.machine for seat in self._seats.values() if seat.declared and not seat.lost}
+            self._reign.connected(_others(there), _others(self._whole()))
 
     def _reported(self, seat: Seat, message: Reported) -> None:
         assert seat.front is not None  # noqa: S101  # it has said who it is
@@ -322,9 +323,9 @@ class Hall:
 
     def _seated(self, seat: Seat, message: FromFront) -> bool:
         """Take a front's first message; False if it is none, and the connection is given up."""
-        if not isinstance(message, Hello) or message.version != VERSION:
+        if not isinstance(message, Hello) or message.oldest > VERSION or message.version < OLDEST:
             self._silent.discard(seat)
-            _log.error("a front speaks another version of the protocol, and is not served")
+            _log.error("a front speaks another version of the messages, and is not served")
             seat.line.cut()
             return False
         if (before := self._seats.pop(message.front, None)) is not None:  # its old connection is about to end
@@ -374,7 +375,9 @@ class Hall:
             relayed = flight.arrival.relayed and model in self._cores.drivers
             if request not in seat.drivers and (relayed or self._cores.serves(flight.endpoint) == model):
                 driver = self._cores.drivers[model]
-                seat.drivers[request] = driver, not relayed
+                seat.drivers[request] = driver
+                if not relayed:
+                    seat.sent.add(request)
                 driver.handle(flight)
         for watched in part.watched:
             self._watch(seat, watched)
@@ -389,7 +392,7 @@ class Hall:
         self._silent.discard(seat)
         self._told()
         seat.line.send(Welcome())
-        in_flight = sum(sent for _, sent in seat.drivers.values())
+        in_flight = len(seat.sent)
         _log.info("front connected", front=seat.front, in_flight=in_flight, waiting=len(seat.drivers) - in_flight)
         self.look()
 
@@ -402,9 +405,15 @@ class Hall:
         """Whether all fronts that are known of are here."""
         if self._expected is not None:
             return len(self._seats) >= self._expected
-        here = Counter(seat.machine for seat in self._seats.values() if seat.declared)
+        whole = self._whole()
         others = self._reign is not None and self._reign.complete
-        return others and None in here and all(here[seat.machine] >= seat.fronts for seat in self._seats.values())
+        return others and None in whole and all(seat.machine in whole for seat in self._seats.values())
+
+    def _whole(self) -> set[str | None]:
+        """The gateways of which each front has declared all it has; None is this one."""
+        seats = self._seats.values()
+        here = Counter(seat.machine for seat in seats if seat.declared)
+        return {seat.machine for seat in seats} - {seat.machine for seat in seats if here[seat.machine] < seat.fronts}
 
     def _warm_up(self) -> None:
         """Let the cores know again what those of an earlier owner knew."""
@@ -438,7 +447,7 @@ class Hall:
         if driver is None:
             self.say(seat, Refused(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0)))
             return
-        seat.drivers[arrival.request] = driver, False
+        seat.drivers[arrival.request] = driver
         if self._opening.begun.is_set():
             driver.handle(arrival)
         else:
@@ -446,17 +455,23 @@ class Hall:
 
     def _moved(self, seat: Seat, message: Moved) -> None:
         """Pass on a batch of progress. One without counts is passed on, too: waiting requests are tried again."""
-        parts: dict[Driver, list[tuple[RequestId, int]]] = {driver: [] for driver in self._cores.drivers.values()}
-        for request, tokens in message.generated:
-            if (known := seat.drivers.get(request)) is not None:
-                parts.setdefault(known[0], []).append((request, tokens))
-        for driver, part in parts.items():
-            driver.handle(Progress(tuple(part)))
+        generated, driver = message.generated, self._cores.drivers.get(message.model)
+        if driver is not None and {*map(seat.drivers.get, dict(generated))} <= {driver}:
+            driver.handle(Progress(generated))
+            return
+        # Some have ended, were not declared yet, or came before their model went and came back.
+        parts: dict[Driver, list[tuple[RequestId, int]]] = {} if driver is None else {driver: []}
+        for request, tokens in generated:
+            if (its := seat.drivers.get(request)) is not None:
+                parts.setdefault(its, []).append((request, tokens))
+        for its, part in parts.items():
+            its.handle(Progress(tuple(part)))
 
     def _end(self, seat: Seat, request: RequestId, event: Event) -> None:
-        known = seat.drivers.pop(request, None)
-        if known is not None:
-            known[0].handle(event)
+        driver = seat.drivers.pop(request, None)
+        if driver is not None:
+            seat.sent.discard(request)
+            driver.handle(event)
 
     def _watch(self, seat: Seat, message: Watched | Stepped | Unwatched | Failed) -> None:
         if isinstance(message, Unwatched):
@@ -496,15 +511,20 @@ class Hall:
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""
         requests, seat.drivers = seat.drivers, {}
-        for request, (driver, sent) in requests.items():
+        sent, seat.sent = seat.sent, set()
+        for request, driver in requests.items():
             self._opening.drop(request)
-            driver.handle(Finished(request, Verdict.ABORTED) if sent else Cancelled(request))
+            driver.handle(Finished(request, Verdict.ABORTED) if request in sent else Cancelled(request))
         watched, seat.watched = seat.watched, {}
         for request, endpoint in watched.items():
             if (monitor := self._monitors.get(endpoint)) is not None:
                 monitor.finished(request)
-        in_flight = sum(sent for _, sent in requests.values())
-        _log.info("front gone", front=seat.front, in_flight=in_flight, waiting=len(requests) - in_flight)
+        _log.info("front gone", front=seat.front, in_flight=len(sent), waiting=len(requests) - len(sent))
+
+
+def _others(machines: set[str | None]) -> set[str]:
+    """Without this gateway."""
+    return {machine for machine in machines if machine is not None}
 
 
 def _down(endpoint: EndpointId, monitor: EndpointMonitor) -> Down:
@@ -521,11 +541,11 @@ class _Fronts:
     def decided(self, command: Dispatch | Reject) -> bool:
         request = command.request
         seat = self._hall.seat_of(request)
-        known = None if seat is None else seat.drivers.get(request)
-        if seat is None or known is None:
+        if seat is None or request not in seat.drivers:
             return False
         if isinstance(command, Dispatch):
-            seat.drivers[request] = known[0], command.endpoint != NOWHERE
+            if command.endpoint != NOWHERE:
+                seat.sent.add(request)
             self._hall.say(seat, Sent(command))
         else:
             del seat.drivers[request]
@@ -533,6 +553,10 @@ class _Fronts:
         return True
 
     def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+        if news and not everything and front_of(min(news)) == front_of(max(news)):  # the answer to a batch
+            if (seat := self._hall.seat_of(next(iter(news)))) is not None:
+                seat.line.send(Wanted(self._model, news, everything))
+            return
         parts: dict[Seat, dict[RequestId, float]] = {seat: {} for seat in self._hall.seats} if everything else {}
         for request, count in news.items():
             if (seat := self._hall.seat_of(request)) is not None:

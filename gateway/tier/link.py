@@ -305,7 +305,7 @@ class Link:
                 for request, tokens in generated:
                     if (known := carried.get(request)) is not None:
                         known.generated = tokens
-                self.send(Moved(generated))
+                self.send(Moved(model, generated))
             case Finished(request, verdict, completion_tokens):
                 carried.pop(request, None)
                 self.send(Ended(request, verdict, completion_tokens))

@@ -112,7 +112,7 @@ def agreed(ours: Claim, theirs: Claim) -> Peer:
     if version < max(low, lowest):
         raise DisagreementError(
             f"member {theirs.member} speaks versions {lowest} to {highest} of the tier's messages,"
-            f" this one {low} to {high}: members may be one release apart"
+            f" this one {low} to {high}: gateways may be one release apart"
         )
     named = {"settings": ours.settings != theirs.settings, "chat templates": ours.templates != theirs.templates}
     return Peer(theirs, version, tuple(name for name, differs in named.items() if differs))

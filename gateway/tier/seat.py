@@ -10,7 +10,7 @@ from gateway.tier.line import Line
 class Seat:
     """One front."""
 
-    __slots__ = ("declared", "drivers", "front", "fronts", "line", "lost", "machine", "patience", "watched")
+    __slots__ = ("declared", "drivers", "front", "fronts", "line", "lost", "machine", "patience", "sent", "watched")
 
     def __init__(self, machine: str | None, now: float) -> None:
         self.line: Line[FromFront]
@@ -25,6 +25,8 @@ class Seat:
         """Whether it has declared all it had."""
         self.lost = False
         """Whether its connection has ended."""
-        self.drivers: dict[RequestId, tuple[Driver, bool]] = {}
-        """The driver of each of its requests, and whether it was dispatched, which one that is relayed never is."""
+        self.drivers: dict[RequestId, Driver] = {}
+        """The driver of each of its requests."""
+        self.sent: set[RequestId] = set()
+        """Those of them that were dispatched, which one that is relayed never is."""
         self.watched: dict[RequestId, EndpointId] = {}

@@ -73,7 +73,8 @@ class Tier:
                 for place in self.places:  # the owner's connections with the fronts of the others
                     if place not in deciding:
                         place.campaign.followed()
-                deciding[0].election.connected([place.address for place in self.places])
+                connected = [place.address for place in self.places]
+                deciding[0].election.connected(connected, connected)
             self.silent = max(self.silent, now - since)
             await asyncio.sleep(0.01)
 

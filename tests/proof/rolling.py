@@ -1,10 +1,10 @@
 """Gateways of a tier restarted one after the other behind nginx under load: nothing fails, and no stream breaks.
 
-    python -m tests.proof.rolling [--rounds 5] [--other-messages] [--old FOLDER]
+    python -m tests.proof.rolling [--rounds 5] [--next-messages] [--old FOLDER]
 
 - Each round restarts both gateways of a tier, with SIGTERM and nothing else: nginx is told nothing.
-- With `--other-messages`, once to a version whose messages to other gateways differ: this code with another `VERSION`.
-  Nobody follows the new one before the old owner has ended, so what comes while that drains is refused.
+- With `--next-messages`, half of these rounds go to a release with the next `VERSION` of the messages between gateways,
+  and the others back: this code with fields and a kind of message that it does not know.
 - With `--old`, a checkout of a release without tiers, once from that release to this one. What the old one would lose
   by its own end cannot be mended here, so its lines in nginx are marked `down` before, as its docs/operations.md says.
 
@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx
 import yaml
 
+from gateway.tier.frames import OLDEST, VERSION
 from tests.deploy.stack import ROOT, find_nginx, nginx
 from tests.integration.redis_servers import serving, valkey
 from tests.integration.tiers import PLACES, Gateway, Load, Tier, tier, until
@@ -56,34 +57,53 @@ class Lost:
         self.count += len(load.lost) + len(long.lost)
 
 
-async def restarted(made: Tier, url: str, rounds: int, lost: Lost) -> None:
-    """Restart both again and again."""
-    for number in range(rounds):
-        for gateway in made.gateways:
-            async with lost.loaded(url, f"round {number + 1}, {gateway.port} restarted") as load:
-                await gateway.stop()
-                await load.more(50)
-                gateway.start()
-                await made.settled(*made.gateways)
-                await load.more(50)
-
-
-async def to_other_messages(made: Tier, url: str, folder: Path, lost: Lost) -> None:
-    """Restart both as a version that understands the present one no more."""
-    tree = folder / "other"
-    for package in ("gateway", "engine"):
-        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-    frames = tree / "gateway" / "tier" / "frames.py"
-    frames.write_text(frames.read_text().replace("\nVERSION = 1\n", "\nVERSION = 2\n"))
-    async with lost.loaded(url, "to other messages") as load:
-        for gateway in made.gateways:
+async def restarted(made: Tier, url: str, what: str, tree: Path, lost: Lost) -> None:
+    """Restart both, with the code of this tree."""
+    for gateway in made.gateways:
+        async with lost.loaded(url, f"{what}, {gateway.port} restarted") as load:
             await gateway.stop()
             gateway.tree = tree
-            gateway.start()
-            await asyncio.sleep(10)  # not ready before the other has gone: nobody follows it
             await load.more(50)
-        await made.settled(*made.gateways)
-        await load.more(50)
+            gateway.start()
+            await made.settled(*made.gateways)
+            await load.more(50)
+
+
+def next_release(folder: Path) -> Path:
+    """A tree of the same code that speaks the next version of the messages."""
+    tree = folder / "next"
+    for package in ("gateway", "engine"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    tier, field = tree / "gateway" / "tier", "    new: int = 7\n"
+    unknown = "class New(_Message, tag=99):\n    pass\n\n\n"
+    changes = {
+        tier / "frames.py": {
+            f"\nVERSION = {VERSION}\n": f"\nVERSION = {VERSION + 1}\n",
+            f"\nOLDEST = {OLDEST}\n": f"\nOLDEST = {VERSION}\n",
+            "    arrival: Arrived\n\n\nclass Left": f"    arrival: Arrived\n{field}\n\n{unknown}class Left",
+            "    dispatch: Dispatch\n": f"    dispatch: Dispatch\n{field}",
+        },
+        tier / "link.py": {
+            "            self._line.send(message)\n": "            self._line.send(message, New())\n",
+            "    Moved,\n": "    Moved,\n    New,\n",
+        },
+        tier / "hall.py": {
+            "        if self._withheld is None:\n            seat.line.send(message)\n": (
+                "        if self._withheld is None:\n            seat.line.send(message, New())\n"
+            ),
+            "    Moved,\n": "    Moved,\n    New,\n",
+        },
+        tree / "gateway" / "admission" / "events.py": {
+            "    charged: bool = False\n": f"    charged: bool = False\n{field}"
+        },
+    }
+    for file, edits in changes.items():
+        text = file.read_text()
+        for old, new in edits.items():
+            assert text.count(old) == 1, f"{file.name} has changed: {old!r}"
+            text = text.replace(old, new)
+        file.write_text(text)
+    return tree
 
 
 async def from_old(made: Tier, folder: Path, old: Path, lost: Lost) -> None:
@@ -148,7 +168,7 @@ async def main() -> int:
     """Run all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--other-messages", action="store_true")
+    parser.add_argument("--next-messages", action="store_true")
     parser.add_argument("--old", type=Path, help="a checkout of an earlier release")
     arguments = parser.parse_args()
     lost = Lost()
@@ -158,9 +178,11 @@ async def main() -> int:
         with serving(valkey(), folder) as redis:
             async with tier(folder, redis, 2) as made:
                 async with nginx(find_nginx(), folder, [gateway.port for gateway in made.gateways]) as url:
-                    await restarted(made, url, arguments.rounds, lost)
-                    if arguments.other_messages:
-                        await to_other_messages(made, url, folder, lost)
+                    trees = [next_release(folder), ROOT] if arguments.next_messages else [ROOT]
+                    for number in range(arguments.rounds):
+                        tree = trees[number % len(trees)]
+                        what = f"round {number + 1}" if tree == ROOT else f"round {number + 1}, next messages"
+                        await restarted(made, url, what, tree, lost)
                 if arguments.old is not None:
                     await from_old(made, folder, arguments.old, lost)
     print(f"{lost.count} requests failed")

@@ -120,26 +120,27 @@ class Tier:
         return links
 
     def carry(self) -> None:
-        """Carry what was written to the other side, until nothing is left."""
+        """Carry what was written to the other side, until nothing is left. A side with nothing to say costs nothing."""
         moved = True
         while moved:
             moved = False
             for front in self.fronts:
-                start = process_time()
-                front.line._flush()
-                data = front.mine.take()
-                half = process_time()
-                if data:
-                    front.owner.data_received(data)
+                if front.line._unsent:
+                    start = process_time()
+                    front.line._flush()
+                    half = process_time()
+                    front.owner.data_received(front.mine.take())
+                    self.owner_spent += process_time() - half
+                    self.front_spent += half - start
                     moved = True
-                front.owner._flush()
-                back = front.theirs.take()
-                end = process_time()
-                if back:
-                    front.line.data_received(back)
+                if front.owner._unsent:
+                    start = process_time()
+                    front.owner._flush()
+                    half = process_time()
+                    front.line.data_received(front.theirs.take())
+                    self.front_spent += process_time() - half
+                    self.owner_spent += half - start
                     moved = True
-                self.owner_spent += end - half
-                self.front_spent += half - start + process_time() - end
         for front in self.fronts:
             for request, asked in front.link._carried.items():
                 if asked.endpoint is not None:

@@ -124,7 +124,8 @@ class Elections(RuleBasedStateMachine):
 
     @rule(place=places)
     def fronts_connect_with(self, place):
-        self.candidates[place].election.connected([other.election.address for other in self.candidates])
+        others = [other.election.address for other in self.candidates]
+        self.candidates[place].election.connected(others, others)
 
     @rule(place=places)
     def one_resigns(self, place):

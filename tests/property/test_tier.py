@@ -590,7 +590,7 @@ class Tier(RuleBasedStateMachine):
         assert (known - held) | early == waiting
         seats = owner.hall._seats.values()
         assert {number for seat in seats for number in seat.drivers} == held | waiting
-        assert {number for seat in seats for number, (_, sent) in seat.drivers.items() if sent} == held
+        assert {number for seat in seats for number in seat.sent} == held
         watched = {number: endpoint for seat in seats for number, endpoint in seat.watched.items()}
         assert watched.items() <= flying.items()
         watching = {r for front in here for r, q in front.requests.items() if q.watch is front.watches.get(q.endpoint)}

@@ -35,6 +35,7 @@ from gateway.admission.events import (
     EndpointId,
     Event,
     Finished,
+    Observed,
     RequestId,
     Returned,
     Verdict,
@@ -58,19 +59,21 @@ from tests.fakes.monitor import Monitor
 from tests.fakes.processes import Process, World
 from tests.fakes.redis_client import FakeRedis
 
-POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None)
+GAUGES = 3.0
+"""Seconds between two readings of the engine's gauge."""
+POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None, poll_interval=GAUGES)
 ENDS_WITHIN = 2 * (POLICY.ttl + POLICY.no_endpoint_ttl)
 """Seconds after which nothing waits any more, once all is well."""
 ENGINE = EndpointId("e:1")
 PLACES = 6
 """Sequences that the engine runs at once."""
-CAPACITY = Capacity(max_model_len=1000, kv_blocks=1000, max_num_seqs=PLACES)
+BLOCKS = 40
+"""Of the engine's KV cache."""
+CAPACITY = Capacity(max_model_len=1000, kv_blocks=BLOCKS, max_num_seqs=PLACES)
 OVERDUE = (POLICY.no_endpoint_ttl + 2 * LOOK) * 1.1
 """Seconds for which a request may wait for an owner, by any clock."""
 PROBED = 0.05
 """Seconds until an owner has probed the engine."""
-GAUGES = 3.0
-"""Seconds between two readings of its gauge."""
 DRIFT = 0.05
 """How much faster or slower than the world's a clock runs."""
 KEY = tempfile.NamedTemporaryFile(prefix="kvgate-key-")  # noqa: SIM115  # as long as these tests run
@@ -114,12 +117,16 @@ class Owner:
 
     Attributes:
         held: what has a reservation, by the events of the core.
+        beyond: blocks of the whole engine that its gauge has shown, more than the account, in each reading that counts.
+        surely: whether it has shown what the account has, or more, in each of these.
+        read_at: when it was read last, by the world's time.
     """
 
     poll_interval = GAUGES
 
     def __init__(
         self,
+        tier: "WholeTier",
         _settings: Settings,
         _endpoints: object,
         follower: Any,
@@ -130,6 +137,11 @@ class Owner:
         **_: object,
     ) -> None:
         self.held: set[RequestId] = set()
+        self.beyond: list[float] = []
+        self.surely = True
+        self.read_at = -inf
+        self._tier = tier
+        self._reading: asyncio.TimerHandle | None = None
         self.drivers: list[Driver] = []
         self._parts = clock, asker, before
         self.monitors = {ENGINE: Monitor(keeps=True)}
@@ -148,11 +160,31 @@ class Owner:
         self.monitors[ENGINE].serving = True
         self.cores.up(ENGINE, Identity(("m",), (), None, 1000, "0.32.0"), CAPACITY)
         self.monitors[ENGINE].probed.set()
+        self._read()
+
+    def _read(self) -> None:
+        """Read the gauge, and again after a while."""
+        clock, *_ = self._parts
+        now, gauge, ledger = self._tier.world.now, self._tier.gauge(), self.ledger
+        if self.held:  # with nothing of ours there a gauge may be stuck: it does not count
+            self.beyond.append(max(0.0, gauge - ledger))
+            self.surely = self.surely and gauge >= ledger
+        self.read_at = now
+        self.cores.observed(Observed(ENGINE, clock(), gauge / BLOCKS, len(self.held), 0, now * 100))
+        self._reading = asyncio.get_running_loop().call_later(GAUGES, self._read)
+
+    @property
+    def ledger(self) -> float:
+        """Blocks that the account has."""
+        states = [driver.controller.snapshot(0.0) for driver in self.drivers]
+        return sum((e.ledger_usage or 0.0) * (e.capacity.kv_blocks or 0) for s in states for e in s.endpoints)
 
     def restrict(self, share: float) -> None:
         self.cores.restrict(share)
 
     async def stop(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
         self.cores.close()
 
     def _happened(self, event: Event, _now: float, commands: Sequence[Command]) -> None:
@@ -168,6 +200,9 @@ class Owner:
             if isinstance(command, Dispatch):
                 assert command.request not in self.held, "reserved twice"
                 self.held.add(command.request)
+        if not self.held:  # the core forgets what the gauge has shown, too
+            self.beyond.clear()
+            self.surely = True
         flying = {request for driver in self.drivers for request in driver.controller._flights}
         assert flying == self.held
 
@@ -346,6 +381,12 @@ class WholeTier(RuleBasedStateMachine):
         self.known: dict[Epoch, set[str]] = {}
         """Those that an owner knew of when its reign began."""
         self.began: dict[Epoch, float] = {}
+        self.foreign = 0
+        """Blocks of the engine that others hold, who come to it directly."""
+        self.lag = 0.0
+        """Seconds by which its gauge trails it."""
+        self.used: list[tuple[float, int]] = [(-inf, 0)]
+        """Since when so many of its blocks are in use."""
         self.stack = ExitStack()
         send = Line.send
 
@@ -354,7 +395,7 @@ class WholeTier(RuleBasedStateMachine):
             send(line, *messages)
 
         for where, what in {
-            "gateway.app.reign.Owner": Owner,
+            "gateway.app.reign.Owner": functools.partial(Owner, self),
             "gateway.app.reign.Metrics": Metrics,
             "gateway.app.candidate.opened": lambda _: SimpleNamespace(endpoints={}, templates={None: None}),
             "gateway.tier.registry.Redis": self.redis.client,
@@ -525,6 +566,23 @@ class WholeTier(RuleBasedStateMachine):
     def a_connection_breaks(self, data: st.DataObject, keep: int) -> None:
         data.draw(st.sampled_from(self.world.wires)).cut(keep)
 
+    @rule(blocks=st.sampled_from([0, 8, 20, 40]), lag=st.sampled_from([0.0, 0.2]))
+    def others_come_and_go(self, blocks: int, lag: float) -> None:
+        """Past the tier."""
+        self.foreign, self.lag = blocks, lag
+        self.world.settle()
+
+    def gauge(self) -> int:
+        """Blocks in use, as the engine shows them now."""
+        return next(blocks for since, blocks in reversed(self.used) if since <= self.world.now - self.lag)
+
+    def note_blocks(self) -> None:
+        """Note what the engine holds."""
+        flying = [front.requests[number] for front in self.living for number in front.flying]
+        blocks = self.foreign + sum(-(-(20 + request.seen) // CAPACITY.block_size) for request in flying)
+        if blocks != self.used[-1][1]:
+            self.used.append((self.world.now, blocks))
+
     @rule(how=st.sampled_from(["stops", "is away", "is back"]))
     def redis_changes(self, how: str) -> None:
         match how:
@@ -572,12 +630,23 @@ class WholeTier(RuleBasedStateMachine):
         assert view.epoch is not None
         most = max(1, int(PLACES * view.share))
         assert len(owner.held) <= most
+        self.within_the_gauge(owner, view.share)
         self.note(speaker)
         unheard = self.known[view.epoch] - self.declared[view.epoch] - {speaker.machine}
         if self.world.now - self.began[view.epoch] < 2 * GAUGES * (1 - DRIFT) and view.standing.value == "owning":
             present = {member.address.partition(":")[0] for member in self.redis.kept.members.values()}
             kept = len(unheard & present) / len(MACHINES)
             assert len(owner.held) <= max(1, PLACES * (1 - kept) + 1e-9), "what others may still hold is not kept back"
+
+    def within_the_gauge(self, owner: Owner, share: float) -> None:
+        """Of the cache, too, and with what others hold, as far as the gauge has shown that again and again."""
+        if len(owner.held) == 1 or not owner.surely:  # it fits an idle engine, or counts from before an end came late
+            return
+        part = int(BLOCKS * share)
+        assert owner.ledger <= POLICY.kv_high * part + 1e-6, "more of the cache than its share"
+        if owner.beyond and self.world.now - owner.read_at < 2 * GAUGES:
+            known = owner.ledger + min(owner.beyond)
+            assert known <= POLICY.kv_high * BLOCKS + 1e-6, "what the gauge has shown is not kept free"
 
     def note(self, candidate: CandidateProcess) -> None:
         """Note what an owner may know."""
@@ -595,6 +664,7 @@ class WholeTier(RuleBasedStateMachine):
         for process in self.world.processes:
             assert not process.errors, process.errors
         assert not self.failed, self.failed
+        self.note_blocks()
         for candidate in self.standing:
             if hasattr(candidate, "candidate"):
                 self.note(candidate)

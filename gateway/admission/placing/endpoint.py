@@ -275,9 +275,10 @@ class EndpointRecord:
             account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
             blocks = self.capacity.kv_blocks
             if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
-                self._correction.sample(
-                    sample.kv_usage * blocks, account, sample.sampled_at, waiting=bool(sample.waiting)
-                )
+                # Of a share the gauge shows more than its part, but ours are in that part with all they hold.
+                part, whole = sample.kv_usage * blocks, sample.kv_usage * blocks / self.capacity.share
+                seen = min(max(part, account.held), whole)
+                self._correction.sample(seen, account, sample.sampled_at, waiting=bool(sample.waiting))
             if sample.waiting is not None:
                 self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
             self.limit.observe(sample, self.ledger.sequences)

@@ -10,6 +10,7 @@ from gateway.app import candidate
 from gateway.app.candidate import Candidate
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
+from gateway.tier.epoch import Epoch
 from tests.fakes.registry import FakeRegistry
 from tests.ports import free_port
 from tests.until import until
@@ -38,6 +39,8 @@ class Reign:
 
     wrong: Exception | None = None
     ended = 0
+    reading = 0
+    """How many wait for their gauges."""
 
     def __init__(self, *_, **__):
         if Reign.wrong is not None:
@@ -53,7 +56,11 @@ class Reign:
         pass
 
     async def gauged(self):
-        pass
+        Reign.reading += 1
+        try:
+            await asyncio.Event().wait()  # an endpoint that never answers
+        finally:
+            Reign.reading -= 1
 
     def leave(self):
         pass
@@ -85,6 +92,7 @@ def alone(monkeypatch):
     monkeypatch.setattr(candidate, "Reign", Reign)
     monkeypatch.setattr("gateway.runtime.background.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Reign, "ended", 0)
+    monkeypatch.setattr(Reign, "reading", 0)
     KEPT.forget()
 
 
@@ -102,6 +110,14 @@ async def test_a_reign_that_ends_as_the_process_does_is_ended_in_full(tmp_path):
     async with standing(tmp_path) as there:
         await until(lambda: there._reign is not None)
     assert Reign.ended == 1
+
+
+async def test_gauges_are_not_read_for_a_reign_that_is_over(tmp_path):
+    async with standing(tmp_path) as there:
+        await until(lambda: Reign.reading == 1)
+        there._campaign.heard(Epoch(9, "z"))
+        await until(lambda: Reign.ended == 1 and there._epoch is not None)
+        await until(lambda: Reign.reading == 1)  # those of the next one
 
 
 async def test_a_taken_port_is_said_in_short(tmp_path):

@@ -298,6 +298,17 @@ async def test_half_a_share_is_half_of_the_blocks_and_sequences(restricted: Rest
     assert restricted.capacity() == Capacity(max_model_len=1000, kv_blocks=100, max_num_seqs=4)
 
 
+async def test_what_an_engine_has_shown_to_hold_for_others_counts_under_another_share(restricted: Restricted) -> None:
+    restricted.cores.restrict(0.5)
+    restricted.up()
+    restricted.arrive()
+    assert len(restricted.sent) == 1
+    restricted.cores.observed(Observed(A, time.monotonic(), 0.95, 9, 0, 100.0))
+    restricted.arrive(3)
+    restricted.cores.restrict(1.0)
+    assert restricted.sent == [], "the engine is full"
+
+
 async def test_of_a_small_endpoint_a_share_is_something_and_of_an_unknown_limit_all(restricted: Restricted) -> None:
     restricted.cores.restrict(0.01)
     restricted.up(A, blocks=3, sequences=1)

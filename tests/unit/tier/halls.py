@@ -147,13 +147,15 @@ class Election:
     def __init__(self, *, complete=False):
         self.epochs = []
         self.machines = []
+        self.whole = set()
         self.complete = complete
 
     def heard(self, epoch):
         self.epochs.append(epoch)
 
-    def connected(self, machines):
+    def connected(self, machines, whole):
         self.machines.append(set(machines))
+        self.whole = set(whole)
 
 
 def counted(name, value):

@@ -207,11 +207,11 @@ async def talk_both_ways():
     owner, front = await Owner().open(), Front()
     peer = await front.connect(owner.port)
     assert (peer.claim, peer.version, owner.peers[0].claim) == (OWNER, 2, FRONT)
-    many = Moved([(number, number) for number in range(100_000)])
+    many = Moved("m", tuple((number, number) for number in range(100_000)))
     front.line.send(Left(1), many)
     owner.lines[0].send(Gone(HERE))
     await until(lambda: len(owner.taken) == 2 and front.taken)
-    assert owner.taken == [Left(1), msgspec.structs.replace(many, generated=[*map(tuple, many.generated)])]
+    assert owner.taken == [Left(1), many]
     assert front.taken == [Gone(HERE)]
     await front.line.taken()
     front.line.cut()
@@ -442,7 +442,8 @@ CHANGES = {
     "alters": lambda sent: {AIM: [_altered(sent[-1])]},
     "reorders": lambda sent: {AIM: [], AIM + 1: [sent[-1], sent[-2]]},
     "sends an earlier one for": lambda sent: {AIM: [sent[-2]]},
-    "cuts the end off": lambda sent: {AIM: [sent[-1][:-1]]},
+    # The whole tag: a single byte of it would be the next record's first one by chance, once in 256 times.
+    "cuts the end off": lambda sent: {AIM: [sent[-1][:-TAG]]},
 }
 
 

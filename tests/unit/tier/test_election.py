@@ -124,7 +124,7 @@ def test_without_redis_an_owner_goes_on_within_the_share_of_the_connected():
     for other in "bc":
         Place(redis, other, now=50.0).ask()
     place.ask()
-    place.election.connected(["a:1", "b:1"])
+    place.election.connected(["a:1", "b:1"], [])
     for _ in range(2):
         place.now += 1.0
         assert place.fail().standing is Standing.OWNING, "its term is not over"
@@ -133,7 +133,7 @@ def test_without_redis_an_owner_goes_on_within_the_share_of_the_connected():
     assert place.view.share == 0
     assert place.fail().standing is Standing.CUT_OFF
     assert place.view.share == pytest.approx(2 / 3)
-    place.election.connected([])
+    place.election.connected([], [])
     assert place.view.share == pytest.approx(1 / 3), "itself"
     place.now += TERMS.term
     assert place.view.standing is Standing.LAPSED, "without an attempt to ask, it knows nothing any more"
@@ -160,7 +160,9 @@ def test_a_new_owner_keeps_back_what_others_may_have_in_flight():
         place.now += 1.0
     assert place.view.share == pytest.approx(1 / 3)
     assert place.election.others == ("b:1", "c:1")
-    place.election.connected(["a:1", "c:1"])
+    place.election.connected(["a:1", "c:1"], ["a:1"])
+    assert place.view.share == pytest.approx(1 / 3), "another front of it has not declared"
+    place.election.connected(["a:1", "c:1"], ["a:1", "c:1"])
     assert place.view.share == pytest.approx(2 / 3)
     assert not place.election.complete
     place.ask()
@@ -197,7 +199,7 @@ def test_whoever_was_connected_in_one_reign_has_to_declare_in_the_next():
     place = Place(redis).owning()
     Place(redis, "b", now=50.0).ask()
     place.ask()
-    place.election.connected(["b:1"])
+    place.election.connected(["b:1"], ["b:1"])
     place.election.heard(Epoch(5, "z"), place.now)
     view = place.ask()
     assert view.epoch == Epoch(6, "a")

@@ -18,6 +18,7 @@ from gateway.tier import hall
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
+    OLDEST,
     VERSION,
     Came,
     Declares,
@@ -84,7 +85,13 @@ async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
     ]
 
 
-@pytest.mark.parametrize("message", [Hello(VERSION + 1, 1), Came("m", ONE)])
+async def test_a_front_of_the_next_release_is_served(world):
+    front = world.connect()
+    front.say(Hello(VERSION + 1, 1, oldest=VERSION))
+    assert More() in await front.heard()
+
+
+@pytest.mark.parametrize("message", [Came("m", ONE), Hello(VERSION + 2, 1, oldest=VERSION + 1), Hello(OLDEST - 1, 1)])
 async def test_a_front_that_does_not_say_who_it_is_is_cut_off(world, message):
     front = world.connect()
     front.say(message, Came("m", ONE))
@@ -255,6 +262,16 @@ async def test_a_gateway_whose_connection_has_broken_is_not_connected_though_it_
     assert len(tier.hall.seats) == 1
 
 
+async def test_what_a_gateway_has_is_known_once_each_of_its_fronts_has_declared(tier):
+    def joins(front):
+        tier.connect("b:1").say(Hello(VERSION, front, fronts=2), Declares([], [], [], last=True))
+
+    joins(1)
+    assert (tier.election.machines[-1], tier.election.whole) == ({"b:1"}, set())
+    joins(2)
+    assert (tier.election.machines[-1], tier.election.whole) == ({"b:1"}, {"b:1"})
+
+
 async def test_an_owner_of_a_tier_begins_as_soon_as_all_fronts_that_are_known_have_declared():
     election = Election()
     tier = World(expected=None, reign=election)
@@ -309,7 +326,7 @@ async def test_what_was_on_an_endpoint_that_is_not_known_is_new_when_it_comes_ba
     gone = EndpointId("gone")
     front = await world.join(declared=[(model, Declared(ONE, gone)), (model, Declared(TWO, gone))])
     assert world.load() == (0, 0)
-    front.say(Moved(((ONE.request, 4),)), Ended(TWO.request, Verdict.DONE, 3))
+    front.say(Moved("m", ((ONE.request, 4),)), Ended(TWO.request, Verdict.DONE, 3))
     front.say(GivenBack(model, arrival(1, failures=1, avoid=gone), Back.FAILED))
     (answer,) = await front.heard()
     assert isinstance(answer, Sent if model == "m" else Refused)
@@ -410,7 +427,7 @@ async def test_progress_reaches_the_core_of_each_request(world, front):
     world.up(THERE, "n")
     front.say(Came("m", ONE), Came("n", TWO))
     await front.heard()
-    front.say(Moved(((ONE.request, 5), (TWO.request, 20), (THREE.request, 1))))
+    front.say(Moved("m", ((ONE.request, 5), (TWO.request, 20), (THREE.request, 1))))
     wanted = {m.model: m.news for m in await front.heard() if isinstance(m, Wanted)}
     assert {model: list(news) for model, news in wanted.items()} == {"m": [ONE.request], "n": [TWO.request]}
 
@@ -421,7 +438,7 @@ async def test_counts_are_wanted_from_whose_request_it_is(world, front):
     front.say(Came("m", ONE))
     other.say(Came("m", arrival(1, 2)))
     await front.heard(), await other.heard()
-    other.say(Moved(((arrival(1, 2).request, 5),)))
+    other.say(Moved("m", ((arrival(1, 2).request, 5),)))
     assert await front.heard() == []
     assert [type(message) for message in await other.heard()] == [Wanted]
 
@@ -447,7 +464,7 @@ async def test_reports_of_what_is_not_known_change_nothing(world, front):
         Unwatched(HERE, TWO.request, False),
         Left(ONE.request),
         Ended(ONE.request, Verdict.DONE, 3),
-        Moved(((ONE.request, 3),)),
+        Moved("m", ((ONE.request, 3),)),
     )
     assert world.load() == (0, 0)
     assert world.monitors[HERE].told == [[TWO.request]]

@@ -59,7 +59,6 @@ async def test_each_frame_is_passed_on_in_order(ours):
     "data",
     [
         b"\x00\x00\x00\x01\xc1",
-        frame([Gone(HERE)]),
         b"GET / HTTP/1.1\r\n\r\n",
         frame([Left(1)])[:-1] + b"\xc0",
         frame([Failed(HERE, "?", False, False)]).replace(b"?", b"\xff"),
@@ -76,7 +75,7 @@ async def test_a_message_that_cannot_be_read_ends_the_connection(ours, data):
     "message",
     [
         Ended(ONE, Verdict.DONE, 2**64),
-        Moved(((ONE, -(2**63) - 1),)),
+        Moved("m", ((ONE, -(2**63) - 1),)),
         Down("\ud800", True, False),
     ],
 )

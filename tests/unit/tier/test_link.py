@@ -423,7 +423,7 @@ async def test_progress_is_told_and_remembered(world):
     arrival = await world.in_flight()
     world.link.admission("m").begun(arrival.request, 4)
     await asyncio.sleep(0.1)
-    assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
+    assert await world.owner.heard() == [Moved("m", ((arrival.request, 4),))]
     assert world.moved == [arrival.request]
     await world.lose()
     _, part = await world.welcome()
@@ -479,7 +479,7 @@ async def test_an_endpoint_that_comes_up_hears_every_count(world):
     world.owner.say(Wanted("m", {arrival.request: 16.0}, False))
     world.link.admission("m").begun(arrival.request, 4)
     world.owner.say(up())
-    assert await world.owner.heard() == [Moved([(arrival.request, 4)])]
+    assert await world.owner.heard() == [Moved("m", ((arrival.request, 4),))]
 
 
 async def test_orders_of_the_owner_are_passed_on(world):

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import EndpointDown, Tick
+from gateway.admission.events import Capacity, EndpointDown, EndpointUp, Tick
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, scrape, up
 
 
@@ -21,6 +21,30 @@ class TestCorrection:
         assert p.endpoint("a").effective_usage == pytest.approx(0.70, abs=0.01)
         assert p.endpoint("a").ledger_usage == 0.20
         p >> arrived(2, blocks=19) << Dispatch(2, "a") >> arrived(3, blocks=2) << nothing
+
+    def test_what_is_ours_counts_in_full_against_a_share_of_the_endpoint(self, play):
+        half = EndpointUp("a", Capacity(4096, 100).part(0.5))
+        p = play() >> half >> arrived(1, blocks=40) << Dispatch(1, "a") >> progress(r1=1)
+        for second in range(12):
+            p >> at(second) >> scrape("a", second, kv=0.40, running=1, waiting=0, tokens=second)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.80)
+        p >> arrived(2, blocks=6) << nothing
+
+    def test_a_share_is_full_once_the_whole_endpoint_is(self, play):
+        half = EndpointUp("a", Capacity(4096, 100).part(0.5))
+        p = play() >> half >> arrived(1, blocks=10) << Dispatch(1, "a") >> progress(r1=1)
+        for second in range(12):
+            p >> at(second) >> scrape("a", second, kv=0.90, running=5, waiting=0, tokens=second)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.90, abs=0.01)
+
+    def test_what_the_gauge_has_shown_is_not_forgotten_with_another_share(self, play):
+        whole = Capacity(4096, 100)
+        p = play() >> EndpointUp("a", whole.part(0.5)) >> arrived(1, blocks=10) << Dispatch(1, "a") >> progress(r1=1)
+        for second in range(12):
+            p >> at(second) >> scrape("a", second, kv=0.80, running=5, waiting=0, tokens=second)
+        p >> arrived(2, blocks=20) << nothing
+        p >> EndpointUp("a", whole, scrape("a", 11, kv=0.80, running=5, waiting=0, tokens=11)) << nothing
+        assert p.endpoint("a").effective_usage == pytest.approx(0.80)
 
     def test_sharing_that_we_cannot_see_makes_room(self, play):
         p = with_one_running(play, blocks=80)
