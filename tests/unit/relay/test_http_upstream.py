@@ -16,7 +16,7 @@ from gateway.runtime.descriptors import OutOfDescriptorsError
 from tests.unit.relay.endpoint import WHOLE, Server, fetch, upstream
 from tests.until import until
 
-CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
+CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 
 
 @pytest.fixture

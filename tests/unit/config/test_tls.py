@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.config.endpoint import TlsSettings
-from gateway.endpoints.tls import ssl_context
+from gateway.config.tls import ssl_context
 
 FILES = Path(__file__).parent / "certificates"  # of localhost, by a CA of their own, good for a hundred years
 CA, CERTIFICATE, KEY = FILES / "ca.pem", FILES / "localhost.pem", FILES / "localhost.key"
