@@ -156,7 +156,8 @@ def _reached(where: int | str | None) -> Iterator[socket.socket]:
                 "KVGATE_CACHE, that it was started with)"
             )
         if len(reached) > 1:
-            raise ControlError(f"several kvgates run here; say which with --port or --host: {', '.join(reached)}")
+            options = (f"--port {name}" if name.isdecimal() else f"--host {name}" for name in reached)
+            raise ControlError(f"several kvgates run here; say which: {', '.join(options)}")
         yield next(iter(reached.values()))
 
 

@@ -315,7 +315,7 @@ class Application:
         return main, everything
 
     def _connections(self) -> int:
-        return sum(listener.connections for listener in self._listeners)
+        return sum(listener.connections + listener.beginning for listener in self._listeners)
 
     async def _settled(self) -> None:
         """Wait until each endpoint was probed once and the tokenizers of those that answered are loaded."""

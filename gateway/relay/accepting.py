@@ -174,11 +174,12 @@ class _Failures:
     def note(self, error: OSError, now: float) -> None:
         self._count += 1
         if now >= self._next:
-            reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else str(error)
+            reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else str(error) or _LEFT
             _log.info("a TLS handshake failed", reason=_WORDS.get(reason, reason), since_last_told=self._count)
             self._count, self._next = 0, now + _REMINDER
 
 
+_LEFT = "the client broke it off, as who does not trust the certificate does"
 _WORDS = {
     "HTTP_REQUEST": "the client speaks plain HTTP: its URL must begin with https://",
     "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust this certificate's CA",

@@ -239,8 +239,13 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many connections are open, or begin."""
-        return len(self._server.server_state.connections) + sum(server.beginning for server in self._server.servers)
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
+    @property
+    def beginning(self) -> int:
+        """How many were accepted and shake hands."""
+        return sum(server.beginning for server in self._server.servers)
 
     def govern(self, settings: ServerSettings, tls: ssl.SSLContext | None) -> None:
         """Apply these limits on connections and sizes from now on, and this TLS to connections that come."""
