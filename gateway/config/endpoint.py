@@ -61,6 +61,11 @@ _EndpointUrl = Annotated[
 ]
 
 
+def asked_at(base_url: str) -> str:
+    """The base URL at which an HTTP client asks an endpoint: of a unix socket any, as the client has the socket."""
+    return "http://localhost" if base_url.startswith(UNIX) else base_url
+
+
 class Reached(Section):
     """How an endpoint is used, wherever its address comes from."""
 

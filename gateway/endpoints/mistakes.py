@@ -47,6 +47,7 @@ def mistaken(url: str, models: Reply | NoReply, version: Reply | NoReply) -> str
         except UnidentifiedError as error:
             return str(error)
         return None
-    path = urlsplit(url).path.rstrip("/")
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/") if parts.netloc else ""
     where = f"; is its path right? Without it: {url.replace(path, '', 1)}" if path else ""
     return f"this is no vLLM: it knows neither /health nor /v1/models{where}"

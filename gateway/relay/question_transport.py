@@ -30,7 +30,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
     Args:
         timeouts: the settings in force; they have the time to connect.
         tls: for an endpoint whose URL is https.
-        unix: base URL of an endpoint that has a unix socket: in a question's URL nothing tells where its path ends.
+        unix: base URL of an endpoint that has a unix socket. httpx knows none such: it asks at `asked_at`.
     """
 
     def __init__(self, timeouts: Callable[[], UpstreamSettings], tls: ssl.SSLContext, unix: str | None = None) -> None:
@@ -43,7 +43,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
         url, extensions = request.url, request.extensions
         origin, path = f"{url.scheme}://{url.netloc.decode('ascii')}", url.raw_path.decode("ascii")
         if self._unix is not None:
-            origin, path = self._unix, str(url).removeprefix(self._unix)
+            origin = self._unix
         self._upstream.trust(origin, self._tls)
         silence = extensions.get("timeout", {}).get("read")
         headers = [(name, value) for name, value in request.headers.raw if name.lower() not in _OURS]
