@@ -10,6 +10,7 @@ kvgate's user can open folder and socket; there is no other authentication.
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,6 +24,8 @@ from engine.cache import cache_folder
 _SUFFIX = ".sock"
 _SLASH = "%2F"
 """In place of `/` in the name of a unix socket."""
+_LONGEST_NAME = 80
+"""Characters of a socket's name, which must fit its address; of a longer one the beginning is a digest."""
 _LONGEST = 65_536
 """Bytes of a request."""
 
@@ -162,7 +165,10 @@ def _reached(where: int | str | None) -> Iterator[socket.socket]:
 
 
 def _at(where: int | str) -> Path:
-    return run_folder() / f"{str(where).replace('/', _SLASH)}{_SUFFIX}"
+    name = str(where).replace("/", _SLASH)
+    if len(name) > _LONGEST_NAME:
+        name = hashlib.sha256(name.encode()).hexdigest()[:16] + name[16 - _LONGEST_NAME :]
+    return run_folder() / f"{name}{_SUFFIX}"
 
 
 def _where(path: Path) -> str:

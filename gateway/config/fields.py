@@ -34,7 +34,7 @@ Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.g
 
 UNIX = "unix:"
 """Before the path of a unix socket."""
-_SOCKET = re.compile(r"unix:(?://(?=/))?(?P<path>/[\w./:@+,=~-]*[\w.:@+,=~-])", re.ASCII)
+_SOCKET = re.compile(r"unix:(?://(?=/))?(?P<path>/(?!/)[\w./:@+,=~-]*[\w.:@+,=~-])", re.ASCII)
 _LONGEST_SOCKET = 107
 """Most bytes of a unix socket's path in its address (sockaddr_un)."""
 

@@ -41,7 +41,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[str]:
     """A fake engine on a unix socket."""
-    with fake_processes(1, f"--uds={tmp_path}/vllm.sock", "--step-seconds=0.02") as ((url, _),):
+    with fake_processes(1, f"--uds={tmp_path}/vllm.sock", "--step-seconds=0.05") as ((url, _),):
         yield url
 
 
@@ -154,14 +154,12 @@ def test_a_certificate_changes_while_the_openai_sdk_streams(tmp_path: Path, engi
             client = stack.enter_context(httpx.Client(verify=trusting, trust_env=False, limits=limits))
             return openai.OpenAI(base_url=f"{kvgate.url}/v1", api_key="none", http_client=client, max_retries=0)
 
-        held, came, enough = sdk(TRUSTING), [], threading.Event()
+        held, streams, came, enough = sdk(TRUSTING), sdk(TRUSTING), [], threading.Event()
         assert held.models.list().data[0].id == "fake"
 
         def stream() -> None:
             messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one two"}]
-            answer = sdk(TRUSTING).chat.completions.create(
-                model="fake", max_tokens=2000, messages=messages, stream=True
-            )
+            answer = streams.chat.completions.create(model="fake", max_tokens=2000, messages=messages, stream=True)
             for chunk in answer:
                 came.append(chunk)
                 if enough.is_set():

@@ -69,6 +69,9 @@ async def test_one_on_a_unix_socket_is_named_by_it():
             await asking()
     with pytest.raises(ControlError, match=f"no kvgate runs here on {where}"):
         await asking(port=where)
+    for last in "ab":  # and as long a path as there is
+        async with control(f"unix:{'/folder' * 15}/{last}", lambda *_: asyncio.sleep(0, 9)):
+            assert await asking(port=f"unix:{'/folder' * 15}/{last}") == (9, [])
 
 
 async def test_who_leaves_stops_nothing():
