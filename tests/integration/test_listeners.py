@@ -41,7 +41,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[str]:
     """A fake engine on a unix socket."""
-    with fake_processes(1, f"--uds={tmp_path}/vllm.sock", "--step-seconds=0.05") as ((url, _),):
+    with fake_processes(1, f"--uds={tmp_path}/vllm.sock", "--step-seconds=0.05", "--output-tokens=1900") as ((url, _),):
         yield url
 
 
