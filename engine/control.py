@@ -4,12 +4,13 @@
     kvgate:  {"line":"engine chat #2: starting"}            any number of times
     kvgate:  {"exit":0}                                     the last line
 
-The Unix socket lies in kvgate's run folder and is named after the port that kvgate serves. Only kvgate's user can open
-folder and socket; there is no other authentication.
+The Unix socket lies in kvgate's run folder and is named after the port, or the socket, that kvgate serves. Only
+kvgate's user can open folder and socket; there is no other authentication.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -21,6 +22,10 @@ import msgspec
 from engine.cache import cache_folder
 
 _SUFFIX = ".sock"
+_SLASH = "%2F"
+"""In place of `/` in the name of a unix socket."""
+_LONGEST_NAME = 80
+"""Characters of a socket's name, which must fit its address; of a longer one the beginning is a digest."""
 _LONGEST = 65_536
 """Bytes of a request."""
 
@@ -60,15 +65,15 @@ def run_folder() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def control(port: int, act: Act) -> AsyncIterator[None]:
-    """Answer requests while the block runs. `port`, which kvgate's clients use, names the socket.
+async def control(where: int | str, act: Act) -> AsyncIterator[None]:
+    """Answer requests while the block runs. The port or unix socket that kvgate's clients use names this socket.
 
     The work goes on when its client leaves, and stops when the block ends.
 
     Raises:
         OSError: The socket cannot be made.
     """
-    path = run_folder() / f"{port}{_SUFFIX}"
+    path = _at(where)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # the owner of the port owns the name
     conversations: set[asyncio.Task[None]] = set()
@@ -90,13 +95,13 @@ async def control(port: int, act: Act) -> AsyncIterator[None]:
             await asyncio.gather(*conversations, return_exceptions=True)
 
 
-def ask(request: Reload, port: int | None, on_line: Say) -> int:
-    """Send a request to the kvgate on `port`, or to the only one. Returns its exit code.
+def ask(request: Reload, where: int | str | None, on_line: Say) -> int:
+    """Send a request to the kvgate on this port or unix socket, or to the only one. Returns its exit code.
 
     Raises:
         ControlError: There is none, there are several, or it ended before it had answered.
     """
-    with _reached(port) as connection, connection.makefile("rb") as answers:
+    with _reached(where) as connection, connection.makefile("rb") as answers:
         connection.sendall(msgspec.json.encode(request) + b"\n")
         for text in answers:
             answer = msgspec.json.decode(text, type=Answer)
@@ -143,19 +148,31 @@ def _bound(path: Path) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _reached(port: int | None) -> Iterator[socket.socket]:
-    paths = sorted(run_folder().glob(f"*{_SUFFIX}")) if port is None else [run_folder() / f"{port}{_SUFFIX}"]
+def _reached(where: int | str | None) -> Iterator[socket.socket]:
+    paths = sorted(run_folder().glob(f"*{_SUFFIX}")) if where is None else [_at(where)]
     with contextlib.ExitStack() as opened:
-        reached = {path.stem: connection for path in paths if (connection := _connected(path, opened)) is not None}
+        reached = {_where(path): there for path in paths if (there := _connected(path, opened)) is not None}
         if not reached:
-            where = f" on port {port}" if port is not None else ""
+            at = "" if where is None else f" on port {where}" if isinstance(where, int) else f" on {where}"
             raise ControlError(
-                f"no kvgate runs here{where}: none answers in {run_folder()} (it is reloaded as the user, and with the "
+                f"no kvgate runs here{at}: none answers in {run_folder()} (it is reloaded as the user, and with the "
                 "KVGATE_CACHE, that it was started with)"
             )
         if len(reached) > 1:
-            raise ControlError(f"several kvgates run here; say which with --port: {', '.join(reached)}")
+            options = (f"--port {name}" if name.isdecimal() else f"--host {name}" for name in reached)
+            raise ControlError(f"several kvgates run here; say which: {', '.join(options)}")
         yield next(iter(reached.values()))
+
+
+def _at(where: int | str) -> Path:
+    name = str(where).replace("/", _SLASH)
+    if len(name) > _LONGEST_NAME:
+        name = hashlib.sha256(name.encode()).hexdigest()[:16] + name[16 - _LONGEST_NAME :]
+    return run_folder() / f"{name}{_SUFFIX}"
+
+
+def _where(path: Path) -> str:
+    return path.stem.replace(_SLASH, "/")
 
 
 def _connected(path: Path, opened: contextlib.ExitStack) -> socket.socket | None:

@@ -40,6 +40,7 @@ _console = Console(stderr=True, highlight=False)
 def reload(
     config: Annotated[Path | None, typer.Option(help="Another YAML file than the one kvgate was started with.")] = None,
     port: Annotated[int | None, typer.Option(help="Of which kvgate, where several run here.")] = None,
+    host: Annotated[str | None, typer.Option(help="Of which, by its unix socket.")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,7 +52,7 @@ def reload(
     request = Reload(str(config.resolve()) if config is not None else None, _changes(change or []))
     signal.signal(signal.SIGINT, partial(end_at_once, said=b"the reload goes on; kvgate's own log tells how it ends"))
     try:
-        sys.exit(ask(request, port, lambda line: _console.print(line, markup=False, soft_wrap=True)))
+        sys.exit(ask(request, port or host, lambda line: _console.print(line, markup=False, soft_wrap=True)))
     except ControlError as error:
         fail(str(error))
 

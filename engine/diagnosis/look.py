@@ -30,6 +30,8 @@ _LATELY = 60.0
 """Seconds for which a kill may explain the end of one of our programs."""
 _KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
 _ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
+_UNIX_PATH, _ACCEPTS = 7, 0x10000
+"""Of /proc/net/unix: the column of the path, and the flag of a socket that listens."""
 _KERNEL_LOG = 2**20
 """Most bytes of it to read."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP}
@@ -165,6 +167,22 @@ def listener(port: int) -> Listener | None:
                 local, state, inode = (line.split()[column] for column in (1, 3, 9))
                 if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{inode}]")
+    return _holder(inodes, port)
+
+
+def unix_listener(path: str) -> Listener | None:
+    """The process that listens on a unix socket, if any."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
+            fields = line.split(maxsplit=7)
+            if len(fields) > _UNIX_PATH and fields[_UNIX_PATH] == path and int(fields[3], 16) & _ACCEPTS:
+                inodes.add(f"socket:[{fields[6]}]")
+    return _holder(inodes, 0)
+
+
+def _holder(inodes: set[str], port: int) -> Listener | None:
+    """The process that has one of these sockets open."""
     if not inodes:
         return None
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):

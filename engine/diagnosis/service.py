@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from engine.asking import asking
 from engine.diagnosis import at_work, streaming
 from engine.diagnosis.look import starting
 from engine.diagnosis.model import Examined
@@ -47,10 +48,7 @@ def examine(
     """
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    # Without proxies: a proxy would see the key, and its answers would look like the server's.
-    with httpx.Client(
-        base_url=base, headers=headers, timeout=PATIENCE, follow_redirects=True, trust_env=False
-    ) as client:
+    with asking(base, timeout=PATIENCE, headers=headers, redirects=True) as client:
         try:
             health = client.get("/health")
         except httpx.InvalidURL as error:

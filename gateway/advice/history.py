@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from engine.plan.histogram import rank_of
@@ -16,7 +15,7 @@ from engine.plan.traffic import TrafficError, from_exposition
 from gateway.admission.events import EndpointId, Prefix
 from gateway.admission.outcomes import Outcome
 from gateway.advice.rules import Alternative, EndpointPast, Past
-from gateway.advice.traffic import TIMEOUT, fetch, lengths
+from gateway.advice.traffic import client_of, fetch, lengths
 from gateway.ops.pace import Pace, Work, pace
 from gateway.ops.state import EndpointState, GatewayState
 from gateway.record.lines import EventLogError
@@ -51,9 +50,9 @@ def running(url: str, key: str | None) -> tuple[Past, ...]:
     base = url.rstrip("/")
     address = f"{base}/metrics"
     try:
-        with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
-            state = GatewayState.model_validate_json(fetch(client, f"{base}/kvgate/state", key))
-            metrics = fetch(client, address, key)
+        with client_of(base) as client:
+            state = GatewayState.model_validate_json(fetch(client, base, "/kvgate/state", key))
+            metrics = fetch(client, base, "/metrics", key)
         samples = Samples(metrics)
         return tuple(_running(address, queue.model, state, metrics, samples) for queue in state.queues)
     except TrafficError as error:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 
+from engine.asking import asking
 from engine.plan.trace_file import read_trace
 from engine.plan.traffic import Seen, Traffic, TrafficError, from_exposition, from_lengths
 from gateway.config.fields import usable_key
@@ -72,19 +73,32 @@ def _recorded(file: Path, model: str | None) -> Traffic:
     return lengths(str(file), requests)
 
 
-def fetch(client: httpx.Client, address: str, key: str | None) -> str:
-    """Fetch a server's answer at a URL.
+def client_of(base: str) -> httpx.Client:
+    """A client for paths of a server.
+
+    Raises:
+        TrafficError: this is no URL.
+    """
+    try:
+        return asking(base, timeout=TIMEOUT)
+    except httpx.InvalidURL as error:
+        raise TrafficError(f"{base}: cannot be reached: {error}") from None
+
+
+def fetch(client: httpx.Client, base: str, path: str, key: str | None) -> str:
+    """Fetch a server's answer at a path.
 
     Raises:
         TrafficError: the server cannot be reached, or answers with an error.
     """
+    address = f"{base}{path}"
     try:
         # Check the key first: the HTTP client's error about an unusable key would show it.
         headers = {"authorization": f"Bearer {usable_key(key)}"} if key else {}
     except ValueError as error:
         raise TrafficError(f"{address}: the admin key cannot be sent: {error}") from None
     try:
-        answer = client.get(address, headers=headers)
+        answer = client.get(path, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TrafficError(f"{address}: cannot be reached: {str(error) or type(error).__name__}") from None
     if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -96,19 +110,19 @@ def fetch(client: httpx.Client, address: str, key: str | None) -> str:
 
 def _running(url: str, key: str | None) -> Traffic:
     base = url.rstrip("/").removesuffix("/metrics")
-    address = f"{base}/metrics"
-    with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
-        return from_exposition(address, fetch(client, address, key), now=time.time(), longest=_longest(client, base))
+    with client_of(base) as client:
+        exposed = fetch(client, base, "/metrics", key)
+        return from_exposition(f"{base}/metrics", exposed, now=time.time(), longest=_longest(client))
 
 
 def _given(key: str | None) -> str:
     return "none was given" if key is None else "not the one given"
 
 
-def _longest(client: httpx.Client, base: str) -> int | None:
+def _longest(client: httpx.Client) -> int | None:
     """The most tokens of a request at this server, if it says so."""
     try:
-        models = client.get(f"{base}/v1/models").json()["data"]
+        models = client.get("/v1/models").json()["data"]
         return max(int(each["max_model_len"]) for each in models)
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None

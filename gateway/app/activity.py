@@ -8,9 +8,11 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from engine.nvml import gpus, holders
+from gateway.config.fields import UNIX
 
 BUSY = 0.1
 """CPUs, or share of a GPU, from which an engine counts as at work. Answering probes costs vLLM 0.01 CPUs."""
@@ -24,13 +26,18 @@ class Activity:
     """Looks at the processes of one endpoint: the one that listens and all its descendants.
 
     Args:
-        address: host and port.
+        address: host and port, or unix socket.
         clock: monotonic seconds.
         proc: the kernel's process folder (`/proc`).
     """
 
     def __init__(self, address: str, clock: Callable[[], float], proc: Path = Path("/proc")) -> None:
-        self._host, _, self._port = address.rpartition(":")
+        host, _, port = address.rpartition(":")
+        self._find: Callable[[], int | None] | None = None
+        if address.startswith(UNIX):
+            self._find = partial(_at_socket, address.removeprefix(UNIX))
+        elif host in _LOCAL:
+            self._find = partial(_at_port, int(port))
         self._clock = clock
         self._proc = proc
         self._pid: int | None = None
@@ -39,15 +46,12 @@ class Activity:
 
     async def look(self) -> bool | None:
         """Whether they computed lately; None if they cannot be seen, or are seen for the first time."""
-        return await asyncio.to_thread(self._look) if self._host in _LOCAL else None
+        return None if self._find is None else await asyncio.to_thread(self._look, self._find)
 
-    def _look(self) -> bool | None:
+    def _look(self, find: Callable[[], int | None]) -> bool | None:
         seen = dict(_processes(self._proc))
         if self._pid not in seen:
-            from engine.diagnosis.look import listener  # noqa: PLC0415 - few gateways have a silent engine beside them
-
-            found = listener(int(self._port))
-            self._pid = found.pid if found is not None else None
+            self._pid = find()
             self._looks.clear()
         if self._pid is None or self._pid not in seen or self._pid == os.getpid():
             return None
@@ -58,6 +62,20 @@ class Activity:
         self._looks.append((now, used))
         since, had = self._looks[0]
         return None if since == now else used - had >= BUSY * (now - since) or _on_gpu(family)
+
+
+def _at_port(port: int) -> int | None:
+    """The process that listens there."""
+    from engine.diagnosis.look import listener  # noqa: PLC0415 - few gateways have a silent engine beside them
+
+    return None if (found := listener(port)) is None else found.pid
+
+
+def _at_socket(path: str) -> int | None:
+    """The process that listens there."""
+    from engine.diagnosis.look import unix_listener  # noqa: PLC0415 - few gateways have a silent engine beside them
+
+    return None if (found := unix_listener(path)) is None else found.pid
 
 
 def _processes(proc: Path) -> Iterator[tuple[int, tuple[int, float]]]:

@@ -154,8 +154,13 @@ class Application:
 
     @property
     def port(self) -> int:
-        """The port clients use."""
+        """The port clients use; 0 where they use a unix socket."""
         return self._listeners[0].port
+
+    @property
+    def where(self) -> int | str:
+        """The port or unix socket that clients use."""
+        return self.port or self._settings.server.host
 
     @property
     def active(self) -> int:
@@ -187,7 +192,7 @@ class Application:
             listener.start()
         _log.info(
             "listening",
-            port=self.port,
+            **({"port": self.port} if self.port else {"socket": self._settings.server.host}),
             endpoints=[*self._directory.endpoints],
             version=gateway.__version__,
             core="interpreted" if controller.__file__.endswith(".py") else "compiled",
@@ -265,14 +270,14 @@ class Application:
             await self._admin_port(scope, receive, send)
 
         applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
-        on_refused = self._metrics.refused_connections.inc
+        on_refused, tls = self._metrics.refused_connections.inc, self._opened.tls
         sockets = given or bind_all(server)
         clients, *admin = zip(applications, sockets, strict=False)
         loads = None if shared is None else Loads(shared)
         return [
-            Listener(*clients, server, on_refused=on_refused, loads=loads, shared=bool(given)),
+            Listener(*clients, server, on_refused=on_refused, loads=loads, shared=bool(given), tls=tls),
             *(
-                Listener(*port, server, most=_ADMIN_CONNECTIONS, on_refused=on_refused, shared=bool(given))
+                Listener(*port, server, most=_ADMIN_CONNECTIONS, on_refused=on_refused, shared=bool(given), tls=tls)
                 for port in admin
             ),
         ]
@@ -289,7 +294,7 @@ class Application:
             for pool in self._directory.pools.values():
                 pool.relay_places = Places(settings.upstream.relay_concurrency)
         for listener in self._listeners:
-            listener.limit(settings.server)
+            listener.govern(settings.server, found.tls)
         if (had.admin_key, had.clients.authenticates) != (found.admin_key, found.clients.authenticates):
             self._gateway.admin, self._admin_port = self._admin_apps()
         self._directory.expecting = settings.awaits_endpoints
@@ -310,7 +315,7 @@ class Application:
         return main, everything
 
     def _connections(self) -> int:
-        return sum(listener.connections for listener in self._listeners)
+        return sum(listener.connections + listener.beginning for listener in self._listeners)
 
     async def _settled(self) -> None:
         """Wait until each endpoint was probed once and the tokenizers of those that answered are loaded."""

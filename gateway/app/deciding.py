@@ -19,7 +19,7 @@ class DecidingProcess(ABC):
         """Fronts of this machine that are connected."""
 
     @property
-    def port(self) -> int:
+    def where(self) -> int | str:
         """None: clients come to the fronts."""
         return 0
 

@@ -9,7 +9,7 @@ from gateway.app.chat_templates import chat_template
 from gateway.config.endpoint import EndpointSettings, TlsSettings
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, read_secret
-from gateway.endpoints.tls import ssl_context
+from gateway.config.tls import clients_context, ssl_context
 from gateway.relay.clients import Client, Clients
 
 
@@ -40,12 +40,14 @@ class Opened:
 
     Attributes:
         templates: texts of chat templates, by the models' settings.
+        tls: for connections of clients; None where they speak plain HTTP.
     """
 
     clients: Clients
     admin_key: str | None
     endpoints: Mapping[EndpointId, Access]
     templates: Mapping[str | None, str | None]
+    tls: ssl.SSLContext | None
 
 
 def opened(settings: Settings) -> Opened:
@@ -76,7 +78,15 @@ def opened(settings: Settings) -> Opened:
         read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
         endpoints,
         {model.chat_template: chat_template(model) for model in settings.models},
+        _of_clients(settings),
     )
+
+
+def _of_clients(settings: Settings) -> ssl.SSLContext | None:
+    try:
+        return clients_context(settings.server)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _context(endpoint: EndpointSettings) -> ssl.SSLContext:

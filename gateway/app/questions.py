@@ -30,7 +30,8 @@ class Questions:
         """Make an endpoint's client, in place of the one it has."""
         self.drop(endpoint)
         headers = {"authorization": f"Bearer {access.api_key}"} if access.api_key is not None else {}
-        transport = QuestionTransport(lambda: self._settings().upstream, access.tls)
+        unix = access.base_url if access.settings.unix is not None else None
+        transport = QuestionTransport(lambda: self._settings().upstream, access.tls, unix)
         client = httpx.AsyncClient(transport=transport, headers=headers, trust_env=False)
         self._clients[endpoint] = client
         return client

@@ -81,7 +81,7 @@ def demo(console: Console, host: str, port: int, *, once: bool) -> int:
 
 
 async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool) -> int:
-    log = _Quiet(SupervisionLog(engine_logs(chosen.server.port), for_people=True))
+    log = _Quiet(SupervisionLog(engine_logs(chosen.server.where), for_people=True))
     stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
     stop.listen(asyncio.get_running_loop())
     running = Deployment(Discovery(chosen), lambda _file, _changes: chosen, log, log.say, python)

@@ -2,16 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, model_validator
+from pydantic import AfterValidator, AnyUrl, BeforeValidator, Field, HttpUrl, UrlConstraints, model_validator
 
-from gateway.config.fields import Key, Section
+from gateway.config.fields import UNIX, Key, Section, unix_socket
 
 _API_PATH = re.compile(r"(?<=[^/:])/+v1(?:/+(?P<more>[^?#]+)|/*)$")
 """The part of a URL from `/v1` on."""
 _USER = re.compile(r"//.*@")
+_Url = TypeVar("_Url", bound=AnyUrl)
 
 
 class TlsSettings(Section):
@@ -38,7 +39,12 @@ def _as_pasted(url: object) -> object:
     return url[: found.start()]
 
 
-def _plain(url: HttpUrl) -> HttpUrl:
+def _or_unix(url: object) -> object:
+    """Accept a unix socket, too."""
+    return unix_socket(url) if isinstance(url, str) and url.strip().startswith(UNIX) else _as_pasted(url)
+
+
+def _plain(url: _Url) -> _Url:
     if url.username is not None or url.password is not None:
         raise ValueError("expected no user or password: give `api_key`")
     if url.query is not None or url.fragment is not None:
@@ -47,6 +53,17 @@ def _plain(url: HttpUrl) -> HttpUrl:
 
 
 BaseUrl = Annotated[HttpUrl, BeforeValidator(_as_pasted), AfterValidator(_plain)]
+_EndpointUrl = Annotated[
+    AnyUrl,
+    UrlConstraints(max_length=2083, allowed_schemes=["http", "https", "unix"]),
+    BeforeValidator(_or_unix),
+    AfterValidator(_plain),
+]
+
+
+def asked_at(base_url: str) -> str:
+    """The base URL at which an HTTP client asks an endpoint: of a unix socket any, as the client has the socket."""
+    return "http://localhost" if base_url.startswith(UNIX) else base_url
 
 
 class Reached(Section):
@@ -68,9 +85,18 @@ class Reached(Section):
 class EndpointSettings(Reached):
     """A vLLM server that already runs."""
 
-    url: BaseUrl = Field(description="Base URL; a `/v1` at its end is taken off.", examples=["http://127.0.0.1:8000"])
+    url: _EndpointUrl = Field(
+        description="Base URL; a `/v1` at its end is taken off. Or a unix socket of this machine, as "
+        "`unix:/run/vllm.sock`.",
+        examples=["http://127.0.0.1:8000"],
+    )
 
     @property
     def address(self) -> str:
-        """Its host and port, its name in logs, metrics and the admin API."""
-        return urlsplit(str(self.url)).netloc
+        """Its host and port, or unix socket: its name in logs, metrics and the admin API."""
+        return str(self.url) if self.unix is not None else urlsplit(str(self.url)).netloc
+
+    @property
+    def unix(self) -> str | None:
+        """Path of its unix socket; None where it has a host and port."""
+        return self.url.path if self.url.scheme == "unix" else None

@@ -1,5 +1,6 @@
 """The kinds of values that settings share."""
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
@@ -29,6 +30,27 @@ def usable_key(text: str) -> str:
 
 
 Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
+
+
+UNIX = "unix:"
+"""Before the path of a unix socket."""
+_SOCKET = re.compile(r"unix:(?://(?=/))?(?P<path>/(?!/)[\w./:@+,=~-]*[\w.:@+,=~-])", re.ASCII)
+_LONGEST_SOCKET = 107
+"""Most bytes of a unix socket's path in its address (sockaddr_un)."""
+
+
+def unix_socket(text: str) -> str:
+    """The unix socket in one spelling, `unix:/run/vllm.sock`.
+
+    Raises:
+        ValueError: its path is none of a socket, or is not plain.
+    """
+    found = _SOCKET.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("expected the whole path of a socket, of plain characters, as unix:/run/vllm.sock")
+    if len(found["path"]) > _LONGEST_SOCKET:
+        raise ValueError(f"expected a path of at most {_LONGEST_SOCKET} characters, the most that a socket may have")
+    return f"{UNIX}{found['path']}"
 
 
 class Section(BaseModel):

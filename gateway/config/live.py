@@ -34,6 +34,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     Needs.NOTHING: (
         *("server.max_body_bytes", "server.max_header_bytes", "server.body_timeout", "server.shutdown_timeout"),
         *("server.body_min_rate", "server.max_connections", "server.trusted_flow_header"),
+        *("server.tls_cert", "server.tls_key"),
         *("models[].endpoints[].url", "models[].endpoints[].api_key", "models[].endpoints[].api_key_file"),
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),
         *("models[].endpoints[].tls.cert_file", "models[].endpoints[].tls.key_file"),
@@ -57,7 +58,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("tier.redis", "tier.advertise", "tier.key_file", "tier.members", "tier.fallback_share"),
         *("log.level", "log.format", "log.access"),
     ),
-    Needs.RESTART: ("server.host", "server.port", "server.admin_port", "server.workers"),
+    Needs.RESTART: ("server.host", "server.socket_mode", "server.port", "server.admin_port", "server.workers"),
     Needs.ENGINE: (
         *("models[].engine.model", "models[].engine.replicas", "models[].engine.gpus", "models[].engine.share_gpu"),
         *("models[].engine.args", "models[].engine.env", "models[].engine.python"),

@@ -3,10 +3,11 @@
 The larger parts have files of their own beside this one. `sources.py` reads them from flags, environment and file.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.admission import AdmissionSettings
@@ -14,18 +15,44 @@ from gateway.config.auth import AuthSettings
 from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.engine import EngineSettings
-from gateway.config.fields import OptionalTokens, Port, Seconds, Section
+from gateway.config.fields import UNIX, OptionalTokens, Port, Seconds, Section, unix_socket
 from gateway.config.tier import TierSettings
+
+
+def _host(host: str) -> str:
+    return unix_socket(host) if host.strip().startswith(UNIX) else host
+
+
+def _mode(mode: str) -> str:
+    if not _MODE.fullmatch(mode):
+        raise ValueError('expected the mode of a file, in quotes, as "660"')
+    return mode
+
+
+_MODE = re.compile("0?[0-7]{3}")
 
 
 class ServerSettings(Section):
     """The addresses kvgate listens on, and the limits on its clients."""
 
-    host: str = Field("0.0.0.0", description="Address to listen on.")
+    host: Annotated[str, AfterValidator(_host)] = Field(
+        "0.0.0.0",
+        description="Address to listen on, or a unix socket for clients, as `unix:/run/kvgate/kvgate.sock`: then "
+        "`port` is not used, and `admin_port` is one of 127.0.0.1.",
+    )
     port: Port = Field(8080, description="Port for clients; 0 takes a free one.")
     admin_port: Port | None = Field(
         None, description="A separate port for `/metrics` and `/kvgate/*`, which then leave the main port."
     )
+    socket_mode: Annotated[str, AfterValidator(_mode)] = Field(
+        "660", description="Who may connect to the unix socket, as the file mode that it gets."
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="Certificate (PEM, with those that lead to its CA) for clients, who then use https; also on "
+        "`admin_port`.",
+    )
+    tls_key: Path | None = Field(None, description="Its key (PEM, without a password).")
     workers: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         1,
         description="Processes that read, count and stream requests. With more than one, another process decides for "
@@ -57,6 +84,24 @@ class ServerSettings(Section):
     trusted_flow_header: str | None = Field(
         None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."
     )
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> Self:
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise ValueError("`tls_cert` and `tls_key` go together: give both or none")
+        if self.tls_cert is not None and self.unix is not None:
+            raise ValueError("`tls_cert` goes with an address in `host`: nobody can listen in on a unix socket")
+        return self
+
+    @property
+    def where(self) -> int | str:
+        """The port, or the unix socket, that clients use."""
+        return self.port if self.unix is None else self.host
+
+    @property
+    def unix(self) -> Path | None:
+        """Path of the unix socket that clients use; None where they use `port`."""
+        return Path(self.host.removeprefix(UNIX)) if self.host.startswith(UNIX) else None
 
 
 class ModelSettings(Section):
@@ -183,7 +228,7 @@ class Settings(BaseSettings):
     def _distinct(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
         addresses = [endpoint.address for model in models for endpoint in model.endpoints]
         if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
-            raise ValueError(f"two endpoints cannot share a host and port: {', '.join(twice)}")
+            raise ValueError(f"two endpoints cannot share an address: {', '.join(twice)}")
         return models
 
     @property

@@ -14,6 +14,8 @@ _HELP = (
     ("SSL", "does it speak TLS? If not, write http:// in its URL"),
     ("not HTTP", "does it speak TLS? Then write https:// in its URL"),
     ("no answer within", "something takes connections there and does not answer: is it a vLLM, and is it stuck?"),
+    ("No such file", "there is no socket at that path: a vLLM makes it (`--uds`) when it starts; else check the path"),
+    ("Permission denied", "this user may not write to that socket: have both run as one user, or in one group"),
     ("cannot connect", "nothing listens there: a vLLM does when its model is loaded; else check host and port"),
     ("answered 401", "give its key in `api_key_file` of the endpoint"),
     ("answered 403", "give its key in `api_key_file` of the endpoint"),
@@ -45,6 +47,7 @@ def mistaken(url: str, models: Reply | NoReply, version: Reply | NoReply) -> str
         except UnidentifiedError as error:
             return str(error)
         return None
-    path = urlsplit(url).path.rstrip("/")
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/") if parts.netloc else ""
     where = f"; is its path right? Without it: {url.replace(path, '', 1)}" if path else ""
     return f"this is no vLLM: it knows neither /health nor /v1/models{where}"

@@ -8,7 +8,7 @@ import httpx
 import structlog
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
-from gateway.config.endpoint import EndpointSettings
+from gateway.config.endpoint import EndpointSettings, asked_at
 from gateway.config.settings import HealthSettings
 from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.health import (
@@ -93,7 +93,7 @@ class EndpointMonitor:
         self._id = endpoint_id
         self._settings = settings
         self._interval = health.interval
-        self._prober = Prober(client, str(settings.url), health.timeout, clock)
+        self._prober = Prober(client, asked_at(str(settings.url)), health.timeout, clock)
         self._listener = listener
         self._clock = clock
         self._health = Health(clock(), health.failures)
@@ -218,7 +218,7 @@ class EndpointMonitor:
     def govern(self, settings: EndpointSettings, health: HealthSettings, client: httpx.AsyncClient) -> None:
         """Use other settings and another client from now on, and probe at once."""
         self._settings = settings
-        self._prober = Prober(client, str(settings.url), health.timeout, self._clock)
+        self._prober = Prober(client, asked_at(str(settings.url)), health.timeout, self._clock)
         self._health.failures = health.failures
         self._progress.hung_after = health.hung_after
         self._hurry.set()

@@ -25,6 +25,8 @@ _FRESH = {"connection": "close", "accept-encoding": "identity"}
 uncompressed: 660 bytes compressed twice became 300 MB before their length could be checked."""
 
 _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
+_NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+"""What tells that nobody listens: at an address, at the path of a unix socket."""
 
 
 class Prober:
@@ -111,7 +113,7 @@ def _refused(error: BaseException) -> bool:
     pending: list[BaseException | None] = [error]
     while pending:
         found = pending.pop()
-        if isinstance(found, OSError) and (found.errno == errno.ECONNREFUSED or _REFUSED in str(found)):
+        if isinstance(found, OSError) and (found.errno in _NOBODY or _REFUSED in str(found)):
             return True
         if found is not None:
             pending += [found.__cause__ or found.__context__]

@@ -213,7 +213,7 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(guard)], responses=refusals)
 
     @router.post(
-        "/kvgate/endpoints/{endpoint_id}/drain",
+        "/kvgate/endpoints/{endpoint_id:path}/drain",
         summary="Send an endpoint no new requests; those on it finish.",
         responses=_UNKNOWN,
     )
@@ -221,7 +221,7 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
         return await _changed(source, endpoint_id, source.drain)
 
     @router.post(
-        "/kvgate/endpoints/{endpoint_id}/undrain",
+        "/kvgate/endpoints/{endpoint_id:path}/undrain",
         summary="Let an endpoint back as soon as a probe finds it healthy.",
         responses=_UNKNOWN,
     )
@@ -244,7 +244,9 @@ _Flow = Annotated[
 ]
 
 
-_EndpointId = Annotated[str, Path(description="As in `/kvgate/state`: host and port.", examples=["127.0.0.1:8001"])]
+_EndpointId = Annotated[
+    str, Path(description="As in `/kvgate/state`: host and port, or unix socket.", examples=["127.0.0.1:8001"])
+]
 
 
 async def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], Awaitable[None]]) -> EndpointState:

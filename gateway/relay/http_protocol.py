@@ -36,6 +36,8 @@ _NOT_HTTP = "The request is not valid HTTP."
 
 _HIGH_WATER = 64 * 2**10
 """Buffered bytes at which reading pauses."""
+_UNSENT = 64 * 2**10
+"""Bytes waiting to be encrypted at which writing pauses: as many as without TLS, where asyncio would have 512 KiB."""
 _LINGER = 2.0
 """Seconds during which a client may keep sending what is then dropped."""
 
@@ -69,6 +71,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._buffer = bytearray()
+        if self.scheme == "https":
+            transport.set_write_buffer_limits(_UNSENT)
         self._set_timer(self.head_timeout, self._overdue)
         if self.ending:
             self.shutdown()
@@ -83,9 +87,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self._read_on()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the connection
-        """Keep the connection while an answer is owed; close it if none is, or if the request is incomplete."""
+        """Keep the connection while an answer is owed; close it if none is, or if the request is incomplete.
+
+        With TLS, whose end is the end of both sides here, a client that closes its side has left.
+        """
         self._ended = True
         if self._refused or self._body is not None or self._owes_nothing():
+            return False
+        if not self.transport.can_write_eof():
+            self.transport.abort()
             return False
         self.cycle.half_closed = True
         self.cycle.message_event.set()
@@ -286,7 +296,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # else, with TLS, the answer itself says that it is the last
+            self.transport.write_eof()
         self._set_timer(linger, self.transport.close)
 
     # Timers, and the end of a process.

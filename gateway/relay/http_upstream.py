@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
+from gateway.relay.unix_connection import connect
 from gateway.relay.upstream import (
     Answer,
     ChunkSink,
@@ -22,13 +23,18 @@ from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The origin of an endpoint: its address, `Host` value, path prefix and TLS."""
+    """The origin of an endpoint: its address, `Host` value, path prefix and TLS.
+
+    Attributes:
+        unix: path of its socket, where it has no host and port.
+    """
 
     host: str
     port: int
     authority: bytes
     prefix: str
     tls: ssl.SSLContext | None
+    unix: str | None = None
 
 
 class HttpUpstream:
@@ -146,6 +152,8 @@ class HttpUpstream:
         loop, patience = asyncio.get_running_loop(), self._timeouts().connect_timeout
         try:
             async with asyncio.timeout(patience):
+                if origin.unix is not None:
+                    return await connect(origin.unix)
                 _, connection = await loop.create_connection(Connection, origin.host, origin.port, ssl=origin.tls)
         except TimeoutError:
             raise ConnectFailedError(f"no connection within {patience:g} s") from None
@@ -159,6 +167,9 @@ class HttpUpstream:
 
     def _locate(self, base_url: str) -> _Origin:
         url = urlsplit(base_url)
+        if url.scheme == "unix":
+            origin = self._origins[base_url] = _Origin("", 0, b"localhost", "", None, url.path)
+            return origin
         secure = url.scheme == "https"
         tls = self._tls.get(base_url) or ssl.create_default_context() if secure else None
         origin = _Origin(

@@ -9,13 +9,18 @@ import asyncio
 import contextlib
 import ctypes
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from typing import cast
 
 from gateway.admission.outcomes import Outcome
+from gateway.relay.accepting import Accepting
+from gateway.relay.unix_listening import UnixListening
 from gateway.wire.errors import error_answer
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a thousand clients may connect at once."""
 _RETRY_AFTER = 1.0
 """Seconds, for who has no other gateway to ask."""
 HANDSHAKES = 0.05
@@ -52,31 +57,43 @@ LAST_WORD = closing_answer(Outcome.DRAINING, "This gateway is shutting down.")
 def let_none_begin(listening: socket.socket) -> None:
     """Ignore who asks for a new connection, while those that have begun come in: nobody is between two when it closes.
 
-    Who is ignored tries again, and is refused then. The filter stays for as long as the socket is open anywhere.
+    Who is ignored tries again, and is refused then. The filter stays for as long as the socket is open anywhere. A unix
+    socket is not found any more.
     """
+    if isinstance(listening, UnixListening):
+        listening.remove()
+    if listening.family == socket.AF_UNIX:
+        return
     steps = ctypes.create_string_buffer(_FILTER, len(_FILTER))
     program = struct.pack("HP", len(_FILTER) // 8, ctypes.addressof(steps))
     with contextlib.suppress(OSError):  # without it, some microseconds are left in which a connection is lost
         listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
-async def last_call(ports: Sequence[socket.socket], backlog: int) -> None:
+async def last_call(ports: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
     """Answer the connections that nobody has accepted, and close the ports.
 
     Args:
         ports: listening sockets, from which no process accepts any more.
-        backlog: connections that may wait.
+        tls: of their clients, if any.
     """
     loop, told = asyncio.get_running_loop(), set[asyncio.BaseTransport]()
     for listening in ports:
         let_none_begin(listening)
-    servers = [await loop.create_server(lambda: _Told(told), sock=port, backlog=backlog) for port in ports]
+        listening.listen(BACKLOG)  # it may be that nobody did
+    servers = [
+        Accepting(port, lambda: _Told(told), connections=lambda: len(told), tls=lambda: tls, most=lambda: BACKLOG)
+        for port in ports
+    ]
     await asyncio.sleep(HANDSHAKES)
-    for server in servers:
+    for server, port in zip(servers, ports, strict=True):
         server.close()
+        port.close()
     deadline = loop.time() + LINGER
-    while told and loop.time() < deadline:  # noqa: ASYNC110  # connections end, which tell nobody
+    while (told or any(server.beginning for server in servers)) and loop.time() < deadline:  # noqa: ASYNC110  # they tell nobody
         await asyncio.sleep(HANDSHAKES)
+    for server in servers:
+        server.abort()
 
 
 class SentAway(asyncio.Protocol):
@@ -97,7 +114,10 @@ class SentAway(asyncio.Protocol):
         """Answer it, the first time."""
         if self._answer:
             self._transport.write(self._answer)
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:  # of TLS there is no half an end
+                self._transport.close()
             self._answer = b""
 
 

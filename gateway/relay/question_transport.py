@@ -30,16 +30,20 @@ class QuestionTransport(httpx.AsyncBaseTransport):
     Args:
         timeouts: the settings in force; they have the time to connect.
         tls: for an endpoint whose URL is https.
+        unix: base URL of an endpoint that has a unix socket. httpx knows none such: it asks at `asked_at`.
     """
 
-    def __init__(self, timeouts: Callable[[], UpstreamSettings], tls: ssl.SSLContext) -> None:
+    def __init__(self, timeouts: Callable[[], UpstreamSettings], tls: ssl.SSLContext, unix: str | None = None) -> None:
         self._upstream = HttpUpstream(timeouts)
         self._tls = tls
+        self._unix = unix
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.AsyncBaseTransport`."""
         url, extensions = request.url, request.extensions
-        origin = f"{url.scheme}://{url.netloc.decode('ascii')}"
+        origin, path = f"{url.scheme}://{url.netloc.decode('ascii')}", url.raw_path.decode("ascii")
+        if self._unix is not None:
+            origin = self._unix
         self._upstream.trust(origin, self._tls)
         silence = extensions.get("timeout", {}).get("read")
         headers = [(name, value) for name, value in request.headers.raw if name.lower() not in _OURS]
@@ -49,7 +53,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
                 answer = await self._upstream.send(
                     origin,
                     request.method,
-                    url.raw_path.decode("ascii"),
+                    path,
                     headers,
                     body,
                     connected=extensions.get("connected", _nothing),

@@ -3,20 +3,24 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import uvicorn
 
 from gateway.admission.outcomes import Outcome
+from gateway.config.fields import UNIX
 from gateway.config.settings import ServerSettings
-from gateway.relay.accepting import OneByOne
+from gateway.relay.accepting import Accepting
 from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
-from gateway.relay.last_call import HANDSHAKES, SentAway, closing_answer, let_none_begin
+from gateway.relay.last_call import BACKLOG, HANDSHAKES, SentAway, closing_answer, let_none_begin
 from gateway.relay.loads import Loads
+from gateway.relay.unix_listening import UnixListening
 from gateway.runtime.descriptors import most_connections
 
 KEEP_ALIVE = 75
@@ -27,6 +31,7 @@ IDLE_GRACE = 6.0
 SDKs) and Node's fetch do not reuse a connection idle for 5 s, so a request hardly ever crosses our closing it."""
 _CLOSING_TIMEOUT = 2
 _FULL = closing_answer(Outcome.GATEWAY_FULL, "Too many clients are connected. Please retry.")
+_LOOPBACK = "127.0.0.1"
 _REFUSED_LINGER = 1.0
 _MOST_LINGERING = 32
 _IDLE = 1.0
@@ -36,37 +41,44 @@ _MOST_LOOKED_AT = 10_000
 STALLED = 60.0
 """Seconds a client may leave its data unread before the kernel ends its connection, in any phase, also after we closed
 our side. Like nginx's `send_timeout`."""
-BACKLOG = 4096
-"""Connections that may wait to be accepted: a thousand clients may connect at once."""
 
 
 class PortTakenError(Exception):
-    """The port cannot be listened on. The message says where and why.
+    """The port, or unix socket, cannot be listened on. The message says where and why.
 
     Attributes:
-        port: its number.
+        port: its number, or the socket's path.
         option: of `kvgate serve`, that names another.
     """
 
-    def __init__(self, message: str, port: int, option: str = "--port") -> None:
+    def __init__(self, message: str, port: int | Path, option: str = "--port") -> None:
         super().__init__(message)
         self.port = port
         self.option = option
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server, with an acceptance of our own.
+
+    Args:
+        accepting: makes the acceptance from a socket, of a protocol's factory and the count of connections.
+    """
+
+    servers: list[Accepting]  # type: ignore[assignment]  # as much of a server as uvicorn uses
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        accepting: Callable[[socket.socket, Callable[[], asyncio.Protocol], Callable[[], int]], Accepting],
+    ) -> None:
+        super().__init__(config)
+        self._accepting = accepting
+        self.servers = []
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Keep uvicorn from taking the signals: a gateway drains before it stops."""
         yield
-
-
-class _OneOfSeveral(_Server):
-    """Accepts from sockets that other fronts accept from as well."""
-
-    def __init__(self, config: uvicorn.Config, loads: Loads) -> None:
-        super().__init__(config)
-        self._loads = loads
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
@@ -81,7 +93,7 @@ class _OneOfSeveral(_Server):
             return len(self.server_state.connections)
 
         await self.lifespan.startup()
-        self.servers = [OneByOne(listening, make, self._loads, connections) for listening in sockets or []]  # type: ignore[misc]
+        self.servers = [self._accepting(listening, make, connections) for listening in sockets or []]
         self.started = True
 
 
@@ -158,7 +170,7 @@ def _bounded(
 
 
 class Listener:
-    """One listening port with an ASGI application behind it.
+    """One listening port, or unix socket, with an ASGI application behind it.
 
     Args:
         app: the application.
@@ -168,6 +180,7 @@ class Listener:
         on_refused: called for each connection above the limit that no idle one gave way to.
         loads: of the fronts that serve the same socket; None where this process serves it alone.
         shared: whether another process has the socket, too, and closes the port.
+        tls: for connections from now on; None for plain HTTP.
     """
 
     def __init__(
@@ -180,8 +193,10 @@ class Listener:
         on_refused: Callable[[], None] = lambda: None,
         loads: Loads | None = None,
         shared: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._socket = listening
+        self._tls = tls
         self._shared = shared
         limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
@@ -200,21 +215,41 @@ class Listener:
             timeout_graceful_shutdown=_CLOSING_TIMEOUT,
             backlog=BACKLOG,
         )
-        self._server = _Server(config) if loads is None else _OneOfSeveral(config, loads)
+
+        def accepting(
+            listening: socket.socket, make: Callable[[], asyncio.Protocol], connections: Callable[[], int]
+        ) -> Accepting:
+            return Accepting(
+                listening,
+                make,
+                connections=connections,
+                loads=loads,
+                tls=lambda: self._tls,
+                most=lambda: self._most,
+                on_refused=on_refused,
+            )
+
+        self._server = _Server(config, accepting)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
-        return int(self._socket.getsockname()[1])
+        """The port it listens on; 0 for a unix socket."""
+        return port_of(self._socket)
 
     @property
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._server.server_state.connections)
 
-    def limit(self, settings: ServerSettings) -> None:
-        """Apply these limits on connections and sizes from now on."""
+    @property
+    def beginning(self) -> int:
+        """How many were accepted and shake hands."""
+        return sum(server.beginning for server in self._server.servers)
+
+    def govern(self, settings: ServerSettings, tls: ssl.SSLContext | None) -> None:
+        """Apply these limits on connections and sizes from now on, and this TLS to connections that come."""
+        self._tls = tls
         self._protocol.max_header_bytes = settings.max_header_bytes
         self._protocol.head_timeout = settings.body_timeout
         self._most = _most(settings, self._given_most)
@@ -247,6 +282,10 @@ class Listener:
             self._protocol.ending = True
             self._server.should_exit = True
             await self._task
+            for server in self._server.servers:
+                server.abort()
+        if isinstance(self._socket, UnixListening):
+            self._socket.remove()
 
 
 def _most(settings: ServerSettings, given: int | None) -> int:
@@ -259,16 +298,42 @@ def bind_all(settings: ServerSettings) -> list[socket.socket]:
     Raises:
         PortTakenError: a port is not free.
     """
-    ports = (settings.port,) if settings.admin_port is None else (settings.port, settings.admin_port)
+    unix = settings.unix
+    host = settings.host if unix is None else _LOOPBACK
     bound: list[socket.socket] = []
     try:
-        for port in ports:
-            bound.append(bind(settings.host, port))  # noqa: PERF401  # those before one that fails are closed
+        bound.append(bind(host, settings.port) if unix is None else bind_unix(unix, settings.socket_mode))
+        if settings.admin_port is not None:
+            bound.append(bind(host, settings.admin_port))
     except PortTakenError:
-        for listening in bound:
-            listening.close()
+        close_all(bound)
         raise
     return bound
+
+
+def close_all(bound: Iterable[socket.socket]) -> None:
+    """Close sockets that this process bound, and remove the files of unix sockets."""
+    for listening in bound:
+        if isinstance(listening, UnixListening):
+            listening.remove()
+        listening.close()
+
+
+def port_of(listening: socket.socket) -> int:
+    """Its port; 0 for a unix socket."""
+    return 0 if listening.family == socket.AF_UNIX else int(listening.getsockname()[1])
+
+
+def bind_unix(path: Path, mode: str) -> socket.socket:
+    """A unix socket for a `Listener`, with this mode, in octal digits.
+
+    Raises:
+        PortTakenError: somebody listens there, or it cannot be made.
+    """
+    try:
+        return UnixListening(path, int(mode, 8))
+    except OSError as error:
+        raise PortTakenError(f"cannot listen on {UNIX}{path}: {error.strerror}", path, "--host") from None
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -34,7 +34,8 @@ BODILESS = frozenset({204, 304})
 """Their `Content-Length` announces no body, and a 204 has none (RFC 9110, 8.6)."""
 _TCP_INFO = struct.Struct("=B119xQ")
 """`tcpi_state` and `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
-_ESTABLISHED = 1
+ESTABLISHED = 1
+"""The state of a connection in which both sides may send, as TCP_INFO tells it."""
 
 
 class _SurplusError(Exception):
@@ -114,7 +115,7 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: the connection ended before that.
         """
         state, self._acked = self._tcp_info()
-        if self._transport is None or state != _ESTABLISHED:  # the endpoint has closed it, perhaps just now
+        if self._transport is None or state != ESTABLISHED:  # the endpoint has closed it, perhaps just now
             self.untouched = True
             self.abort()
             raise ConnectionLostError(_LOST)

@@ -77,7 +77,7 @@ class Alone:
         watching = [asyncio.create_task(self._follow(hang_up)), asyncio.create_task(self._discover())]
         async with contextlib.AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(control(self._application.port, self.reload))
+                await stack.enter_async_context(control(self._application.where, self.reload))
             except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
                 _log.warning("`kvgate reload` cannot reach this kvgate, but SIGHUP can", reason=str(error))
             try:

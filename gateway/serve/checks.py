@@ -8,7 +8,7 @@ from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, read_secret
-from gateway.endpoints.tls import ssl_context
+from gateway.config.tls import expect_usable, ssl_context
 from gateway.tier.key_file import tier_key
 
 
@@ -25,6 +25,10 @@ def check(settings: Settings) -> None:
 def _faults(settings: Settings) -> Iterator[str]:
     if not settings.models:
         yield "models: there is nothing to serve; write one, as [{endpoints: [{url: http://127.0.0.1:8000}]}]"
+    try:
+        expect_usable(settings.server)
+    except ValueError as error:
+        yield str(error)
     auth = settings.auth
     yield from _of_clients(auth)
     secrets: Mapping[str, Callable[[], object]] = {

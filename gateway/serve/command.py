@@ -55,15 +55,20 @@ def serve(
         list[str] | None, typer.Argument(help="After `--`: arguments for vLLM, as `-- --max-model-len 8192`.")
     ] = None,
     endpoint: Annotated[
-        list[str] | None, typer.Option(help="URL of a vLLM that runs already; may be given several times.")
+        list[str] | None,
+        typer.Option(help="URL of a vLLM that runs already, or unix:PATH of its socket; may be given several times."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer.")] = None,
     chat_template: Annotated[
         str | None, typer.Option(help="File of the chat template that the engine uses; else the tokenizer's own.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on, or a unix socket, as unix:/run/kvgate/kvgate.sock.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for clients, who then use https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     admin_port: Annotated[int | None, typer.Option(help="A port of its own for /metrics and /kvgate/*.")] = None,
     workers: Annotated[str | None, typer.Option(help="Processes that carry requests: a number, or `auto`.")] = None,
     event_log: Annotated[Path | None, typer.Option(help="File to append the core's events to, for replay.")] = None,
@@ -80,7 +85,8 @@ def serve(
     ] = False,
 ) -> None:
     """Serve MODEL with a vLLM launched here, or front vLLMs that run already."""
-    listening = {"host": host, "port": port, "admin_port": admin_port, "workers": workers}
+    listening = {"host": host, "port": port, "tls_cert": tls_cert, "tls_key": tls_key}
+    listening |= {"admin_port": admin_port, "workers": workers}
     flags: dict[str, Any] = {"server": {name: value for name, value in listening.items() if value is not None}}
     if event_log is not None:
         flags["admission"] = {"event_log": event_log}

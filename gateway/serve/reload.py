@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,9 @@ from gateway.config.live import ANSWER, FIXED
 from gateway.config.live import Change as SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
-from gateway.relay.last_call import last_call
-from gateway.relay.server import BACKLOG, bind_all
+from gateway.config.tls import clients_context
+from gateway.relay.last_call import BACKLOG, last_call
+from gateway.relay.server import bind_all, close_all, port_of
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
@@ -408,10 +410,10 @@ class Deployment:
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
         """Handle requests of `kvgate reload`. If their socket cannot be made, SIGHUP still works."""
-        port = int(self._sockets[0].getsockname()[1])
+        where = port_of(self._sockets[0]) or self._discovery.settings.server.host
         async with contextlib.AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(control(port, self.reload))
+                await stack.enter_async_context(control(where, self.reload))
             except OSError as error:
                 self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
             yield
@@ -445,7 +447,13 @@ class Deployment:
     def _on_ended(self, role: Role) -> None:
         """Who comes after the last gateway of its port has ended does not wait for the end of all else."""
         if role is Role.GATEWAY:
-            self._last_call = asyncio.get_running_loop().create_task(last_call(self._sockets, BACKLOG))
+            self._last_call = asyncio.get_running_loop().create_task(last_call(self._sockets, self._tls()))
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """Of the clients, as far as its files can be read now."""
+        with contextlib.suppress(ValueError):
+            return clients_context(self._discovery.settings.server)
+        return None
 
     def _answered(self, gateway: str, wrong: str | None) -> None:
         answer = self._answers.get(gateway)
@@ -458,8 +466,7 @@ class Deployment:
             self._hears(text)
 
     def _close(self) -> None:
-        for listening in self._sockets:
-            listening.close()
+        close_all(self._sockets)
         if self._owner is not None:
             self._owner.close()
 

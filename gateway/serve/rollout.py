@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import HttpUrl
+from pydantic import AnyUrl
 
 from engine.program import Engine
 from gateway.config.endpoint import EndpointSettings
@@ -54,7 +54,7 @@ def fronting(settings: Settings, pending: Sequence[tuple[Engine, Engine]]) -> Se
 
     def now(endpoint: EndpointSettings) -> EndpointSettings:
         spec = stand_ins.get(endpoint.address)
-        return endpoint if spec is None else endpoint.model_copy(update={"url": HttpUrl(spec.url)})
+        return endpoint if spec is None else endpoint.model_copy(update={"url": AnyUrl(spec.url)})
 
     models = (model.model_copy(update={"endpoints": tuple(map(now, model.endpoints))}) for model in settings.models)
     return settings.model_copy(update={"models": tuple(models)})

@@ -40,9 +40,9 @@ def run_process(
 
 def way_out(error: PortTakenError) -> str:
     """The error, with who has the port and what to do."""
-    from engine.diagnosis.look import listener  # noqa: PLC0415 - a gateway that serves needs no diagnosis
+    from engine.diagnosis.look import listener, unix_listener  # noqa: PLC0415 - a gateway that serves needs no diagnosis
 
-    taken = listener(error.port)
+    taken = listener(error.port) if isinstance(error.port, int) else unix_listener(str(error.port))
     if taken is None:  # the address is not this machine's, or the port needs privileges
         other = "--host and --port" if error.option == "--port" else error.option
         return f"{error}\nListen somewhere else with {other}."

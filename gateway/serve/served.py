@@ -17,8 +17,8 @@ class Served(Protocol):
         ...
 
     @property
-    def port(self) -> int:
-        """The port clients use; 0 if it serves none."""
+    def where(self) -> int | str:
+        """The port or unix socket that clients use; 0 if it serves none."""
         ...
 
     @property

@@ -20,7 +20,7 @@ def supervise(settings: Settings, sources: Sources, discovery: Discovery, *, ver
     """Launch and watch what the settings ask for, until told to end. Returns the exit code, or exits with one."""
     configure(settings.log)
     people = for_people(settings.log)
-    log = SupervisionLog(engine_logs(settings.server.port) if people and not verbose else None, for_people=people)
+    log = SupervisionLog(engine_logs(settings.server.where) if people and not verbose else None, for_people=people)
     try:
         preflight(settings)
         for line in foreseen(settings):

@@ -19,9 +19,9 @@ _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 _log = structlog.get_logger("kvgate.supervisor")
 
 
-def engine_logs(port: int) -> Path:
-    """The folder for the logs of the engines of the kvgate that serves this port."""
-    return cache_folder() / "logs" / str(port)
+def engine_logs(where: int | str) -> Path:
+    """The folder for the logs of the engines of the kvgate that serves this port or unix socket."""
+    return cache_folder() / "logs" / str(where).replace("/", "%2F")
 
 
 class SupervisionLog:

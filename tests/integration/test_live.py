@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import shutil
+import ssl
+from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.config.live import NEEDS, Needs
@@ -12,6 +16,8 @@ from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, gateway, until
 
+TLS = ("server.tls_cert", "server.tls_key")
+CERTIFICATES = Path(__file__).parents[1] / "unit" / "config" / "certificates"
 SLOW = FakeSettings(step_seconds=0.01)
 ONE_AT_A_TIME = FakeSettings(step_seconds=0.01, max_num_seqs=1)
 
@@ -82,7 +88,8 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
         "auth": {"keys": [{"name": "k", "key_file": tmp_path / "key", "weight": 2}], "admin_key": "a"},
     }
     async with gateway(first) as running:
-        before, named = revealed(running.application.settings), {"server.trusted_flow_header"}
+        before = revealed(running.application.settings)
+        named = {"server.trusted_flow_header", *TLS}  # see below
         async with Load(str(running.client.base_url).rstrip("/")) as load:
             for mode in ("observe", "enforce") * 2:
                 told = await change(running, **{**other, "admission": {**other["admission"], "mode": mode}})
@@ -143,6 +150,38 @@ async def test_observe_for_a_moment_lets_those_who_wait_go(fakes):
         late = asyncio.create_task(running.post(tokens=5))
         await until(lambda: waits_one(running))
         assert [(await answer).status_code for answer in (*asked, late)] == [200] * 5
+
+
+async def test_tls_begins_changes_its_certificate_and_ends_and_no_connection_for_it(fakes, tmp_path):
+    files = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+
+    def put(name):
+        shutil.copy(CERTIFICATES / f"{name}.pem", files["tls_cert"])
+        shutil.copy(CERTIFICATES / f"{name}.key", files["tls_key"])
+
+    async def ready(ca):
+        trusted = ssl.create_default_context(cafile=CERTIFICATES / ca)
+        async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
+            return (await client.get(f"https://localhost:{running.port}/readyz")).status_code
+
+    put("localhost")
+    async with gateway(await fakes()) as running:
+        # Its client speaks plain HTTP on a connection that it opened before.
+        stream = asyncio.create_task(running.post(tokens=200, stream=True))
+        await until(lambda: running.application.active == 1)
+        assert (await change(running, server=files)).live == TLS
+        assert await ready("ca.pem") == 200
+        put("other")
+        await change(running)
+        assert await ready("other.pem") == 200
+        files["tls_key"].write_text("no key")
+        with pytest.raises(ConfigurationError, match=r"server\.tls_key: expected a private key in PEM"):
+            await change(running, admission={"mode": "observe"})
+        assert await ready("other.pem") == 200
+        assert running.application.settings.admission.mode == "enforce", "nothing was changed"
+        await change(running, server=dict.fromkeys(files))
+        assert (await running.post()).status_code == 200
+        assert (await stream).text.rstrip().endswith("[DONE]")
 
 
 async def waits_one(running):

@@ -279,5 +279,8 @@ async def test_the_endpoint_that_has_more_room_gets_the_request():
     settings = FakeSettings(step_seconds=0.01)
     async with FakeVllm(settings) as first, FakeVllm(settings) as second, gateway(first, second) as kvgate:
         await asyncio.gather(*(kvgate.post(tokens=1) for _ in range(2)))  # a cold engine gets one request at a time
-        await asyncio.gather(*(kvgate.post(tokens=100) for _ in range(10)))
-        assert len(first.seen) == len(second.seen) == 6
+        tasks = [asyncio.create_task(kvgate.post(tokens=1000)) for _ in range(10)]  # none ends meanwhile
+        await until(lambda: len(first.seen) + len(second.seen) == 12)
+        assert len(first.seen) == len(second.seen)
+        for task in tasks:
+            task.cancel()

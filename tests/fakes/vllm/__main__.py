@@ -18,6 +18,7 @@ def parse() -> tuple[FakeSettings, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.vllm", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one, printed on start")
+    parser.add_argument("--uds", help="path of a unix socket to listen on instead")
     parser.add_argument("--tokenizer", type=Path, help="count with the tokenizer in this folder, not by words")
     parser.add_argument("--as-vllm", action="store_true", help="pass over arguments of vLLM's that the fake lacks")
     types = typing.get_type_hints(FakeSettings)
@@ -32,14 +33,14 @@ def parse() -> tuple[FakeSettings, argparse.Namespace]:
     return FakeSettings(**{name: getattr(arguments, name) for name in names}), arguments
 
 
-async def serve(settings: FakeSettings, host: str, port: int, tokenize: Tokenize) -> None:
+async def serve(settings: FakeSettings, host: str, port: int, tokenize: Tokenize, uds: str | None) -> None:
     """Serve until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    fake = FakeVllm(settings, tokenize=tokenize)
+    fake = FakeVllm(settings, tokenize=tokenize, uds=uds)
     await fake.listen(port, host)
-    print(f"http://{host}:{fake.port}", flush=True)
+    print(fake.url if uds is not None else f"http://{host}:{fake.port}", flush=True)
     await stopped.wait()
     await fake.close()
 
@@ -52,7 +53,7 @@ def main() -> None:
         from tests.fakes.vllm.model_tokenizer import model_tokenizer
 
         tokenize = model_tokenizer(arguments.tokenizer)
-    uvloop.run(serve(settings, arguments.host, arguments.port, tokenize))
+    uvloop.run(serve(settings, arguments.host, arguments.port, tokenize, arguments.uds))
 
 
 main()

@@ -67,12 +67,18 @@ _TURNS = 4
 class FakeVllm:
     """A vLLM server without a model.
 
-    `async with FakeVllm() as fake:` listens on a free port of 127.0.0.1 and serves at `fake.url` until the block ends.
+    `async with FakeVllm() as fake:` listens on a free port of 127.0.0.1 and serves at `fake.url` until the block ends;
+    with `uds` on a unix socket of that path, as vLLM's `--uds`.
     `fake.faults.add(Fault(...))` breaks a request to come, `fake.seen` holds the requests that came.
     """
 
     def __init__(
-        self, settings: FakeSettings | None = None, *, faults: Iterable[Fault] = (), tokenize: Tokenize = tokenize_words
+        self,
+        settings: FakeSettings | None = None,
+        *,
+        faults: Iterable[Fault] = (),
+        tokenize: Tokenize = tokenize_words,
+        uds: str | None = None,
     ) -> None:
         self.settings = settings or FakeSettings()
         phases = self.settings.phases
@@ -95,6 +101,7 @@ class FakeVllm:
         self.responses: set[str] = set()
         self.gauges = Gauges()
         self.port = 0
+        self.uds = uds
         self.background: list[asyncio.Task[None]] = []
         """Controls that take time."""
         self._frozen = False
@@ -107,7 +114,7 @@ class FakeVllm:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.port}" if self.uds is None else f"unix:{self.uds}"
 
     async def __aenter__(self) -> Self:
         await self.listen(self.port)
@@ -121,6 +128,9 @@ class FakeVllm:
     async def listen(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Accept connections; after `refuse`, on the port it had."""
         loop = asyncio.get_running_loop()
+        if self.uds is not None:
+            self._server = await loop.create_unix_server(self._connect, self.uds, backlog=4096)
+            return
         self._server = await loop.create_server(self._connect, host, port or self.port, backlog=4096)
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -10,7 +10,7 @@ from gateway.app.together import Together
 from gateway.config.settings import Settings
 from tests.until import until
 
-CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
+CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 ANSWERS = {
     "/health": "",

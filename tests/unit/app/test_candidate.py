@@ -145,7 +145,7 @@ def came(number: int) -> Came:
 
 async def test_who_is_elected_decides_for_the_fronts_of_its_machine_and_of_others(world: World) -> None:
     async with world.candidate() as candidate:
-        assert (candidate.port, candidate.active, candidate.endpoints, candidate.loaded) == (0, 0, [], frozenset())
+        assert (candidate.where, candidate.active, candidate.endpoints, candidate.loaded) == (0, 0, [], frozenset())
         await until(lambda: candidate._epoch)
         here = await Front(1).at(world.socket)
         assert (await here.welcomed()).epoch == (1, candidate._election.me)

@@ -109,7 +109,7 @@ def test_every_default_is_a_valid_setting():
         ),
         ("models: [{engine: {replicas: 2}}]", "models[0].engine.model", "", "missing"),
         ("models: [{endpoints: [{url: 'http://h?k=1'}]}]", "models[0].endpoints[0].url", "", "without `?` and `#`"),
-        ("models: [{endpoints: [{url: 'https://gw/a'}, {url: 'https://gw/b'}]}]", "models", "", "port: gw"),
+        ("models: [{endpoints: [{url: 'https://gw/a'}, {url: 'https://gw/b'}]}]", "models", "", "address: gw"),
         ("models: [{endpoints: [{url: 'http://h:1'}]}, {endpoints: [{url: 'http://h:1/'}]}]", "models", "", "h:1"),
         (
             "models: [{endpoints: [{url: 'http://h', api_key: k, api_key_file: /k}]}]",

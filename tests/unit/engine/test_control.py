@@ -55,10 +55,23 @@ async def test_the_socket_of_one_that_was_killed_is_nobody():
         assert await asking() == (0, [])
         async with control(9, lambda *_: asyncio.sleep(0, 9)):
             assert await asking(port=9) == (9, [])
-            with pytest.raises(ControlError, match=r"several .*--port: 8, 9"):
+            with pytest.raises(ControlError, match=r"several .*: --port 8, --port 9"):
                 await asking()
             assert await asking(port=9) == (9, [])
         assert await asking(port=8) == (0, [])
+
+
+async def test_one_on_a_unix_socket_is_named_by_it():
+    where = "unix:/run/kvgate/kvgate.sock"
+    async with control(where, lambda *_: asyncio.sleep(0, 7)), control(8, lambda *_: asyncio.sleep(0, 8)):
+        assert await asking(port=where) == (7, [])
+        with pytest.raises(ControlError, match=f"--host {where}"):
+            await asking()
+    with pytest.raises(ControlError, match=f"no kvgate runs here on {where}"):
+        await asking(port=where)
+    for last in "ab":  # and as long a path as there is
+        async with control(f"unix:{'/folder' * 15}/{last}", lambda *_: asyncio.sleep(0, 9)):
+            assert await asking(port=f"unix:{'/folder' * 15}/{last}") == (9, [])
 
 
 async def test_who_leaves_stops_nothing():

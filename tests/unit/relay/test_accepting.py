@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.relay.accepting import OneByOne
+from gateway.relay.accepting import Accepting
 
 
 class Loads:
@@ -33,7 +33,7 @@ async def front():
         made.append(asyncio.Protocol())
         return made[-1]
 
-    accepting = OneByOne(listening, make, loads, lambda: len(made))
+    accepting = Accepting(listening, make, connections=lambda: len(made), loads=loads)
     yield SimpleNamespace(accepting=accepting, listening=listening, made=made, loads=loads)
     accepting.close()
     listening.close()

@@ -11,12 +11,12 @@ import uvloop
 from gateway.config.settings import UpstreamSettings
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
-from gateway.relay.upstream_connection import _ESTABLISHED, Connection
+from gateway.relay.upstream_connection import ESTABLISHED, Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from tests.unit.relay.endpoint import WHOLE, Server, fetch, upstream
 from tests.until import until
 
-CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
+CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_request_that_meets_the_end_of_an_idle_connection_goes_out_again(
     """The endpoint closes it as the request is sent, and never reads a byte of it."""
     if told_of == "when it is too late":  # as between two machines: the one's end and the other's request cross
         tcp_info = Connection._tcp_info
-        monkeypatch.setattr(Connection, "_tcp_info", lambda self: (_ESTABLISHED, tcp_info(self)[1]))
+        monkeypatch.setattr(Connection, "_tcp_info", lambda self: (ESTABLISHED, tcp_info(self)[1]))
 
     async def meets() -> None:
         loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ async def test_who_waits_to_be_accepted_when_a_port_closes_is_answered_once_it_a
     reader, writer = await asyncio.open_connection(*address)
     if early:
         writer.write(GET)
-    closing = asyncio.create_task(last_call([port], 8))
+    closing = asyncio.create_task(last_call([port]))
     if not early:
         await until(lambda: port.fileno() == -1)
         assert reader._buffer == b"", "nginx takes no answer before it has asked"
@@ -45,7 +45,7 @@ async def test_a_client_that_stays_does_not_keep_the_port(monkeypatch):
     monkeypatch.setattr("gateway.relay.last_call.LINGER", 0.1)
     port, address = listening()
     with socket.create_connection(address):
-        await asyncio.wait_for(last_call([port], 8), 5)
+        await asyncio.wait_for(last_call([port]), 5)
     assert port.fileno() == -1
 
 

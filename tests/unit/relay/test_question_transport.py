@@ -10,7 +10,7 @@ from gateway.config.settings import UpstreamSettings
 from gateway.relay.question_transport import QuestionTransport
 from tests.unit.relay.endpoint import CHUNKED, WHOLE, Serve, Server
 
-CERTIFICATES = Path(__file__).parents[1] / "endpoints" / "certificates"
+CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ async def test_other_limits_hold_for_what_comes_from_then_on():
     assert told == 200
     told, second = await status()
     assert told == 503
-    listening.limit(ServerSettings(max_connections=4, max_header_bytes=1000))
+    listening.govern(ServerSettings(max_connections=4, max_header_bytes=1000), None)
     told, third = await status()
     assert told == 431
     for writer in (first, second, third):

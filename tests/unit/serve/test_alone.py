@@ -19,7 +19,7 @@ ENDPOINT = {"models": [{"endpoints": [{"url": "http://a:1"}]}]}
 class Application:
     """Takes other settings, or not."""
 
-    port = 1
+    where = 1
 
     def __init__(self):
         self.settings = Settings.model_validate(ENDPOINT)

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from gateway.config.endpoint import TlsSettings
-from gateway.endpoints.tls import ssl_context
+from gateway.config.settings import ServerSettings
+from gateway.config.tls import clients_context, expect_usable, ssl_context
 
 FILES = Path(__file__).parent / "certificates"  # of localhost, by a CA of their own, good for a hundred years
 CA, CERTIFICATE, KEY = FILES / "ca.pem", FILES / "localhost.pem", FILES / "localhost.key"
@@ -66,3 +67,40 @@ async def test_a_client_certificate_is_shown(server_context):
 def test_a_file_that_cannot_be_used_is_named(files, key):
     with pytest.raises(ValueError, match=key):
         ssl_context(TlsSettings(**files))
+
+
+def server(cert, key):
+    return ServerSettings(tls_cert=FILES / cert, tls_key=FILES / key)
+
+
+def test_without_a_certificate_clients_speak_plain_http():
+    assert clients_context(ServerSettings()) is None
+    expect_usable(ServerSettings())
+
+
+@pytest.mark.parametrize(("cert", "key"), [("localhost.pem", "localhost.key"), ("other.pem", "other.key")])
+def test_a_certificate_that_clients_can_accept_is_fine(cert, key):
+    expect_usable(server(cert, key))
+    assert clients_context(server(cert, key)).minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "said"),
+    [
+        ("expired.pem", "localhost.key", r"^server.tls_cert: .*expired.pem expired at 2021-01-01 00:00 UTC: renew it$"),
+        ("future.pem", "localhost.key", r"^server.tls_cert: .*future.pem is valid from 2120-01-01 00:00 UTC on"),
+        ("localhost.pem", "other.key", r"^server.tls_key: .*other.key is not the key of the certificate in "),
+        ("localhost.pem", "locked.key", r"^server.tls_key: the key in .*locked.key has a password"),
+        ("localhost.pem", "ca.pem", r"^server.tls_key: expected a private key in PEM, .*ca.pem has none$"),
+        ("localhost.key", "localhost.key", r"^server.tls_cert: expected a certificate in PEM, "),
+        ("none.pem", "localhost.key", r"^server.tls_cert: .*none.pem cannot be read: No such file or directory$"),
+        ("localhost.pem", "none.key", r"^server.tls_key: .*none.key cannot be read: No such file or directory$"),
+    ],
+)
+def test_one_that_cannot_serve_is_explained(cert, key, said):
+    with pytest.raises(ValueError, match=said):
+        expect_usable(server(cert, key))
+
+
+def test_an_expired_one_still_serves_a_gateway_that_is_replaced():
+    assert clients_context(server("expired.pem", "localhost.key")) is not None
