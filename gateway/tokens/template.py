@@ -56,7 +56,7 @@ _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
 _ENVIRONMENT.filters["tojson"] = _to_json
 _ENVIRONMENT.globals |= {"raise_exception": _refuse, "strftime_now": _now}
 
-_CUT = "CONTINUE_FINAL_MESSAGE_TAG "
+_CUT = "THE_MODEL_GOES_ON_HERE "
 """Where a prompt ends that a model continues. A template may strip the blank at its end, as transformers expects."""
 
 
