@@ -56,8 +56,9 @@ _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
 _ENVIRONMENT.filters["tojson"] = _to_json
 _ENVIRONMENT.globals |= {"raise_exception": _refuse, "strftime_now": _now}
 
-_CUT = "THE_MODEL_GOES_ON_HERE "
-"""Where a prompt ends that a model continues. A template may strip the blank at its end, as transformers expects."""
+_CUT = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Where a prompt ends that a model continues. It is transformers' own mark, so a text that holds it is cut alike. A
+template may strip the blank at its end."""
 
 
 class ChatTemplate:
