@@ -1,10 +1,11 @@
 """The admission controller of one model. Only it changes the core's state, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
-take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule holds back its flow, the
-waiting requests of that flow are set aside, and the next flow has its turn. Any other head that is refused has its
-endpoints kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its lane may
-be backfilled. A request that would surely wait in vain is refused on arrival, any other at its deadline (`Waits`).
+take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule holds back the flow of a
+head, that flow's requests in its lane are set aside, and the next flow has its turn. Any other head that is refused has
+its endpoints kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its
+lane may be backfilled. A request that would surely wait in vain is refused on arrival; one that waits is refused when
+its deadline passes (`Waits`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +56,7 @@ from gateway.admission.view import endpoint_state, queue_state
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
 MOST_WARM = 500
-"""Most flows, and most promises, that another core is told of: the fronts are told every second what to keep for it."""
+"""Most flows, and most promises, in a `Warmth`: each second the fronts get one to keep for the next owner."""
 _ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
 
 
@@ -129,7 +130,7 @@ class AdmissionController:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle one event of time `now` (seconds, never before the last one), and return the commands.
 
-        An event changes nothing if its request or endpoint is unknown, has ended, or cannot take it in its state.
+        An event only lets time pass if its request or endpoint is unknown, has ended, or cannot take it in its state.
         """
         commands = self._commands = []
         self._handlers[type(event)](event, now)

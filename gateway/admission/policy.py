@@ -56,8 +56,8 @@ class Policy:
     """Most bytes of waiting bodies."""
     bounds: Bounds = Bounds.BOTH
     ttft_target: float | None = 5.0
-    """Seconds to the first token. A request that surely misses it is refused at once, others when it has passed.
-    None: requests wait up to `ttl`."""
+    """Seconds to the first token. A request that surely misses it is refused at once, one that waits when its queue
+    budget is used up. None: requests wait up to `ttl`."""
     bands: Mapping[int, Band] = field(default_factory=dict)
     """By band; a band without an entry has the defaults."""
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -121,7 +121,7 @@ class ModelSettings(Section):
         gt=0,
         description="Output limit of requests that have none, where a full KV cache fails all that runs "
         "(llama-server): there a request holds its limit from its start. Where not given: the context divided by the "
-        "slots, less the prompt.",
+        "slots, less the prompt, but at least a quarter of a slot's part.",
     )
     trust_remote_code: bool = Field(False, description="Load tokenizer code that a model repository brings.")
     endpoints: tuple[EndpointSettings, ...] = Field(

@@ -1,4 +1,4 @@
-"""The TLS contexts that settings name: towards an endpoint, and for clients."""
+"""The TLS contexts that settings name, towards an endpoint and for clients; the check of kvgate's own certificate."""
 
 import contextlib
 import datetime as dt

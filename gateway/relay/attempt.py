@@ -55,7 +55,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nothing has reached the client: `generate.py` may send the request again.
+    """Nothing of an answer has reached the client: `generate.py` may send the request again.
 
     Attributes:
         reason: told to the client if this was the last attempt.
@@ -97,9 +97,9 @@ class _FailedMidwayError(Exception):
 class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
-    Nothing reaches the client before the answer's first event is known to be good, so any failure until then can be
-    retried elsewhere. The `place` hears of the tokens generated so far. `made` is called before the client learns the
-    id of a stored response: it may ask for it at once.
+    Nothing of the answer reaches the client before its first event is known to be good, so any failure until then can
+    be retried elsewhere. The `place` hears of the tokens generated so far. `made` is called before the client
+    learns the id of a stored response: the client may ask for that response at once.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Attempt:
         await self._response.end(body)
 
     async def _failed_unseen(self, flight: Flight, failure: Failure) -> Settled | Again:
-        """The answer had status 200, but its first event is a failure. The client has seen nothing."""
+        """The answer had status 200 and is a failure, whole or in its first event. The client has seen none of it."""
         if failure.kind is FailureKind.BUSY:
             return Again(Back.BUSY, failure.message)
         if failure.kind is FailureKind.REFUSED:

@@ -1,4 +1,7 @@
-"""The deployment of some settings, and its change to other settings while it serves."""
+"""The deployment of some settings, and its change to other settings while it serves (SIGHUP, `kvgate reload`).
+
+It supervises processes; `alone.py` is for a gateway without a supervisor.
+"""
 
 import asyncio
 import contextlib

@@ -21,7 +21,7 @@ class EngineKind:
 
     Attributes:
         name: in the state, in logs and in docs.
-        owner: `owned_by` of its model cards, by which it is told.
+        owner: `owned_by` of its model cards, by which it is recognised.
         gauges: the route that is read at each probe.
         about: the route that tells the rest of its identity.
         loading: a text in its 503 that means "not ready yet".

@@ -1,4 +1,7 @@
-"""The engine's own token counts, read from each API's `usage` as vLLM 0.32's sources fill it."""
+"""The engine's own token counts, read from each API's `usage` as vLLM 0.32's sources fill it.
+
+`gateway.wire.request.edited` asks for them where a client does not.
+"""
 
 from dataclasses import dataclass
 

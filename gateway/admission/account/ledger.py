@@ -1,4 +1,7 @@
-"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now."""
+"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now, or will hold at most.
+
+The latter where all that runs fails once the cache is full (`Capacity.holds_limit`).
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ class Phase(Enum):
     CONFIRMED = auto()
     """It has a token, so the engine holds its blocks."""
     ABORTING = auto()
-    """Its client has left. Its blocks count until the engine has taken a step."""
+    """Its client has left. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
 
 
 _UNCONFIRMED: Final = Phase.UNCONFIRMED  # Python 3.11 looks a member up by a call, and each count asks for several
@@ -282,7 +285,10 @@ class Ledger:
             self._schedule(reservation)
 
     def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
-        """Take out a request that ended. Its true length, if known, corrects the mean delay of first tokens."""
+        """Take out a request that ended.
+
+        If it reported nothing, its true length, if known, corrects the mean delay of first tokens.
+        """
         if not reservation.streamed and not reservation.seen and completion_tokens:
             tokens = -(-completion_tokens // reservation.sequences)
             self._clock.saw_delay(self._clock.read(now) - reservation.dispatched - tokens)

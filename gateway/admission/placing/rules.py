@@ -5,9 +5,10 @@ documentation's table all come from this table. A new rule is a new row; it find
 head that is refused keeps its endpoints from other lanes and less urgent bands.
 
 A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before
-every row that keeps something, or by such a row its head would keep an endpoint that it may not use. These first rows
-are asked only while `Policy.holds_back_flows`, so a new one adds its setting there. `share` alone is the last: it holds
-back only what would go otherwise.
+every row that keeps something: else such a row could refuse its head first, and keep an endpoint that it may not use.
+These first rows are asked only while `Policy.holds_back_flows`, so a new one adds its setting there. `Ask.measure`
+is not called for them: such a row reads the request and the endpoint (`EndpointRecord.usage`). `share` alone holds back
+a flow as the last row: it refuses only what would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
