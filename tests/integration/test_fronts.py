@@ -20,7 +20,7 @@ from gateway.relay.upstream import ConnectFailedError
 from gateway.tier.link import Link
 from gateway.tier.questions import ANSWERED_WITHIN
 from tests.fakes.vllm import FakeSettings, FakeVllm
-from tests.integration.relaying import CHAT, body, events
+from tests.integration.relaying import CHAT, COMPLETIONS, body, events
 from tests.until import until
 
 
@@ -159,7 +159,8 @@ async def test_a_front_that_cannot_connect_keeps_no_other_from_the_endpoint(fake
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(made.fronts[0]._upstream, "_connect", _no_route)
             made.fronts[0]._upstream.forget(fake.url)
-            cut_off = ask(made, 0)
+            ids = body(COMPLETIONS, tokens=30, prompt=[1, 2, 3])  # no engine need be asked for their number
+            cut_off = asyncio.create_task(made.clients[0].post(COMPLETIONS, json=ids))
 
             async def waits() -> bool:
                 return await load(made) == (0, 1)
