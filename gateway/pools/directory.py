@@ -92,6 +92,11 @@ class Pool:
         """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
         return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
 
+    @property
+    def overriding(self) -> frozenset[str]:
+        """The fields in which some endpoint reads limits that its API does not have; see `EngineKind.overriding`."""
+        return frozenset[str]().union(*(KINDS[identity.kind].overriding for identity in self.identities))
+
     def default_max_tokens(self, prompt: int) -> int | None:
         """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.
 

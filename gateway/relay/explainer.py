@@ -18,6 +18,7 @@ from gateway.relay.understand import (
     counted,
     demanded,
     foreground,
+    limited_by_its_api,
     parsed,
     present,
     ttft_target,
@@ -71,6 +72,7 @@ class RelayExplainer:
         foreground(request)
         count = await counted(pool, request, _FLOW)
         present(pool)
+        limited_by_its_api(pool, request)
         key = await fingerprint(client.flow, body, plane.key)
         demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
         work = Work(request, len(body), pool, count, demand, client, target, key, most)

@@ -28,6 +28,7 @@ from gateway.relay.understand import (
     counted,
     demanded,
     foreground,
+    limited_by_its_api,
     parsed,
     present,
     ttft_target,
@@ -64,6 +65,7 @@ async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Clien
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
     exchange.count = count
+    limited_by_its_api(pool, request)
     asked, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
     exchange.demand, exchange.max_tokens = asked, most
     key = await fingerprint(client.flow, payload.data, plane.key)

@@ -119,6 +119,20 @@ def foreground(request: GenerationRequest) -> None:
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
 
 
+def limited_by_its_api(pool: Pool, request: GenerationRequest) -> None:
+    """Refuse a request whose engine would read another limit, or another number of answers, than was accounted for.
+
+    Raises:
+        RefusedError: it sets such a field.
+    """
+    if name := next((name for name in request.overriding if name in pool.overriding), None):
+        message = (
+            f"`{name}` cannot be used here: the engine would read it in place of `{request.max_tokens_field}` and `n`, "
+            "by which the request is accounted for. Set those."
+        )
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, name)
+
+
 async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCount:
     """Count its prompts.
 

@@ -27,6 +27,8 @@ class EngineKind:
         loading: a text in its 503 that means "not ready yet".
         kv_out: what it does when its KV cache runs out.
         counts: whether its own routes count all that it serves, so that no tokenizer is missed.
+        overriding: fields in which it reads the output limit or the number of answers before those that an API has for
+            them.
         clamps: whether it cuts `max_tokens` to its length; None if that is a matter of its version.
     """
 
@@ -37,15 +39,25 @@ class EngineKind:
     kv_out: KvOut
     loading: str | None = None
     counts: bool = False
+    overriding: frozenset[str] = frozenset()
     clamps: bool | None = None
 
 
 VLLM = EngineKind("vllm", "vllm", "/metrics", "/version", KvOut.PREEMPT)
 LLAMA_SERVER = EngineKind(
-    "llama-server", "llamacpp", "/slots", "/props", KvOut.KILL_ALL, loading="Loading model", counts=True, clamps=True
+    "llama-server",
+    "llamacpp",
+    "/slots",
+    "/props",
+    KvOut.KILL_ALL,
+    loading="Loading model",
+    counts=True,
+    overriding=frozenset({"n_predict", "n_cmpl", "max_completion_tokens"}),
+    clamps=True,
 )
 """llama.cpp's server, as builds of November 2026 answer. Without `-np` its slots share one cache, and when it overflows
-every request that runs gets "Context size has been exceeded." (measured)."""
+every request that runs gets "Context size has been exceeded." (measured). So are its fields, on all routes but
+`/v1/messages`."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER)}
 _BY_OWNER = {kind.owner: kind for kind in KINDS.values()}

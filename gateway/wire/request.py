@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.wire.engine_kinds import KINDS
 from gateway.wire.shown import shown
 
 INLINE_BYTES = 2**20
@@ -86,6 +87,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its body has a `priority`, even null."""
     names_ids: bool
     """Whether its body has a field of token ids (`IdsField`), even null."""
+    overriding: tuple[str, ...] = ()
+    """The fields it sets that some kind of engine reads in place of this API's own (`EngineKind.overriding`)."""
     repeated_bytes: int = 0
     """Bytes that counting handles besides the body: each conversation of a batch brings the shared fields again."""
 
@@ -141,7 +144,8 @@ _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
     "tools", "background", "stream_interval", "echo", "vllm_xargs",
 )  # fmt: skip
-_FIELDS = _undecoded(*_READ, *REFUSED_FIELDS)
+_OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
+_FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
 _MODEL = _undecoded("model")
 _PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -192,6 +196,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         stream_options=bytes(_raw(fields, "stream_options")),
         names_priority=_raw(fields, "priority") is not _ABSENT,
         names_ids=any(_raw(fields, name) is not _ABSENT for name in _IDS),
+        overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
 

@@ -27,6 +27,7 @@ from gateway.relay.plane import Plane
 from gateway.relay.upstream import ChunkSink, Drained, Sink
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
+from gateway.wire.engine_kinds import VLLM
 from gateway.wire.token_ids import IdsField
 from tests.fakes.paired import paired
 
@@ -250,9 +251,9 @@ class FakePlane:
         self.directory.add(endpoint)
         return endpoint
 
-    def up(self, name: str, *, model: str = "m", sequences: int = 1) -> None:
+    def up(self, name: str, *, model: str = "m", sequences: int = 1, kind: str = VLLM.name) -> None:
         """The endpoint takes traffic for a model, so many sequences at a time."""
-        who = Identity(names=(model,), loras=(), root=None, max_model_len=100, version="0.32.0")
+        who = Identity(names=(model,), loras=(), root=None, max_model_len=100, version="0.32.0", kind=kind)
         self.cores.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
 
     @property

@@ -247,6 +247,14 @@ async def test_where_a_full_cache_kills_all_a_request_without_a_limit_gets_its_s
     assert vllm.pool.default_max_tokens(30) == 70, "the least of all that may serve it"
 
 
+async def test_where_one_engine_reads_other_limits_its_pool_says_so(world):
+    first, second = world.add("a"), world.add("b")
+    world.up(first, identity("m"))
+    assert first.pool.overriding == set()
+    world.up(second, llama("m"))
+    assert "n_predict" in first.pool.overriding
+
+
 async def test_a_configured_default_limit_goes_before(world):
     one = world.add("a")
     one.settings = one.settings.model_copy(update={"default_max_tokens": 9})

@@ -193,6 +193,17 @@ async def test_generation_in_the_background_is_refused(plane):
     assert (client.status, error(client)["param"]) == (400, "background")
 
 
+async def test_no_client_gets_a_llama_server_to_generate_more_than_was_accounted_for(plane):
+    plane.up("a", kind="llama-server")
+    for path, body in (
+        ("/v1/chat/completions", asked(n_predict=90)),
+        ("/v1/completions", asked(prompt="x", max_completion_tokens=90)),
+    ):
+        client = await plane.ask(body, path=path).ended()
+        assert (client.status, error(client)["code"]) == (400, "forbidden_field")
+    assert plane.sent == []
+
+
 async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane):
     async def count(*_args, **_more):
         plane.cores.remove(EndpointId("a"))

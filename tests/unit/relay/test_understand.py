@@ -14,6 +14,7 @@ from gateway.relay.understand import (
     demanded,
     foreground,
     limit,
+    limited_by_its_api,
     parsed,
     present,
     room,
@@ -28,6 +29,7 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.features import Kind
 from gateway.tokens.pool import CountingPool
+from gateway.wire.engine_kinds import LLAMA_SERVER
 from gateway.wire.request import INLINE_BYTES, Api, InvalidRequestError, parse
 
 
@@ -105,6 +107,14 @@ def test_what_the_ledger_would_not_see_is_refused():
     assert refusal(foreground, parse(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
     foreground(parse(Api.RESPONSES, b'{"background":false}'))
     foreground(parse(Api.CHAT, b'{"background":true}'))
+
+
+@pytest.mark.parametrize("field", ["n_predict", "n_cmpl"])
+def test_a_limit_that_only_the_engine_would_read_is_refused_where_it_reads_it(field):
+    request = parse(Api.CHAT, b'{"max_tokens":1,"%b":100000}' % field.encode())
+    refused = refusal(limited_by_its_api, SimpleNamespace(overriding=LLAMA_SERVER.overriding), request)
+    assert (refused.outcome, refused.param) == (Outcome.FORBIDDEN_FIELD, field)
+    limited_by_its_api(SimpleNamespace(overriding=frozenset()), request)
 
 
 @pytest.mark.parametrize("blanks", [0, INLINE_BYTES])

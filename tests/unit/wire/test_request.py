@@ -409,3 +409,17 @@ def test_an_output_limit_is_set_where_the_client_set_none(api, written):
     after = parse(api, edited(given.body, given, Edits(usage=False, priority=0, max_tokens=7)))
     assert after.max_tokens == 7
     assert fields(after, after.max_tokens_field) == fields(given, after.max_tokens_field)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "found"),
+    [
+        (Api.CHAT, {"n_predict": 5, "n_cmpl": 2}, ("n_cmpl", "n_predict")),
+        (Api.CHAT, {"n_predict": None, "max_completion_tokens": 5}, ()),
+        (Api.COMPLETIONS, {"max_completion_tokens": 5}, ("max_completion_tokens",)),
+        (Api.RESPONSES, {"max_completion_tokens": 5, "max_output_tokens": 1}, ("max_completion_tokens",)),
+        (Api.CHAT, {"n_predict": "x" * 10_000}, ("n_predict",)),
+    ],
+)
+def test_fields_that_an_engine_may_read_in_place_of_its_apis_are_found(api, fields, found):
+    assert parse(api, json.dumps(fields).encode()).overriding == found
