@@ -37,7 +37,7 @@ def llama_server_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
         return EngineWork((EngineCall(route, body),), _PLAIN, Kind(api))
     if api is not Api.COMPLETIONS:
         raise NeedsEngineError(f"llama-server has no route that counts {api.value}")
-    texts = text_prompt(fields)
+    texts = text_prompt({"prompt": fields.get("prompt")})  # it reads no option of its encoding, whatever that is
     prompts = tuple(
         len(prompt)
         if isinstance(prompt, list)

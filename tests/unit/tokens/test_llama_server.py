@@ -32,6 +32,13 @@ def test_texts_are_tokenized_one_by_one_as_its_completions_read_them_and_ids_are
     assert llama_server_work(Api.COMPLETIONS, b'{"prompt":[1,2,3]}', FAR).prompts == (3,)
 
 
+@pytest.mark.parametrize("option", ["add_special_tokens", "truncate_prompt_tokens"])
+@pytest.mark.parametrize("value", [False, 1, "x", []])
+def test_no_option_that_it_does_not_read_keeps_a_text_from_being_counted(option, value):
+    plain = llama_server_work(Api.COMPLETIONS, b'{"prompt":"a b"}', FAR)
+    assert llama_server_work(Api.COMPLETIONS, json.dumps({"prompt": "a b", option: value}).encode(), FAR) == plain
+
+
 def test_no_route_counts_a_batch():
     with pytest.raises(NeedsEngineError, match="batch"):
         llama_server_work(Api.BATCH, b'{"messages":[[]]}', FAR)
