@@ -1,5 +1,6 @@
 """One kvgate for the whole suite, in front of a fake vLLM with a real tokenizer and of an engine that is hostile."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         attacked = Target(process, hostile)
         try:
             attacked.wait_ready({"local", "engine"})
+            large = {"model": "fake", "messages": [{"role": "user", "content": "a " * 50_000}]}
+            attacked.post("/v1/chat/completions", json.dumps(large).encode())  # starts the process for such bodies
             attacked.wait_settled()
             yield attacked
         finally:

@@ -43,7 +43,7 @@ def test_a_model_awaits_endpoints_until_one_is_found():
 
 def test_no_two_endpoints_have_one_address():
     models = [{"endpoints": [{"url": "http://h:1"}]}, {"endpoints": [{"url": "http://h:1/gw"}]}]
-    with pytest.raises(ValidationError, match="two endpoints cannot share a host and port: h:1"):
+    with pytest.raises(ValidationError, match="two endpoints cannot share an address: h:1"):
         Settings.model_validate({"models": models})
 
 
