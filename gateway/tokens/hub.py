@@ -27,6 +27,13 @@ def hub_answers() -> bool:
     return True
 
 
+def missed(error: Exception) -> bool:
+    """Whether an error of `fetched` says that nothing is cached here."""
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+
+    return isinstance(error, LocalEntryNotFoundError)
+
+
 def fetched(name: str, *, offline: bool) -> Path:
     """The folder with a hub id's files, brought up to date unless `offline`. Raises whatever its client raises."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415

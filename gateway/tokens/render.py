@@ -17,7 +17,7 @@ import jinja2
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.fast_tokenizer import FastTokenizer, UnlikeError
-from gateway.tokens.hub import fetched, hub_answers
+from gateway.tokens.hub import fetched, hub_answers, missed
 from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
@@ -310,12 +310,12 @@ def _load(source: TokenizerSource) -> Renderer:
     except TokenizerUnavailableError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0][:200]
+        said = str(error).partition("\n")[0][:200]
+        reason = "its files are not cached here" if missed(error) else f"{type(error).__name__}: {said}"
         if offline:
             reason += " (the hub is out of reach: only what is cached here was looked at)"
         raise TokenizerUnavailableError(
-            f"the tokenizer of {source.name} cannot be loaded: {type(error).__name__}: {reason}; {_OTHERWISE}",
-            passes=lacking(error),
+            f"the tokenizer of {source.name} cannot be loaded: {reason}; {_OTHERWISE}", passes=lacking(error)
         ) from error
 
 

@@ -56,9 +56,9 @@ class Terminal:
 
     def ended(self, within: float = PATIENCE) -> int:
         """Its exit code; it has to end in so many seconds."""
-        deadline = time.monotonic() + within
+        deadline = unhindered() + within
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it runs on:\n{self.text}"
+            assert unhindered() < deadline, f"it runs on:\n{self.text}"
             self._read(0.05)
         while self._read(0.0):
             pass

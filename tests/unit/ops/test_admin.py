@@ -275,7 +275,7 @@ async def test_other_paths_and_methods_are_refused_in_openai_shape(open_admin):
     assert_error(await open_admin.get("/livez/"), 404, "not_found")
     answer = await open_admin.delete("/kvgate/state")
     assert_error(answer, 405, "method_not_allowed")
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
     assert_error(await open_admin.get("/readyz?strict=perhaps"), 400, "invalid_request")
 
 
