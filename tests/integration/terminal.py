@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.clock import unhindered
+
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PATIENCE = 120.0
 
