@@ -378,8 +378,8 @@ class WholeTier(RuleBasedStateMachine):
         """When an owner said something last."""
         self.declared: dict[Epoch, set[str]] = {}
         """The gateways that have declared all they have to an owner, ever."""
-        self.known: dict[Epoch, set[str]] = {}
-        """Those that an owner knew of when its reign began."""
+        self.known: dict[Epoch, dict[str, str]] = {}
+        """Those that an owner knew of when its reign began: the machine of each. One that restarts is another."""
         self.began: dict[Epoch, float] = {}
         self.foreign = 0
         """Blocks of the engine that others hold, who come to it directly."""
@@ -632,10 +632,10 @@ class WholeTier(RuleBasedStateMachine):
         assert len(owner.held) <= most
         self.within_the_gauge(owner, view.share)
         self.note(speaker)
-        unheard = self.known[view.epoch] - self.declared[view.epoch] - {speaker.machine}
         if self.world.now - self.began[view.epoch] < 2 * GAUGES * (1 - DRIFT) and view.standing.value == "owning":
-            present = {member.address.partition(":")[0] for member in self.redis.kept.members.values()}
-            kept = len(unheard & present) / len(MACHINES)
+            known = self.known[view.epoch]
+            present = {known[name] for name in known.keys() & self.redis.kept.members.keys()}
+            kept = len(present - self.declared[view.epoch] - {speaker.machine}) / len(MACHINES)
             assert len(owner.held) <= max(1, PLACES * (1 - kept) + 1e-9), "what others may still hold is not kept back"
 
     def within_the_gauge(self, owner: Owner, share: float) -> None:
@@ -654,7 +654,9 @@ class WholeTier(RuleBasedStateMachine):
         epoch = its._campaign.view.epoch if candidate.decides else None
         if epoch is not None and epoch not in self.began:
             self.began[epoch] = self.world.now
-            self.known[epoch] = {m.address.partition(":")[0] for m in self.redis.kept.members.values()}
+            kept = its._campaign._election._kept
+            members = {} if kept is None else kept.members
+            self.known[epoch] = {name: member.address.partition(":")[0] for name, member in members.items()}
         if its._reign is not None and its._epoch is not None:
             declared = self.declared.setdefault(its._epoch, set())
             declared |= {s.machine.partition(":")[0] for s in its._reign.hall.seats if s.declared and s.machine}
