@@ -88,11 +88,19 @@ async def control(where: int | str, act: Act) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            await _turns()  # what was accepted just now becomes a conversation, or nobody would close its socket
             server.close()
             path.unlink(missing_ok=True)
             for task in conversations:
                 task.cancel()
             await asyncio.gather(*conversations, return_exceptions=True)
+            await _turns()
+
+
+async def _turns() -> None:
+    """Let a few turns of the event loop pass: asyncio takes so many to make or end a connection."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 def ask(request: Reload, where: int | str | None, on_line: Say) -> int:
