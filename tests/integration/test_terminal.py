@@ -85,7 +85,7 @@ def streaming(port, tokens=4000):
 @pytest.mark.parametrize("library", ["_socket", "uvloop", "pydantic_core", "httptools"])
 @pytest.mark.parametrize(
     "command",
-    ["serve m", "serve --endpoint http://127.0.0.1:9", "demo", "plan m", "doctor", "simulate --trace t", "reload"],
+    ["serve m", "serve --endpoint http://127.0.0.1:9", "demo", "plan m", "doctor", "simulate --trace t"],
 )
 def test_ctrl_c_while_it_is_being_imported_is_one_line(command, library, tmp_path):
     environ = {"KVGATE_CACHE": str(tmp_path)}
