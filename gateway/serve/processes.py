@@ -1,4 +1,4 @@
-"""How many processes carry and decide, and what one is told beside its settings."""
+"""The number of processes that carry and decide, and what one is told beside its settings."""
 
 import os
 

@@ -12,6 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from tests.integration.relaying import fake_processes
+
 ROOT = Path(__file__).parents[2]
 _TIMEOUT = 120.0
 _AT_REST = 0.02
@@ -190,3 +192,24 @@ def _size(received: bytearray) -> int | None:
         if line.startswith(b"content-length:"):
             return head + 4 + int(line.split(b":")[1])
     return None
+
+
+@contextlib.contextmanager
+def attacked(folder: Path, template: str, log: Path, *options: str) -> Iterator[Target]:
+    """A gateway in front of a fake vLLM, both with the tokenizer in this folder and a chat template of ours."""
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    with fake_processes(1, "--tokenizer", str(folder), *options) as [(url, _)]:
+        settings = {
+            "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, "state_dir": "none"},
+            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
+            "log": {"format": "json"},
+        }
+        process = launch(settings, log)
+        try:
+            target = Target(process, None)
+            target.wait_ready({"local"})
+            yield target
+        finally:
+            process.terminate()
+            process.communicate()

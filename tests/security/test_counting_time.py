@@ -10,9 +10,7 @@ import pytest
 
 from gateway.tokens.interruption import LONGEST
 from tests.fakes.tokenizer import make_tokenizer
-from tests.integration.relaying import fake_processes
-from tests.security.hostile import Hostile
-from tests.security.target import Target, launch, request
+from tests.security.target import Target, attacked, request
 
 pytestmark = pytest.mark.slow
 
@@ -31,25 +29,9 @@ MESSAGE = {"role": "system", "content": "x" * 20}
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": SQUARE}))
-    hostile = Hostile()
-    with fake_processes(1, "--tokenizer", str(folder)) as [(url, _)]:
-        settings = {
-            "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, "state_dir": "none"},
-            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
-            "log": {"format": "json"},
-        }
-        process = launch(settings, tmp_path_factory.mktemp("kvgate") / "log")
-        try:
-            attacked = Target(process, hostile)
-            attacked.wait_ready({"local"})
-            assert attacked.post(CHAT, asked([MESSAGE] * 2000)).status in (200, 400), "its counting process is there"
-            yield attacked
-        finally:
-            process.terminate()
-            process.communicate()
-            hostile.close()
+    with attacked(folder, SQUARE, tmp_path_factory.mktemp("kvgate") / "log") as target:
+        assert target.post(CHAT, asked([MESSAGE] * 2000)).status in (200, 400), "its counting process is there"
+        yield target
 
 
 def asked(messages: list[object]) -> bytes:

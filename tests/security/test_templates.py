@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fakes.tokenizer import make_tokenizer
-from tests.integration.relaying import fake_processes
-from tests.security.hostile import Hostile
-from tests.security.target import Answer, Target, launch
+from tests.security.target import Answer, Target, attacked
 
 pytestmark = pytest.mark.slow
 
@@ -32,26 +30,10 @@ FUNCTION = {"type": "function", "name": "f"}
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    hostile = Hostile()
-    with fake_processes(1, "--tokenizer", str(folder), *SIZES) as [(url, _)]:
-        settings = {
-            "server": {"host": "127.0.0.1", "port": 0, "body_timeout": 20, "state_dir": "none"},
-            "models": [{"tokenizer": str(folder), "endpoints": [{"url": url}]}],
-            "log": {"format": "json"},
-        }
-        process = launch(settings, tmp_path_factory.mktemp("kvgate") / "log")
-        try:
-            attacked = Target(process, hostile)
-            attacked.wait_ready({"local"})
-            assert attacked.post(CHAT, ended(MB, 1)).status == 400, "its counting process is there"
-            attacked.wait_settled()
-            yield attacked
-        finally:
-            process.terminate()
-            process.communicate()
-            hostile.close()
+    with attacked(folder, TEMPLATE, tmp_path_factory.mktemp("kvgate") / "log", *SIZES) as target:
+        assert target.post(CHAT, ended(MB, 1)).status == 400, "its counting process is there"
+        target.wait_settled()
+        yield target
 
 
 def encoded(**fields: object) -> bytes:
