@@ -1,16 +1,22 @@
 # Two commands matter: `make demo` runs kvgate on a real model, `make test` runs everything that can be tested here.
+# `make demo ENGINE=llama` needs no GPU and a tenth of the download.
 
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+ENGINE ?= vllm
 # Tests start some hundreds of processes; what is compiled once need not be compiled by each.
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
+# What the demo needs, without the tools of development.
+DEMO := .venv/.demo
 
-.PHONY: demo test check quick coverage proof wheel format docs lock clean
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-demo: $(READY)
-	$(BIN)/kvgate demo $(ARGS)
+.PHONY: demo test check quick coverage proof wheel format docs site screenshots manifest lock clean
+
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
+	$(BIN)/kvgate demo --engine $(ENGINE) $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
@@ -24,6 +30,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m docs.site
 
 quick: $(READY)
 	$(BIN)/pytest -m "not engine and not network and not slow and not proof" -n 3 -q
@@ -49,6 +56,20 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.generate
 
+# The pages as a site, in build/site. They can be read from the disk; the search needs a server:
+# python3 -m http.server --directory build/site
+site: $(READY)
+	$(BIN)/python -m docs.site
+
+# deploy/kubernetes/kvgate.yaml: the chart with its defaults.
+manifest: $(READY)
+	$(BIN)/python -m tests.deploy.helm
+
+# Of the live page, in a real browser, under a real overload.
+screenshots: $(READY)
+	$(BIN)/python -m docs.screenshots
+	$(BIN)/python -m docs.screenshot_of_top
+
 # `make lock ARGS=--upgrade` takes the newest of everything; without it only what pyproject.toml changed does.
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
@@ -56,15 +77,26 @@ lock: $(READY)
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(LOCK) $(ARGS) pyproject.toml --extra dev --output-file requirements/dev.txt
 	$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/image.txt
+	printf 'setuptools\n' | $(LOCK) pyproject.toml - --extra demo --extra llama --constraint requirements/dev.txt \
+		--output-file requirements/demo.txt
 	printf 'setuptools\nmypy\n' | $(LOCK) - --constraint requirements/dev.txt --output-file requirements/build.txt
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-$(READY): requirements/dev.txt pyproject.toml
+.venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvgate needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(READY): requirements/dev.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate and its tools into .venv"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(INSTALL) --require-hashes --requirement requirements/dev.txt
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Modules are compiled when they are imported: the demo imports few of them.
+$(DEMO): requirements/demo.txt pyproject.toml | .venv/bin/pip
+	@echo "installing kvgate into .venv"
+	@$(INSTALL) --no-compile --require-hashes --requirement requirements/demo.txt
+	@$(INSTALL) --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@

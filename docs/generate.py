@@ -13,14 +13,31 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
+from docs.dashboards import dashboards
 from engine.diagnosis import table
 from engine.plan import report
+from engine.plan.ladder import STEPS
+from engine.plan.llama.planner import WAYS
 from engine.plan.remedies import REMEDIES
 from gateway.admission.decide import REASONS
-from gateway.admission.outcomes import Outcome
+from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.admission.placing.rules import RULES
 from gateway.config.live import NEEDS, every, inner_section
 from gateway.config.settings import Settings
+from gateway.ops.pictures.broadcast import KEPT, MOST
+from gateway.ops.pictures.picture import (
+    Changes,
+    Endpoint,
+    Flow,
+    Gauge,
+    Model,
+    Picture,
+    Point,
+    Quantiles,
+    Request,
+    Sign,
+    Split,
+)
 from gateway.relay.routes import NOT_SERVED, ROUTES, Action
 from gateway.tokens.fields import PROMPT_FIELDS, Use
 from gateway.wire.errors import REFUSALS
@@ -42,15 +59,50 @@ _HEADERS = (
         "the request",
         "Milliseconds it can wait for a first token, in place of `admission.ttft_target`. Also `x-llm-d-slo-ttft-ms`.",
     ),
+    (
+        "x-kvgate-fallback",
+        "the request",
+        "`allow`: another model may answer where this one cannot in time or in length (`models[].fallbacks`).",
+    ),
+    (
+        "x-kvgate-fallback",
+        "the answer",
+        "What answers instead: a model's name, or the host of a server elsewhere.",
+    ),
     ("x-kvgate-prompt-tokens", "the answer", "Tokens of the prompt, as counted before it was admitted."),
     (
         "x-kvgate-counted",
         "the answer",
-        "Who counted them: `local` (kvgate, as the engine does), `engine`, or `estimate`: then nobody knows exactly.",
+        "Who counted them: `local` (kvgate, as the engine does), `engine`, `estimate`, or `bound` (at most so many).",
     ),
+    ("x-kvgate-max-tokens", "the answer", "The output limit that kvgate set ([when](engines.md))."),
     ("x-kvgate-queue-ms", "the answer", "Milliseconds it waited. Not behind a heartbeat: it is not known by then."),
     ("x-kvgate-endpoint", "the answer", "The endpoint that answers. Not behind a heartbeat either."),
-    ("x-kvgate-reason", "a refusal", "The outcome, of the table below."),
+    ("x-kvgate-reason", "a refusal", "The outcome: one of the table below."),
+    (
+        "x-llm-d-request-dropped-reason",
+        "a refusal",
+        "llm-d's word, if it has one: `rejected-saturated`, `rejected-ttl-expired` or `rejected-shutting-down`.",
+    ),
+)
+_EDITS = (
+    (
+        "`stream_options.include_usage`",
+        "A stream of chat or completions whose client does not ask for usage. The event with it is taken out again.",
+    ),
+    ("`priority`", "The client's value is not a band that its key allows; or there is none, and the band is not 0."),
+    (
+        "`max_tokens` (`max_completion_tokens`, `max_output_tokens`)",
+        "The request has no limit, and its key has one; or its engine fails all that runs once the cache is full.",
+    ),
+    (
+        "`kv_transfer_params.prompt_token_ids`, `prompt_token_ids`",
+        "The engine takes token ids, and gets those that were counted (`counting.hand_over_from`).",
+    ),
+    (
+        "`model`",
+        "Another model answers (`models[].fallbacks`). A server elsewhere gets no `priority` and no token ids.",
+    ),
 )
 _ACTIONS = {
     Action.ADMIT: "counted, admitted, streamed",
@@ -91,35 +143,76 @@ def configuration() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _events() -> list[str]:
+    """What `/kvgate/events` sends."""
+    lines = [
+        "## Events",
+        "",
+        "`GET /kvgate/events` sends server-sent events, at most two a second. Any worker, any gateway of a tier",
+        "sends what the process that decides sees. Nothing is computed while nobody reads. A reader that is behind by",
+        f"more than {KEPT} events gets a new `snapshot`; {MOST} may read from one process at once, and one address",
+        "leaves room for others.",
+        "",
+        "| event | data |",
+        "|---|---|",
+        "| `snapshot` | The first event: a whole picture, with its history of 15 minutes. Replace what you have. |",
+        "| `changes` | What differs: `requests` that do, by `key`; `order`, the keys of all; `points` to be added. |",
+        "| `silence` | The process that decides does not answer now. A `snapshot` follows when one does. |",
+        "",
+        "Times are seconds since 1970 on the clock of the process that decides, as is `at`: show `at - since`, and",
+        "your clock does not matter. Shares are of 1. A field that has its default is left out. `points` and the",
+        "gauges in them are arrays, in the order of their fields. Nothing has text of a prompt or an answer. The",
+        "meaning and the default of each field: [`picture.py`](../gateway/ops/pictures/picture.py), whose `changed`",
+        "makes the next picture from the one before.",
+        "",
+        "| part | fields |",
+        "|---|---|",
+    ]
+    parts = (Picture, Changes, Sign, Endpoint, Split, Model, Flow, Quantiles, Request, Point, Gauge)
+    lines += [f"| `{part.__name__}` | {', '.join(f'`{name}`' for name in part.__struct_fields__)} |" for part in parts]
+    return [*lines, ""]
+
+
 def interface() -> str:
     """The routes, and how every request can end."""
     lines = ["# Routes and outcomes", "", "Generated from the code's own tables by `make docs`.", "", "## Routes", ""]
-    lines += ["| method | path | what becomes of it |", "|---|---|---|"]
+    lines += ["| method | path | what kvgate does |", "|---|---|---|"]
     lines += [f"| {route.method} | `{route.path}` | {_ACTIONS[route.action]} |" for route in ROUTES]
     lines += [
         "",
         "Health, metrics and administration (`/livez`, `/readyz`, `/health`, `/version`, `/metrics`, `/kvgate/state`,",
-        "`/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/explain`) are described by kvgate's own `/docs`. Any",
-        "other path is answered with 404, another method with 405 and `Allow`. HEAD is answered as GET, without the",
-        "body. What changes something (`drain`, `undrain`) needs the admin key; without one it is taken only from a",
-        "loopback address, for a loopback host, not through a proxy nor from a web page of somebody else.",
+        "`/kvgate/events`, `/kvgate/endpoints/{id}/drain` and `/undrain`, `/kvgate/adapters/load` and `/unload`,",
+        "`/kvgate/explain`) are described by kvgate's own `/docs`. Any other path is answered with 404, another method",
+        "with 405 and `Allow`.",
+        "HEAD is answered as GET, without the body. The routes that change something (`drain`, `undrain`, `load`,",
+        "`unload`) need the admin key. If none is configured, they are open to this machine only: to a loopback",
+        "address that asks for a loopback host, neither through a proxy nor from another site's web page.",
         "",
         "| routes of vLLM 0.32 that are not served | why |",
         "|---|---|",
         *(f"| {', '.join(f'`{path}`' for path in paths)} | {reason} |" for paths, reason in NOT_SERVED),
         "",
+        *_events(),
         "## Fields that bring a prompt",
         "",
-        "Every field of vLLM 0.32's requests by which a prompt can come in, or which decides what is made of it.",
+        "Every field of vLLM 0.32's requests that brings a prompt, or changes what becomes of it.",
         "",
         "| API | counted as the engine counts | counted by the engine | estimated | refused |",
         "|---|---|---|---|---|",
         *(_uses(api) for api in Api),
         "",
+        "## Edits of the body",
+        "",
+        "An endpoint gets the client's own bytes, except for these fields.",
+        "",
+        "| field | when it is set |",
+        "|---|---|",
+        *(f"| {field} | {when} |" for field, when in _EDITS),
+        "",
         "## Headers",
         "",
-        "Of the APIs whose requests are counted. An endpoint gets none of these, and its own headers that begin",
-        "with `x-kvgate-` are dropped. `x-request-id` is the client's own, or a new one.",
+        "For the APIs whose requests are counted. An endpoint gets none of them, and clients get none that an",
+        "endpoint sends under `x-kvgate-`. `x-request-id` is the client's own, or a new one.",
         "",
         "| header | of | meaning |",
         "|---|---|---|",
@@ -128,17 +221,19 @@ def interface() -> str:
         "## Outcomes",
         "",
         "Every request ends in exactly one outcome: the label of `kvgate_requests_total`, `outcome` in the access log.",
+        "Before one with `yes` under `fallback`, the model's fallbacks are asked, if client and operator allow it.",
         "",
-        "| outcome | status | error code | retry |",
-        "|---|---|---|---|",
+        "| outcome | status | error code | retry | fallback |",
+        "|---|---|---|---|---|",
     ]
     for outcome in Outcome:
         refusal = REFUSALS.get(outcome)
         if refusal is None:
-            lines.append(f"| `{outcome}` | the endpoint's | - | - |")
+            lines.append(f"| `{outcome}` | the endpoint's | - | - | - |")
         else:
             retry = "`Retry-After` where it is known" if refusal.retry else "`x-should-retry: false`"
-            lines.append(f"| `{outcome}` | {refusal.status} | `{refusal.code}` | {retry} |")
+            fallback = "yes" if outcome in BEYOND_ITS_MODEL else "-"
+            lines.append(f"| `{outcome}` | {refusal.status} | `{refusal.code}` | {retry} | {fallback} |")
     return "\n".join(lines) + "\n"
 
 
@@ -202,8 +297,14 @@ def planning() -> str:
     for remedy in REMEDIES:
         flags = ", ".join(f"`{flag}`" for flag in remedy.flags)
         rows += [f"| {remedy.name} | {flags} | {remedy.condition} |"]
+    rungs = [(step.name, step.of, step.needs, step.flags, step.changes) for step in STEPS]
+    rungs += [(f"llama-server, {way.name}", "each GGUF file", way.when, way.flags, way.changes) for way in WAYS]
+    ladder = ["| rung | of | needs | flags | quality |", "|---|---|---|---|---|"]
+    for name, of, needs, words, changes in rungs:
+        flags = f"`{words}`" if words else "-"
+        ladder += [f"| {name} | {of} | {needs or '-'} | {flags} | {', '.join(sorted(changes)) or '-'} |"]
     page = _PLANNING.read_text()
-    for name, lines in (("remedies", rows), ("published", starts)):
+    for name, lines in (("remedies", rows), ("ladder", ladder), ("published", starts)):
         begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, rest = page.split(begin, 1)
         page = before + begin + "\n".join(lines) + end + rest.split(end.strip(), 1)[1]
@@ -212,7 +313,7 @@ def planning() -> str:
 
 def with_rules(page: Path, *, all_of_them: bool) -> str:
     """A page with the table of the admission rules: of the endpoints, and of the pool where it has `all_of_them`."""
-    rows = [(rule.name, f"its endpoint: {rule.says_no}" if all_of_them else rule.says_no) for rule in RULES]
+    rows = [(rule.name, rule.says_no) for rule in RULES]
     if all_of_them:
         rows = [*REASONS.items(), *rows]
     lines = ["", "| rule | meaning |", "|---|---|", *(f"| `{name}` | {meaning} |" for name, meaning in rows), "", ""]
@@ -231,6 +332,7 @@ def main() -> None:
         (_PLANNING, planning()),
         (_ARCHITECTURE, with_rules(_ARCHITECTURE, all_of_them=False)),
         (_OPERATIONS, with_rules(_OPERATIONS, all_of_them=True)),
+        *dashboards(),
     ):
         if not file.exists() or file.read_text() != text:
             stale.append(file)

@@ -6,6 +6,8 @@ import httpx
 
 UNIX = "unix:"
 """Before the path of a unix socket."""
+_ANY = "http://localhost"
+"""The URL of a unix socket: a server must have some name."""
 
 
 def asking(
@@ -18,11 +20,28 @@ def asking(
     """
     transport = httpx.HTTPTransport(uds=base.removeprefix(UNIX)) if base.startswith(UNIX) else None
     return httpx.Client(
-        base_url=base if transport is None else "http://localhost",
+        base_url=base if transport is None else _ANY,
         transport=transport,
         headers=headers,
         timeout=timeout,
         follow_redirects=redirects,
         trust_env=False,
-        verify=ssl.create_default_context() if base.startswith("https:") else True,
+        verify=_trusted(base),
     )
+
+
+def asking_at_length(base: str, *, timeout: float, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    """The same on an event loop, for answers that go on."""
+    transport = httpx.AsyncHTTPTransport(uds=base.removeprefix(UNIX)) if base.startswith(UNIX) else None
+    return httpx.AsyncClient(
+        base_url=base if transport is None else _ANY,
+        transport=transport,
+        headers=headers,
+        timeout=timeout,
+        trust_env=False,
+        verify=_trusted(base),
+    )
+
+
+def _trusted(base: str) -> ssl.SSLContext | bool:
+    return ssl.create_default_context() if base.startswith("https:") else True

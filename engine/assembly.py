@@ -4,14 +4,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from engine import command
-from engine.command import KV_SPACE, EngineSpec
+from engine import spec as specs
 from engine.diagnosis.sign import Diagnosis
-from engine.download import Download
-from engine.host_memory import total_bytes
-from engine.lifecycle import Policy
 from engine.memory_ladder import Bounds, Rung, Stop, arguments, environment, next_rung
 from engine.program import Engine, Refit, Role
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
 from engine.start_history import StartHistory
 
 
@@ -34,34 +32,31 @@ def assembled(
         described: A digest of how its user described it.
         tries: The changes already made.
     """
-    kv_space = command.kv_space(spec, os.environ, total_bytes())
-    if kv_space is not None:
-        spec = replace(spec, env={**spec.env, KV_SPACE: str(kv_space)})
-        if fit is not None and not fit.on_gpus:
-            fit = replace(fit, kv_space=kv_space)
+    spec, fit = spec.kind.tuned(spec, fit)
     fitted = replace(spec, args=(*spec.args, *arguments(tries)), env={**spec.env, **environment(tries)})
 
     def refit(diagnosis: Diagnosis) -> Refit | Stop:
         assert fit is not None  # noqa: S101 - only then is it asked
-        rung = next_rung(diagnosis, fit, tries)
+        rung = next_rung(diagnosis, fit, tries, spec.kind.ladder)
         if isinstance(rung, Stop):
             return rung
         further = (*tries, rung)
         changed = assembled(spec, policy, fit=fit, choices=choices, described=described, tries=further)
         return Refit(changed, rung.why, len(further))
 
-    env = command.environment(fitted, os.environ, local_folder=Path(spec.model).is_dir())
+    env = specs.environment(fitted, os.environ, local_folder=Path(spec.model).is_dir())
     return Engine(
         name=spec.name,
         role=Role.ENGINE,
-        argv=command.argv(fitted),
+        argv=specs.argv(fitted),
         env=env,
         ready_url=f"{spec.url}/health",
         follows_log=True,
+        phases=spec.kind.phases,
         policy=policy,
         described=described,
         choices=choices,
-        download=Download.of(spec.model, env, spec.arguments.text("--revision")),
+        download=spec.kind.download(spec, env),
         history=StartHistory(spec.model, fitted.args),
         refit=refit if fit is not None else None,
         spec=fitted,

@@ -62,6 +62,15 @@ def engine_python(progress: Progress = to_stderr, environ: Mapping[str, str] = o
     return _interpreter(folder)
 
 
+def has_package(python: Path, package: str) -> bool:
+    """Whether a package is installed beside an interpreter."""
+    probe = f"import importlib.metadata as m; m.version({package!r})"
+    try:
+        return subprocess.run([python, "-c", probe], check=False, capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def _interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 

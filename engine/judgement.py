@@ -15,7 +15,7 @@ class Judgement:
     """The diagnosis to report, and the next step.
 
     Attributes:
-        diagnosis: Why it ended, with the verdict if nothing is left to try.
+        diagnosis: Why it ended, with the summary if nothing is left to try.
         permanent: Whether another start would fail in the same way.
         refit: What to launch instead, at once.
     """
@@ -44,8 +44,8 @@ def judge(program: Program, diagnosis: Diagnosis, code: int, before: Diagnosis |
     match program.refit and program.refit(diagnosis):
         case Refit() as refit:
             return Judgement(diagnosis, permanent, refit)
-        case Stop(verdict, tried):
-            told = replace(diagnosis, remedy=" ".join(filter(None, (diagnosis.remedy, verdict))))
+        case Stop(summary, tried):
+            told = replace(diagnosis, remedy=" ".join(filter(None, (diagnosis.remedy, summary))))
             return Judgement(told, permanent or tried or repeated)
         case _:
             return Judgement(diagnosis, permanent or repeated)

@@ -1,4 +1,4 @@
-"""PURE. The ladder of retries for an engine whose start failed for lack of memory: the next rung, or a verdict.
+"""PURE. The ladder of retries for an engine whose start failed for lack of memory: the next rung, or a summary.
 
 The order is the one people use by hand: first what the engine itself says would fit, then fewer sequences, then no
 CUDA graphs. The user's own arguments stay. A context is shortened only as far as the user allowed.
@@ -63,26 +63,31 @@ class Stop:
     """Nothing is left to try.
 
     Attributes:
-        verdict: What was tried and what would help; empty if there is nothing to say.
+        summary: What was tried and what would help; empty if there is nothing to say.
         tried: Whether starts with less have failed. Then the next will too.
     """
 
-    verdict: str = ""
+    summary: str = ""
     tried: bool = False
 
 
-def next_rung(diagnosis: Diagnosis, bounds: Bounds, tries: Sequence[Rung]) -> Rung | Stop:
+Step = Callable[[Mapping[str, str], Bounds, Sequence[Rung]], Rung | None]
+"""A rung, if it applies: given the facts of the diagnosis, what may be changed, and the rungs before."""
+
+
+def next_rung(diagnosis: Diagnosis, bounds: Bounds, tries: Sequence[Rung], ladder: Sequence[Step]) -> Rung | Stop:
     """Return what to try after a failed start, or why nothing is left.
 
     Args:
         diagnosis: Why it failed.
         bounds: What may be changed.
         tries: The rungs before, oldest first. Their changes stay.
+        ladder: The rungs in order. The first that applies is taken.
     """
     if diagnosis.kind is not Kind.MEMORY:
         return Stop()
     if len(tries) < MOST_TRIES:
-        for step in LADDER:
+        for step in ladder:
             if rung := step(diagnosis.facts, bounds, tries):
                 return rung
     return Stop(_verdict(diagnosis.facts, bounds, tries), tried=bool(tries))
@@ -145,13 +150,13 @@ def _smaller_kv_space(facts: Mapping[str, str], bounds: Bounds, tries: Sequence[
     )
 
 
-LADDER: tuple[Callable[[Mapping[str, str], Bounds, Sequence[Rung]], Rung | None], ...] = (
+LADDER: tuple[Step, ...] = (
     _shorter_context,
     _fewer_sequences,
     _no_graphs,
     _smaller_kv_space,
 )
-"""The rungs in order. The first that applies is taken."""
+"""The rungs for a vLLM."""
 
 
 def _is_work_space(facts: Mapping[str, str], bounds: Bounds) -> bool:

@@ -1,9 +1,7 @@
-"""PURE. The phases of an engine's start, read from its log.
-
-The texts are those of vLLM 0.32, plus older forms where they differ.
-"""
+"""PURE. The phases of an engine's start, read from its log."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -29,7 +27,7 @@ class Phase(IntEnum):
 
 
 _TITLES = {
-    Phase.IMPORTING: "importing vLLM",
+    Phase.IMPORTING: "loading its program",
     Phase.CONFIGURING: "reading the model's configuration",
     Phase.DOWNLOADING: "downloading the model",
     Phase.LOADING: "loading weights",
@@ -51,41 +49,52 @@ class Progress:
         return f"{self.phase.title}: {self.detail}" if self.detail else self.phase.title
 
 
-# Pattern -> phase, and the detail with the pattern's groups filled in. The first match counts.
-_SIGNS: tuple[tuple[re.Pattern[str], Phase, str], ...] = tuple(
-    (re.compile(pattern), phase, detail)
-    for pattern, phase, detail in (
-        (r"non-default args:|Resolved architecture:", Phase.CONFIGURING, ""),
-        (r"^Fetching \d+ files: +(\d+)%|\.safetensors: +(\d+)%", Phase.DOWNLOADING, r"{}%"),
-        (r"Starting to load model ", Phase.LOADING, ""),
-        (r"Loading (?:safetensors|pt) checkpoint shards: +(\d+)%", Phase.LOADING, r"{}%"),
-        (r"Dynamo bytecode transform|Compiling a graph|Cache the graph", Phase.COMPILING, ""),
-        (r"Available KV cache memory: ([\d.]+ GiB)", Phase.PROFILING, r"{} to hold it"),
-        (r"KV cache size: ([\d,]+) tokens", Phase.PROFILING, r"{} tokens"),
-        (r"Capturing [^:]*CUDA graphs?[^:]*: +(\d+)%", Phase.CAPTURING, r"{}%"),
-        (r"Starting vLLM (?:API )?server .*on (http\S+)", Phase.SERVING, r"{}"),
-    )
+PhaseSign = tuple[re.Pattern[str], Phase, str]
+"""A pattern in the text of a log line, the phase that it shows, and the detail, with the pattern's groups filled in."""
+
+
+def signs(*rows: tuple[str, Phase, str]) -> tuple[PhaseSign, ...]:
+    """The signs of a kind of engine. The first match counts."""
+    return tuple((re.compile(pattern), phase, detail) for pattern, phase, detail in rows)
+
+
+VLLM_SIGNS = signs(
+    (r"non-default args:|Resolved architecture:", Phase.CONFIGURING, ""),
+    (r"^Fetching \d+ files: +(\d+)%|\.safetensors: +(\d+)%", Phase.DOWNLOADING, r"{}%"),
+    (r"Starting to load model ", Phase.LOADING, ""),
+    (r"Loading (?:safetensors|pt) checkpoint shards: +(\d+)%", Phase.LOADING, r"{}%"),
+    (r"Dynamo bytecode transform|Compiling a graph|Cache the graph", Phase.COMPILING, ""),
+    (r"Available KV cache memory: ([\d.]+ GiB)", Phase.PROFILING, r"{} to hold it"),
+    (r"KV cache size: ([\d,]+) tokens", Phase.PROFILING, r"{} tokens"),
+    (r"Capturing [^:]*CUDA graphs?[^:]*: +(\d+)%", Phase.CAPTURING, r"{}%"),
+    (r"Starting vLLM (?:API )?server .*on (http\S+)", Phase.SERVING, r"{}"),
 )
+"""Of vLLM 0.32, plus older forms where they differ."""
 
 
-def read_progress(line: str) -> Progress | None:
-    """Return the progress that a log line reports, or None."""
+def read_progress(line: str, known: Sequence[PhaseSign]) -> Progress | None:
+    """Return the progress that a log line reports by one of the known signs, or None."""
     text = parse(line).text
-    for pattern, phase, detail in _SIGNS:
+    for pattern, phase, detail in known:
         if match := pattern.search(text):
             return Progress(phase, detail.format(*filter(None, match.groups())))
     return None
 
 
 class StartProgress:
-    """Follows one start. Phases never go back, and no progress is reported twice."""
+    """Follows one start. Phases never go back, and no progress is reported twice.
 
-    def __init__(self) -> None:
+    Args:
+        known: The signs of the engine's kind.
+    """
+
+    def __init__(self, known: Sequence[PhaseSign]) -> None:
+        self._known = known
         self.current = Progress(Phase.IMPORTING)
 
     def read(self, line: str) -> Progress | None:
         """Return the progress that this line adds, if any."""
-        seen = read_progress(line)
+        seen = read_progress(line, self._known)
         if seen is None or seen == self.current or seen.phase < self.current.phase:
             return None
         self.current = seen

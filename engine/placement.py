@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.command import EngineSpec
+from engine.spec import EngineSpec
 
 
 class PlacementError(ValueError):

@@ -5,6 +5,7 @@ An engine needs ten seconds and more to find that out, and reports it as a trace
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from engine.arguments import Arguments
 from engine.plan.checkpoint import read_checkpoint
@@ -14,8 +15,8 @@ _OTHER_SOURCES = ("--load-format", "--config-format", "--hf-config-path", "--con
 """Arguments that make an engine read its model in another way, or from another place."""
 
 
-def check_model(model: str, arguments: Arguments, environ: Mapping[str, str]) -> None:
-    """Refuse a model that an engine could not load.
+def check_model(model: str, arguments: Arguments, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Refuse a model that an engine could not load; return its `config.json`, empty where it was not read.
 
     Only plain folders and hub ids are checked. Anything else is left to the engine.
 
@@ -31,18 +32,19 @@ def check_model(model: str, arguments: Arguments, environ: Mapping[str, str]) ->
         "://" in model or ":" in Path(model).name or environ.get("VLLM_USE_MODELSCOPE", "").lower() in {"1", "true"}
     )
     if elsewhere or Path(model).is_file() or arguments.has(*_OTHER_SOURCES):
-        return
+        return {}
     try:
         found = read_checkpoint(model, environ, revision=arguments.text("--revision"))
     except CheckpointError as error:
         if not _in_mistrals_format(model, error):
             raise
-        return
+        return {}
     if not found.weight_bytes and not any(Path(model).glob("consolidated*")):  # Mistral's own format has this name
         raise CheckpointError(
             f"there are no weights in {found.where}",
             "Complete the download (*.safetensors), or have them made up with --load-format dummy.",
         )
+    return found.config
 
 
 def is_downloaded(model: str, environ: Mapping[str, str], revision: str | None = None) -> bool:

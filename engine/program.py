@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from engine.command import EngineSpec
 from engine.diagnosis.sign import Diagnosis
-from engine.lifecycle import Policy
 from engine.memory_ladder import Stop
+from engine.phases import PhaseSign
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
 
 if TYPE_CHECKING:
     from engine.download import Download
@@ -39,6 +40,7 @@ class Program:
         tells: Whether it reports its readiness, and other news for its supervisor, on the descriptor that
             `engine.process.NEWS` names.
         follows_log: Whether kvgate reads its output for phases and causes. Otherwise the output goes to kvgate's own.
+        phases: Signs in its output of the phases of its start.
         final_codes: Exit codes that mean another start would fail in the same way.
         policy: When to restart and when to give up.
         described: A digest of its user's description. A program with the same digest can replace it.
@@ -57,6 +59,7 @@ class Program:
     fds: tuple[int, ...] = ()
     tells: bool = False
     follows_log: bool = False
+    phases: tuple[PhaseSign, ...] = ()
     final_codes: frozenset[int] = frozenset()
     policy: Policy = field(default_factory=Policy)
     described: str = ""
@@ -68,9 +71,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Engine(Program):
-    """An engine, with the spec that its command line and environment were made from."""
+    """An engine, with the spec that its command line and environment were made from.
+
+    Attributes:
+        on_demand: Whether it comes and goes.
+        sleeps: Whether it sleeps, where it can, when it goes; otherwise it ends.
+    """
 
     spec: EngineSpec = field(kw_only=True, repr=False)
+    on_demand: bool = field(default=False, kw_only=True)
+    sleeps: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""PURE. The check that one more engine fits beside the running ones, so that it is ready before an old one stops."""
+"""PURE. The check that one more vLLM fits beside the running ones, so that it is ready before an old one stops."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from engine.command import GIB, KV_SPACE, EngineSpec
+from engine.arguments import Arguments
+from engine.command import GIB, KV_SPACE
 from engine.filling import gpus_needed, share_of
 from engine.gpu import Gpu
 from engine.placement import devices
+from engine.spec import EngineSpec
 
 CPU_PROCESSES = 2 * GIB
 """Memory of an engine on a CPU beside its weights and KV cache. API server, engine core and worker take half a GiB each
@@ -39,8 +41,9 @@ def shortage(
     seen = devices(spec, [gpu.index for gpu in gpus], environ)
     if not seen:
         return _on_cpu(spec, environ, host_free, weights)
-    share = share_of(spec.arguments)
-    for device in seen[: gpus_needed(spec.arguments)]:
+    given = Arguments.parse(spec.args)
+    share = share_of(given)
+    for device in seen[: gpus_needed(given)]:
         gpu = by_index.get(device)
         if gpu is None:
             return f"nothing is known of the memory of GPU {device}"
@@ -53,7 +56,7 @@ def shortage(
 def _on_cpu(spec: EngineSpec, environ: Mapping[str, str], host_free: int, weights: int | None) -> str | None:
     if weights is None:
         return "the size of its weights is not known"
-    given = spec.arguments
+    given = Arguments.parse(spec.args)
     space, cache = {**environ, **spec.env}.get(KV_SPACE, ""), given.integer("--kv-cache-memory-bytes")
     if cache is None and space.isdecimal() and not given.has("--kv-cache-memory-bytes", "--config"):
         cache = int(space) * GIB

@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from engine import events, lifecycle
+from engine import events, program_lifecycle
 from engine.diagnosis.log import diagnose
 from engine.diagnosis.look import corroborated
 from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis
 from engine.judgement import judge
-from engine.lifecycle import Lifecycle, State
 from engine.memory_ladder import MOST_TRIES
 from engine.phases import Phase, Progress, StartProgress
 from engine.process import READY, GuardedProcess, LaunchError
 from engine.program import Program
+from engine.program_lifecycle import Lifecycle, State
 from engine.start_times import StartTimes, Stopwatch
 
 Probe = Callable[[str], Awaitable[bool]]
@@ -43,7 +43,7 @@ class Runner:
         self._tell = on_event
         self._probe = probe
         self._lifecycle = Lifecycle(program.policy)
-        self._inbox: asyncio.Queue[lifecycle.Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[program_lifecycle.Event] = asyncio.Queue()
         self._due: float | None = None
         self._process: GuardedProcess | None = None
         self._launched_at = 0.0
@@ -63,7 +63,7 @@ class Runner:
         self._ending = by
         if self.state is State.DRAINING and self._process is not None:
             self._process.send(by)
-        self._inbox.put_nowait(lifecycle.Stop())
+        self._inbox.put_nowait(program_lifecycle.Stop())
 
     def hung(self, reason: str) -> None:
         """End a hung program, as if it had crashed for that reason."""
@@ -78,13 +78,17 @@ class Runner:
         """
         self.program = program
         self._lifecycle.policy = program.policy
+        return self.tell(line)
+
+    def tell(self, line: bytes) -> bool:
+        """Tell the program a line; False if no process runs."""
         return self.state is State.READY and self._process is not None and self._process.tell(line)
 
     async def run(self) -> State:
         """Run the program until it is `STOPPED` or `FAILED`. When cancelled, kill it with all its children."""
         for choice in self.program.choices:
             self._tell(events.Chosen(self.program.name, choice))
-        self._inbox.put_nowait(lifecycle.Start())
+        self._inbox.put_nowait(program_lifecycle.Start())
         async with asyncio.TaskGroup() as tasks:
             while True:
                 event = await self._next()
@@ -96,28 +100,28 @@ class Runner:
                 if self.state in _OVER:
                     return self.state
 
-    async def _next(self) -> lifecycle.Event:
+    async def _next(self) -> program_lifecycle.Event:
         try:
             async with asyncio.timeout_at(self._due):
                 return await self._inbox.get()
         except TimeoutError:
             self._due = None
-            return lifecycle.Tick()
+            return program_lifecycle.Tick()
 
-    def _carry_out(self, command: lifecycle.Command, tasks: asyncio.TaskGroup) -> None:
+    def _carry_out(self, command: program_lifecycle.Command, tasks: asyncio.TaskGroup) -> None:
         match command:
-            case lifecycle.Launch():
+            case program_lifecycle.Launch():
                 tasks.create_task(self._run_once(tasks))
-            case lifecycle.Terminate():
+            case program_lifecycle.Terminate():
                 if self._process is not None:
                     self._process.send(self._ending)
-            case lifecycle.Kill(overdue):
+            case program_lifecycle.Kill(overdue):
                 if overdue:
                     self._tell(events.Overdue(self.program.name))
                 self._killed = True
                 if self._process is not None:
                     self._process.kill()
-            case lifecycle.WakeAt(at):
+            case program_lifecycle.WakeAt(at):
                 self._due = at
 
     def _announce(self, before: State) -> None:
@@ -143,7 +147,7 @@ class Runner:
 
     async def _run_once(self, tasks: asyncio.TaskGroup) -> None:
         """Run the process once, from launch to its end."""
-        program, progress = self.program, StartProgress()
+        program, progress = self.program, StartProgress(self.program.phases)
         log = deque[tuple[float, str]](maxlen=_LOG_LINES)
 
         def on_line(line: str) -> None:
@@ -164,7 +168,7 @@ class Runner:
                     f"Another launch was still downloading its model after {program.policy.start_timeout:g} s.",
                     "Wait for that one, or end it; a slow download needs a higher engine.start_timeout.",
                 )
-            self._inbox.put_nowait(lifecycle.Exited())
+            self._inbox.put_nowait(program_lifecycle.Exited())
             return
         before, watch = program.history.read() if program.history is not None else StartTimes(), Stopwatch(_now())
         if before.of(progress.current.phase) is not None:
@@ -181,7 +185,7 @@ class Runner:
         except LaunchError as error:
             self._give_back()
             self._diagnosis = Diagnosis(f"It cannot be started: {error}", permanent=True)
-            self._inbox.put_nowait(lifecycle.Exited(permanent=True))
+            self._inbox.put_nowait(program_lifecycle.Exited(permanent=True))
             return
         # It was asked to end, or ran out of time, during its launch.
         if self._killed:
@@ -240,7 +244,7 @@ class Runner:
             self._tell(events.Crashed(name, judgement.diagnosis))
             self._tell(events.Refitted(name, refit.attempt, MOST_TRIES, refit.why))
             self.program = replace(refit.program, download=self.program.download)
-        self._inbox.put_nowait(lifecycle.Exited(judgement.permanent, refitted=refit is not None))
+        self._inbox.put_nowait(program_lifecycle.Exited(judgement.permanent, refitted=refit is not None))
 
     def _hear(self, news: str) -> None:
         if news == READY:
@@ -257,7 +261,7 @@ class Runner:
         if self.program.history is not None:
             self.program.history.write(watch.ready(_now()))
         log.clear()  # errors before it ran do not explain a later end
-        self._inbox.put_nowait(lifecycle.BecameReady())
+        self._inbox.put_nowait(program_lifecycle.BecameReady())
 
 
 def _now() -> float:

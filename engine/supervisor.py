@@ -1,4 +1,7 @@
-"""The small parent of everything: keeps a set of programs running, changes it, and ends them in the right order."""
+"""The small parent of everything: keeps a set of programs running, changes it, and ends them in the right order.
+
+When a program that crashed starts again, and when it is given up, is decided in `program_lifecycle.py`.
+"""
 
 import asyncio
 import contextlib
@@ -9,8 +12,8 @@ import httpx
 
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, GaveUp, Retrying, Stopped, SupervisorEvent
-from engine.lifecycle import State
 from engine.program import Program, Role
+from engine.program_lifecycle import State
 from engine.runner import Probe, Runner
 
 _PROBE_TIMEOUT = 5.0
@@ -43,6 +46,8 @@ class Supervisor:
         self._running: dict[Runner, asyncio.Task[State]] = {}
         """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
+        self._spare: set[Runner] = set()
+        """Those without which the others are of use."""
         self._changed = asyncio.Event()
         self._changing = False
         self._tasks: asyncio.TaskGroup
@@ -86,10 +91,11 @@ class Supervisor:
             self._changing = False
             self._changed.set()
 
-    async def add(self, program: Program) -> Diagnosis | None:
+    async def add(self, program: Program, *, needed: bool = True) -> Diagnosis | None:
         """Run one more program. Returns None when it is ready. If its first start fails, drop it and return why.
 
-        Call it only while `run` runs. When cancelled, the program stays.
+        Call it only while `run` runs. When cancelled, the program stays. `needed`: whether a role without it counts as
+        one that nobody fills.
         """
         outcome: asyncio.Future[Diagnosis | None] = asyncio.get_running_loop().create_future()
         crash = Diagnosis("It was stopped before it was ready.")
@@ -103,11 +109,19 @@ class Supervisor:
                 case BecameReady() | Retrying() | GaveUp() | Stopped() if not outcome.done():
                     outcome.set_result(None if isinstance(event, BecameReady) else crash)
 
-        self._launch(program, tell)
+        runner = self._launch(program, tell)
+        if not needed:
+            self._spare.add(runner)
         failure = await outcome
         if failure is not None:
             await self.remove(program.name)
         return failure
+
+    def interrupt(self, name: str) -> None:
+        """End a program that starts; its `add` returns."""
+        for runner in self._running:
+            if runner.program.name == name:
+                runner.stop()
 
     async def remove(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
         """Ask a program to end, with this signal, and wait for its end."""
@@ -116,10 +130,15 @@ class Supervisor:
         runner.stop(by)
         await asyncio.wait([task])
         del self._leaving[runner]
+        self._spare.discard(runner)
 
     def become(self, name: str, program: Program, line: bytes) -> bool:
         """Turn a program into another one of the same name, see `Runner.become`."""
         return self._find(name).become(program, line)
+
+    def tell(self, name: str, line: bytes) -> bool:
+        """Tell a program a line; False if it does not run."""
+        return self._find(name).tell(line)
 
     def program(self, name: str) -> Program:
         """A program as it runs now, with changes made to fit it."""
@@ -137,10 +156,11 @@ class Supervisor:
         (runner,) = (runner for runner in self._running if runner.program.name == name)
         return runner
 
-    def _launch(self, program: Program, on_event: Callable[[SupervisorEvent], None]) -> None:
+    def _launch(self, program: Program, on_event: Callable[[SupervisorEvent], None]) -> Runner:
         runner = Runner(program, on_event, self._probe, lambda news: self._on_news(program, news))
         self._running[runner] = task = self._tasks.create_task(runner.run())
         task.add_done_callback(lambda _: self._changed.set())
+        return runner
 
     async def _of_no_use(self, stop: asyncio.Event) -> bool:
         """Wait until a stop is asked for (False), or until the remaining programs are of no use (True)."""
@@ -159,4 +179,4 @@ class Supervisor:
     def _unfilled(self) -> bool:
         """Whether a role that had a program has none left."""
         filled = {runner.program.role for runner, task in self._running.items() if not task.done()}
-        return any(runner.program.role not in filled for runner in self._running)
+        return any(runner.program.role not in filled for runner in self._running.keys() - self._spare)

@@ -14,10 +14,12 @@ import gateway
 from engine.cache import SetupError
 from engine.control import ControlError, Reload, ask
 from gateway.commands.advise import advise_command
-from gateway.commands.demo import DemoError, demo
+from gateway.commands.demo import DemoEngine, DemoError, demo
 from gateway.commands.doctor import doctor_command
 from gateway.commands.plan import plan_command
 from gateway.commands.simulate import simulate
+from gateway.commands.top.command import top_command
+from gateway.config.fields import is_loopback
 from gateway.config.sources import ConfigurationError, redacted
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
@@ -29,7 +31,7 @@ from gateway.serve.checks import check
 from gateway.serve.command import app, loaded, serve
 from gateway.serve.running import fail, way_out
 
-cli = app()
+cli = app(completion=True)
 cli.command()(serve)
 DIFFERS = 1
 """Exit code of a replay whose decisions differ from the record's."""
@@ -62,10 +64,11 @@ def run_demo(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for clients.")] = 8080,
     once: Annotated[bool, typer.Option("--once", help="Stop after the answer.")] = False,  # noqa: FBT002
+    engine: Annotated[DemoEngine, typer.Option(help="The engine that serves it.")] = DemoEngine.VLLM,
 ) -> None:
-    """Run a small real chat model on a real vLLM behind kvgate; sets up what is missing, once."""
+    """Run a small real chat model on a real engine behind kvgate; sets up what is missing, once."""
     try:
-        sys.exit(demo(_console, host, port, once=once))
+        sys.exit(demo(_console, host, port, once=once, engine=engine))
     except PortTakenError as error:
         fail(way_out(error))
     except (SetupError, DemoError, ConfigurationError) as error:
@@ -91,6 +94,7 @@ def check_config(
 cli.command(name="doctor")(doctor_command)
 cli.command()(simulate)
 cli.command("advise")(advise_command)
+cli.command("top")(top_command)
 
 
 cli.command("plan")(plan_command)
@@ -103,16 +107,33 @@ def replay(
         list[str] | None,
         typer.Option("--set", help="A setting to change, as admission.kv_high=0.95; may be given several times."),
     ] = None,
+    page: Annotated[  # noqa: FBT002
+        bool, typer.Option("--page", help="Show it on a page in a browser instead, with --set both ways.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Loopback address of the page.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free one.")] = 8089,
 ) -> None:
     """Decide again what a gateway recorded, and say what differs: nothing should, or what --set would have changed."""
     out = Console(highlight=False, markup=False)
+    if page and not is_loopback(host):
+        fail(f"--host {host}: the page asks for no key, so it is shown on a loopback address alone")
     try:
+        changes = _changes(change or [], "admission").get("admission", {})
+        if page:
+            from gateway.commands.replay_page import show_page  # noqa: PLC0415 - only the page needs a web server
+            from gateway.record.series import pictured  # noqa: PLC0415
+
+            out.print(f"taking pictures of {file}", soft_wrap=True)
+            show_page(pictured(file, changes, change or []), host, port, out)
+            return
         if change:
-            show_compared(compare(file, _changes(change, "admission")["admission"]), change, out)
+            show_compared(compare(file, changes), change, out)
             return
         replayed = verify(file)
     except (EventLogError, ConfigurationError) as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"{host}:{port} cannot be listened on: {error.strerror}\nName another port with --port.")
     show(replayed, out)
     sys.exit(DIFFERS if replayed.differences else 0)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 10.0
 
@@ -99,4 +100,18 @@ def children(pid: int) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def sockets(pid: int) -> int:
+    """How many sockets a process has open."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            found += descriptor.readlink().name.startswith("socket:")
     return found

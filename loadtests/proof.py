@@ -59,13 +59,21 @@ LOAD_TESTS = {
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
 CHAOS = ("tests/integration/test_engine_chaos.py", "tests/property/test_admission.py")
 """Tests at random, of which the suite has a short run."""
-COSTS = {"simulation": (), "core_cost": (), "counting_cost": (MODEL,), "tier_cost": (), "front_cost": ()}
+COSTS: dict[str, tuple[str, ...]] = {
+    "simulation": (),
+    "core_cost": (),
+    "counting_cost": (MODEL,),
+    "tier_cost": (),
+    "front_cost": (),
+    "kill_all": (),
+    "on_demand": (),
+}
 """Measurements that print a table, by module name. `MODEL` stands for the model's folder."""
 
 
 def main() -> None:
     """Run all measurements, or the named ones."""
-    known = (*LOAD_TESTS, "calibration", "chaos", "relay_cost", "workers", *COSTS, "plan_accuracy")
+    known = (*LOAD_TESTS, "calibration", "chaos", "relay_cost", "relay_limits", "workers", *COSTS, "plan_accuracy")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--rounds", type=int, default=1, help="of each load test")
@@ -86,13 +94,13 @@ def main() -> None:
         _run(
             "-m", "loadtests.relay_cost", "--tokenizer", folder, "--rounds", "3", "--out", str(out / "relay_cost.json")
         )
+    if "relay_limits" in wanted:
+        _run("-m", "loadtests.relay_limits", "--out", str(out))
     if "workers" in wanted:
         _run("-m", "tests.proof.workers", "--seconds", str(arguments.seconds), "--out", str(out / "workers.json"))
     for name, given in COSTS.items():
         if name in wanted:
-            text = _said("-m", f"tests.proof.{name}", *(folder for _ in given))
-            (out / f"{name}.txt").write_text(f"{text}\n")
-            print(text)
+            _run("-m", f"tests.proof.{name}", *(folder for _ in given), kept=out / f"{name}.txt")
     if "plan_accuracy" in wanted:
         _run("-m", "tests.proof.plan_accuracy")
 
@@ -154,10 +162,18 @@ async def _engines(kvgate: str, process: "subprocess.Popen[bytes]", log: Path) -
     sys.exit(f"kvgate ended:\n{log.read_text()[-2000:]}")  # noqa: ASYNC240  # nothing else is left to do
 
 
-def _run(*arguments: str) -> None:
-    """Run a measurement. If its verdict is a failure, it has printed that, and the next ones still run."""
+def _run(*arguments: str, kept: Path | None = None) -> None:
+    """Run a measurement. If its verdict is a failure, it has printed that, and the next ones still run.
+
+    What it prints is written to `kept`, too.
+    """
     print(f"\n$ python {' '.join(arguments)}", flush=True)
-    done = subprocess.run([sys.executable, *arguments], check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], check=False, stdout=subprocess.PIPE if kept else None, text=True
+    )
+    if kept:
+        kept.write_text(done.stdout)
+        print(done.stdout, end="", flush=True)
     if done.returncode not in {0, 1}:
         sys.exit(done.returncode)
 

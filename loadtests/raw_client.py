@@ -3,6 +3,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Mapping
 from typing import cast
 
@@ -54,6 +55,70 @@ class Stream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._transport.close()
+
+
+class TimedStream(Stream):
+    """The same, noting the seconds between two reads with events in a list that streams share."""
+
+    def __init__(self, request: bytes, tally: Tally, gaps: list[float]) -> None:
+        super().__init__(request, tally)
+        self._gaps = gaps
+        self._last = 0.0
+
+    def on_body(self, body: bytes) -> None:
+        before = self.check.events
+        super().on_body(body)
+        if self.check.events > before:
+            now = time.monotonic()
+            if before:
+                self._gaps.append(now - self._last)
+            self._last = now
+
+
+class Caller(asyncio.Protocol):
+    """Sends requests on one connection, each after the answer to the last.
+
+    Attributes:
+        begun: the time at which the current answer's body began, of `time.monotonic()`.
+        ended: its status.
+    """
+
+    def __init__(self) -> None:
+        self._expect()
+
+    def ask(self, request: bytes) -> None:
+        """Send a request."""
+        self._expect()
+        self._transport.write(request)
+
+    def _expect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[float] = loop.create_future()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        self._parser = httptools.HttpResponseParser(self)
+
+    def leave(self) -> None:
+        """Close the connection, whatever comes."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for each in (self.begun, self.ended):
+            if not each.done():
+                each.cancel()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.begun.done():
+            self.begun.set_result(time.monotonic())  # uvloop's own time is in milliseconds
+
+    def on_message_complete(self) -> None:
+        if not self.ended.done():  # else it is the last word of a server that ends
+            self.ended.set_result(self._parser.get_status_code())
 
 
 NUMBER = "000000000000"

@@ -45,13 +45,15 @@ CONVERSATION: dict[str, object] = {"messages": [{"role": "user", "content": NUMB
 IDS = [100 + number % 300 for number in range(250)]
 """A prompt of token ids, about 1 KB: there is nothing to tokenize."""
 ENGINE = (
-    "-m tests.fakes.vllm --num-blocks 100000 --max-num-seqs 4096 --max-batched-tokens 100000 --max-model-len 100000"
+    "-m tests.fakes.vllm --num-blocks 400000 --max-num-seqs 8192 --max-batched-tokens 200000 --max-model-len 200000"
 )
 PEERS = {
     "vllm-router": "vllm-router --log-level error",
     "sglang-router": "sglang-router launch --log-level error",
 }
 """Routers in Rust that do the same, and how each starts."""
+REFUSE_IDS = ("sglang-router",)
+"""Those that answer 422 to a prompt of token ids."""
 _OF_PEERS = "--host 127.0.0.1 --port {port} --prometheus-port {other} --worker-urls {engine} --policy round_robin"
 
 
@@ -80,7 +82,7 @@ class Load:
     def request(self) -> bytes:
         """A plain request."""
         prompt: dict[str, object] = {"prompt": IDS} if self.ids else CONVERSATION
-        return post(COMPLETIONS if self.ids else CHAT, _body(prompt, stream=False, max_tokens=1))
+        return post(COMPLETIONS if self.ids else CHAT, asked(prompt, stream=False, max_tokens=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class Bench:
     async def _streams(self, proxy: Proxy, load: Load) -> Cost:
         loop = asyncio.get_running_loop()
         tokens = int(load.rate * (self.seconds + 2 * SETTLE_SECONDS))
-        request = post(CHAT, _body(CONVERSATION, stream=True, max_tokens=tokens))
+        request = post(CHAT, asked(CONVERSATION, stream=True, max_tokens=tokens))
         tally = Tally(load.streams)
         streams = [
             (await loop.create_connection(lambda: Stream(request, tally), "127.0.0.1", proxy.port))[1]
@@ -232,9 +234,10 @@ async def quiet(pid: int) -> None:
     raise RuntimeError(f"process {pid} uses more than {QUIET_SHARE:.0%} of a core with nothing to do")
 
 
-def _body(prompt: Mapping[str, object], *, stream: bool, max_tokens: int) -> bytes:
-    asked = {"model": "fake", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
-    return msgspec.json.encode({**asked, **prompt})
+def asked(prompt: Mapping[str, object], *, stream: bool, max_tokens: int) -> bytes:
+    """The body of a request for exactly so many tokens."""
+    options = {"model": "fake", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+    return msgspec.json.encode({**options, **prompt})
 
 
 KERNEL = "in the kernel"
@@ -261,6 +264,8 @@ async def run(
             results[name].append({})
         for load in loads:
             for name in proxies:
+                if load.ids and name in REFUSE_IDS:
+                    continue
                 cost = await bench.measure(name, load)
                 results[name][-1] |= {load.label: cost.us, f"  {KERNEL}, {load.label}": cost.kernel}
     return results
@@ -272,10 +277,10 @@ def report(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, fl
     print_table("CPU of the proxy, median of the rounds", columns)
     peers = [name for name in PEERS if name in columns]
     for load in (load for load in LOADS if load.label in columns.get("kvgate", {})):
-        costs = {name: column[load.label] for name, column in columns.items()}
+        costs = {name: column[load.label] for name, column in columns.items() if load.label in column}
         beside = ["nginx"] if "nginx" in costs else []
-        if peers:
-            beside.append(min(peers, key=costs.__getitem__))
+        if measured := [name for name in peers if name in costs]:
+            beside.append(min(measured, key=costs.__getitem__))
         for other in beside:
             print(f"{load.label}: kvgate is {readable(costs['kvgate'] / costs[other])} x {other}")
     return columns

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -82,6 +83,7 @@ SHARED = {
         "tests/contract/test_openai_node.py",
         "tests/contract/test_openai_python.py",
         "tests/integration/test_ledger_against_engine.py",
+        "tests/integration/test_vllm_contract.py",
     },
     "random_vllm": {
         "tests/integration/test_direct_and_through.py",
@@ -116,6 +118,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for engine, files in SHARED.items():
             if engine in getattr(item, "fixturenames", ()) and file not in files:
                 raise pytest.UsageError(f"{file} uses {engine}: SHARED in tests/conftest.py names such files")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A test that has set up the log, and was broken off, leaves it to no other."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session", autouse=True)

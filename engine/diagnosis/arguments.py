@@ -41,6 +41,12 @@ SIGNS = (
         "Write its full name.",
     ),
     _sign(
+        "sleep without a GPU",
+        r"Sleep mode is not supported on current platform",
+        "vLLM cannot sleep on this machine (--enable-sleep-mode).",
+        "Leave out `idle: sleep` and --enable-sleep-mode: only an engine on GPUs sleeps.",
+    ),
+    _sign(
         "context over the model's own",
         r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
         r"\((?:max_position_embeddings|[\w.]+)=(?P<own>[\d.]+)",

@@ -97,7 +97,7 @@ SIGNALS: dict[int, Diagnosis] = {
     ),
     signal.SIGILL: Diagnosis(
         "The processor does not know an instruction this build uses (SIGILL).",
-        "vLLM's build for x86-64 needs AVX2.",
+        "Take a build for this processor: vLLM's for x86-64 needs AVX2; a llama.cpp may be built for one machine only.",
         permanent=True,
         kind=Kind.DEATH,
         sign="illegal instruction",

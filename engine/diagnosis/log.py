@@ -9,8 +9,8 @@ a traceback of the process that waited. The cause is the first real error, many 
    an unknown error, the effect is reported as the cause, with that error as its evidence.
 4. The last words that every failed run has (`Weight.TAIL`).
 
-If the engine had served, only the lines that `serving.of_the_end` leaves count. A log without a line of vLLM's or
-kvgate's is a client's: its connection errors are about the way to its server.
+If the engine had served, only the lines that `serving.of_the_end` leaves count. A log without a line of an engine's
+or kvgate's is a client's: its connection errors are about the way to its server.
 """
 
 import contextlib
@@ -46,7 +46,10 @@ _LONGEST = 600
 _DEEPEST = 400
 """Lines of a stack to keep."""
 _SOURCE = re.compile(r"^ {4}")
-_START = re.compile(r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v")
+_START = re.compile(
+    r"vLLM (?:API )?server version|Initializing a V\d LLM engine \(v|Initializing an LLM engine \(v|"
+    r"common_params_print_info: verbosity"
+)
 _KVGATE = re.compile(r'^\d\d:\d\d:\d\d  |"event":"[^"]*","level":"\w+","timestamp":"[^"]*"\}$')
 """A line of kvgate's own, on a terminal or as JSON."""
 _NAMED = re.compile(r"\(\?P([<=])")

@@ -29,7 +29,9 @@ _KILLED = re.compile(
 _LATELY = 60.0
 """Seconds for which a kill may explain the end of one of our programs."""
 _KVGATE = re.compile(rb"(?:^|[/\0])kvgate\0|\0gateway\.cli\0")
-_ENGINE = re.compile(rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve)\b", re.DOTALL)
+_ENGINE = re.compile(
+    rb"^(?!.*guard\.py).*(?:-m\0vllm\.entrypoints|/vllm\0serve|llama-server\0|-m\0engine\.llama\.server)", re.DOTALL
+)
 _UNIX_PATH, _ACCEPTS = 7, 0x10000
 """Of /proc/net/unix: the column of the path, and the flag of a socket that listens."""
 _KERNEL_LOG = 2**20

@@ -25,8 +25,8 @@ class Holder:
 
     @property
     def is_engine(self) -> bool:
-        """Whether it is a vLLM, which the memory is for."""
-        return self.name.startswith(("VLLM", "vllm"))
+        """Whether it is an engine, which the memory is for."""
+        return self.name.startswith(("VLLM", "vllm", "llama-server"))
 
     def __str__(self) -> str:
         held = "" if self.bytes is None else f" {self.bytes / GIB:.1f} GiB"

@@ -26,7 +26,7 @@ _LENGTHS = (64, 512)
 _HTTP = 80
 _GATEWAY_ERRORS = {502, 503, 504}
 _ERROR = re.compile(rb'\{"error": ?\{.*')
-_EVENT = re.compile(rb"^data: (?!\[DONE\])", re.MULTILINE)
+_EVENT = re.compile(rb"^data: ?+(?!\[DONE\])", re.MULTILINE)
 
 
 def examine(
@@ -201,9 +201,9 @@ def _refused(said: bytes) -> Diagnosis:
 def _tokens(said: bytes) -> int | None:
     """The generated tokens by the last usage in a stream."""
     for line in reversed(said.splitlines()):
-        if line.startswith(b"data: {"):
+        if line.startswith((b"data: {", b"data:{")):
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                return int(json.loads(line[6:])["usage"]["completion_tokens"])
+                return int(json.loads(line.removeprefix(b"data:"))["usage"]["completion_tokens"])
     return None
 
 

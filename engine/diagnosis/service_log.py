@@ -59,4 +59,11 @@ SIGNS = (
         "Requests were thrown out of the KV cache and computed again.",
         "Let kvgate admit them, or lower --max-num-seqs.",
     ),
+    _sign(
+        "engine on demand does not start",
+        r"engine(?: of this model)? does not start\b",
+        "kvgate could not start an engine that a request waited for, and refused the request.",
+        "The reason is beside that line of kvgate's log. If it does not do, give `kvgate doctor` the engine's own log, "
+        "and see that nothing else holds the memory of its group's GPUs (`nvidia-smi`).",
+    ),
 )

@@ -21,7 +21,7 @@ BEFORE_THE_END = 60.0
 KINDS = frozenset({Kind.MEMORY, Kind.PARALLEL, Kind.NETWORK, Kind.DEATH})
 """The kinds of failure that can end an engine that served. Its arguments, model and tokenizer were read before."""
 
-_READY = re.compile(r"^INFO:\s+Application startup complete\.")
+_READY = re.compile(r"^INFO:\s+Application startup complete\.|^[\d.]+ I srv .*\blistening on http")
 _END = re.compile(r"EngineCore encountered a fatal error|died unexpectedly|died with exit code|EngineDeadError")
 _API_SERVER = re.compile(r"^ApiServer|^APIServer")
 _OF_THE_ENGINE = frozenset({"async_llm.py", "coordinator.py", "core_client.py", "launcher.py", "utils.py"})

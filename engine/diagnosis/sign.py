@@ -60,7 +60,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         evidence = self.evidence if self.evidence not in self.cause else ""
-        return "\n".join(part for part in (self.cause, self.remedy, evidence and f"vLLM said: {evidence}") if part)
+        return "\n".join(part for part in (self.cause, self.remedy, evidence and f"It said: {evidence}") if part)
 
 
 Facts = Mapping[str, str]

@@ -7,6 +7,7 @@ from engine.diagnosis import (
     arguments,
     client,
     death,
+    llama_server,
     memory,
     model_files,
     network,
@@ -25,6 +26,7 @@ SIGNS: tuple[Sign, ...] = (
     *parallel.SIGNS,
     *network.SIGNS,
     *client.SIGNS,
+    *llama_server.SIGNS,
     *death.SIGNS,
     *service_log.SIGNS,
 )

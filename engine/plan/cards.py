@@ -40,6 +40,7 @@ class Card:
         cuda_gib: memory as CUDA shows it, GiB, from a log of vLLM's; None if no log is known.
         capability: of CUDA, major times ten plus minor.
         nvlink: whether cards of this kind are usually joined by NVLink; else they talk over PCIe.
+        bandwidth: of its memory, in 10^9 bytes a second, by the maker's data sheet.
         source: where `cuda_gib` was published.
     """
 
@@ -49,6 +50,7 @@ class Card:
     cuda_gib: float | None
     capability: int
     nvlink: bool
+    bandwidth: int
     source: str = "the driver's figure, of which CUDA has 98.5 % at least; no log of vLLM was seen"
 
     @property
@@ -62,28 +64,33 @@ _STARTS = 'vLLM\'s own "Free memory on device" line, in many published logs'
 _OCI = "github.com/oracle-samples/oci-data-science-ai-samples, AI Quick Actions"
 
 CARDS: tuple[Card, ...] = (
-    Card("v100", ("v100", "32gb"), 32768, None, 70, True),
-    Card("t4", ("t4",), 15360, 14.56, 75, False, "vLLM's profiling line on Colab, in many published notebooks"),
-    Card("rtx-2080-ti", ("2080 ti",), 11264, None, 75, False),
-    Card("a100-40gb", ("a100", "40gb"), 40960, 39.49, 80, True, _STARTS),
-    Card("a100", ("a100", "80gb"), 81920, 79.25, 80, True, _STARTS),
-    Card("a10", ("a10",), 23028, 22.07, 86, False, _OCI),
-    Card("a10g", ("a10g",), 23028, 22.07, 86, False, _OCI),
-    Card("a40", ("a40",), 46068, None, 86, False),
-    Card("rtx-3090", ("rtx 3090",), 24576, 23.58, 86, False, "github.com/vllm-project/vllm/issues/10517"),
-    Card("rtx-a5000", ("rtx a5000",), 24564, None, 86, False),
-    Card("rtx-a6000", ("rtx a6000",), 49140, 47.4, 86, False, _STARTS),
-    Card("l4", ("l4",), 23034, None, 89, False),
-    Card("l40s", ("l40s",), 46068, 44.52, 89, False, "github.com/vllm-project/vllm/issues/14011"),
-    Card("rtx-4080", ("rtx 4080",), 16376, None, 89, False),
-    Card("rtx-4090", ("rtx 4090",), 24564, 23.52, 89, False, "github.com/alexostapiuk11/coldstart-recon-worker"),
-    Card("h20", ("h20",), 97871, None, 90, True),
-    Card("h100", ("h100", "80gb"), 81559, 79.19, 90, True, _STARTS),
-    Card("h100-nvl", ("h100 nvl",), 95830, None, 90, True),
-    Card("h200", ("h200",), 143771, 139.80, 90, True, _STARTS),
-    Card("b200", ("b200",), 183359, None, 100, True),
-    Card("rtx-5090", ("rtx 5090",), 32607, 31.36, 120, False, _STARTS),
-    Card("rtx-pro-6000", ("rtx pro 6000",), 97887, 95.01, 120, False, "github.com/kubesimplify/website, two GPUs"),
+    Card("v100", ("v100", "32gb"), 32768, None, 70, True, 900),
+    Card("t4", ("t4",), 15360, 14.56, 75, False, 320, "vLLM's profiling line on Colab, in many published notebooks"),
+    Card("rtx-2080-ti", ("2080 ti",), 11264, None, 75, False, 616),
+    Card("a100-40gb", ("a100", "40gb"), 40960, 39.49, 80, True, 1555, _STARTS),
+    Card("a100", ("a100", "80gb"), 81920, 79.25, 80, True, 2039, _STARTS),
+    Card("rtx-3060", ("rtx 3060",), 12288, None, 86, False, 360),
+    Card("a10", ("a10",), 23028, 22.07, 86, False, 600, _OCI),
+    Card("a10g", ("a10g",), 23028, 22.07, 86, False, 600, _OCI),
+    Card("a40", ("a40",), 46068, None, 86, False, 696),
+    Card("rtx-3090", ("rtx 3090",), 24576, 23.58, 86, False, 936, "github.com/vllm-project/vllm/issues/10517"),
+    Card("rtx-a5000", ("rtx a5000",), 24564, None, 86, False, 768),
+    Card("rtx-a6000", ("rtx a6000",), 49140, 47.4, 86, False, 768, _STARTS),
+    Card("rtx-4060", ("rtx 4060",), 8188, None, 89, False, 272),
+    Card("rtx-4070", ("rtx 4070",), 12282, None, 89, False, 504),
+    Card("l4", ("l4",), 23034, None, 89, False, 300),
+    Card("l40s", ("l40s",), 46068, 44.52, 89, False, 864, "github.com/vllm-project/vllm/issues/14011"),
+    Card("rtx-4080", ("rtx 4080",), 16376, None, 89, False, 717),
+    Card("rtx-4090", ("rtx 4090",), 24564, 23.52, 89, False, 1008, "github.com/alexostapiuk11/coldstart-recon-worker"),
+    Card("h20", ("h20",), 97871, None, 90, True, 4000),
+    Card("h100", ("h100", "80gb"), 81559, 79.19, 90, True, 3350, _STARTS),
+    Card("h100-nvl", ("h100 nvl",), 95830, None, 90, True, 3938),
+    Card("h200", ("h200",), 143771, 139.80, 90, True, 4800, _STARTS),
+    Card("b200", ("b200",), 183359, None, 100, True, 8000),
+    Card("rtx-5090", ("rtx 5090",), 32607, 31.36, 120, False, 1792, _STARTS),
+    Card(
+        "rtx-pro-6000", ("rtx pro 6000",), 97887, 95.01, 120, False, 1792, "github.com/kubesimplify/website, two GPUs"
+    ),
 )
 """By generation."""
 
@@ -119,6 +126,7 @@ class Hardware:
         capability: of CUDA; None if unknown.
         nvlink: whether NVLink joins them; None if unknown.
         cpu: whether it is a machine without a GPU.
+        wide: whether a CPU has AVX-512 or AMX, which vLLM's fp8 KV cache needs there.
         processes: the processes that hold memory of them now.
         measured: whether the figures are this machine's own cards, measured.
     """
@@ -130,6 +138,7 @@ class Hardware:
     capability: int | None = None
     nvlink: bool | None = None
     cpu: bool = False
+    wide: bool = False
     processes: tuple[Process, ...] = ()
     measured: bool = False
 
@@ -154,6 +163,11 @@ def find(name: str) -> Card:
     near = difflib.get_close_matches("-".join(_words(name)), [card.name for card in CARDS], n=4, cutoff=0.3)
     known = f"the nearest are {', '.join(near)}" if near else f"known are {', '.join(card.name for card in CARDS)}"
     raise UnknownCardError(f"no card named {name} is known; {known}. Or give its memory: --vram 24GiB")
+
+
+def bandwidth_of(name: str) -> int | None:
+    """Bytes a second of the memory of a card of this name in the table; None if it is not there."""
+    return next((card.bandwidth * 10**9 for card in CARDS if card.name == name), None)
 
 
 def of_driver(name: str, driver_bytes: int) -> tuple[Card | None, int]:

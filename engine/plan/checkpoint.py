@@ -79,14 +79,6 @@ class Checkpoint:
         """Bytes of all weights as stored; 0 if none were found."""
         return sum(part.bytes for part in self.tensors or self.files)
 
-    @property
-    def bytes_by_dtype(self) -> dict[str, int]:
-        """Bytes of the weights by dtype, as safetensors name it."""
-        found: dict[str, int] = {}
-        for tensor in self.tensors:
-            found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.bytes
-        return found
-
     def weights(self, shape: ModelShape, *, drafts: bool = False) -> Weights:
         """The weights: exact from the headers, else estimated from the config and scaled to the files' sizes if known.
 
@@ -125,8 +117,7 @@ def read_checkpoint(model: str, environ: Mapping[str, str] = os.environ, *, revi
     if folder.is_file():
         raise CheckpointError(
             f"{model} is a file; a model is a folder with a config.json and its weights",
-            "Name the folder it is in. A GGUF file alone does not tell its shape: put the config.json of the model it "
-            "was made from beside it.",
+            "Name the folder it is in.",
         )
     if not is_model_id(model) or _is_a_path(model, folder):
         close = difflib.get_close_matches(folder.name, _folders(folder.parent), n=1)
@@ -329,6 +320,6 @@ def _no_config(where: str, names: Iterable[str]) -> tuple[str, str]:
     if any(name.endswith(".gguf") for name in found):
         return (
             cause,
-            "Its GGUF files alone do not tell its shape: put the config.json of the original model beside them.",
+            "Name the GGUF file in it, for llama-server; for vLLM put the config.json of the original model beside it.",
         )
     return cause, "It is no model in the Transformers format: name the folder or repository that has its config.json."

@@ -125,11 +125,6 @@ class KvLayout:
         return cls(tuple(arrangements), batches * max_num_batched_tokens, prefix_caching and attends)
 
     @property
-    def keeps_nothing(self) -> bool:
-        """Whether a request takes no cache, as in an encoder."""
-        return not self.arrangements
-
-    @property
     def block_size(self) -> int:
         """Tokens in a block of attention, in the usual arrangement."""
         return self.arrangements[0].block_size if self.arrangements else 0

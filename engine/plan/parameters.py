@@ -166,16 +166,30 @@ def _feed_forward(shape: ModelShape, layer: int, kinds: set[Kind]) -> tuple[int,
             multiple = _number(text, "block_multiple_of", 256)
             dense = multiple * -(-int(dense * float(text.get("block_ffn_dim_multiplier") or 1)) // multiple)
         return matrices * hidden * dense, 0
-    width = (
-        _number(text, "moe_intermediate_size")
-        or _number(text, "expert_ffn_hidden_size")
-        or _number(text, "intermediate_size")
-    )
+    width = _expert_width(shape)
     shared = _number(text, "shared_expert_intermediate_size") or _number(text, "shared_intermediate_size")
     shared = shared or _number(text, "n_shared_experts") * width
     if shape.model_type == "llama4_text":
         shared = width
     return matrices * hidden * (width * shape.experts + shared), hidden * shape.experts
+
+
+def _expert_width(shape: ModelShape) -> int:
+    text = shape.text
+    return (
+        _number(text, "moe_intermediate_size")
+        or _number(text, "expert_ffn_hidden_size")
+        or _number(text, "intermediate_size")
+    )
+
+
+def idle_elements(shape: ModelShape) -> int:
+    """Return the weights of experts that one token does not use; 0 without experts."""
+    if not shape.experts:
+        return 0
+    matrices = 2 if shape.model_type in _UNGATED else 3
+    layers = sum(_mixed(shape, layer) for layer in range(shape.layers))
+    return matrices * shape.hidden_size * _expert_width(shape) * layers * (shape.experts - shape.active_experts)
 
 
 def _mixed(shape: ModelShape, layer: int) -> bool:

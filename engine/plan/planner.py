@@ -5,7 +5,7 @@ then each change of the model or the machine, with the trims it still needs; the
 fits only at the better end of an unknown range does not count as fitting.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -68,7 +68,6 @@ class Plan:
         model: as the user named it.
         verdict: in a word.
         asked: the budget of the original request.
-        asked_settings: the settings of the original request.
         spread: words for vLLM's command line that spread it over all cards, if `--gpus` asks for that and no flag does.
         changes: that make it fit, in order; empty if nothing does.
         budget: with the changes.
@@ -82,7 +81,6 @@ class Plan:
     model: str
     verdict: Verdict
     asked: Budget
-    asked_settings: Settings
     spread: tuple[str, ...]
     changes: tuple[Change, ...]
     budget: Budget
@@ -124,7 +122,6 @@ def plan(request: Request) -> Plan:
         request.model,
         verdict,
         asked.budget,
-        settings,
         _spread(request, settings),
         changes,
         after.budget,
@@ -144,12 +141,12 @@ def _spread(request: Request, settings: Settings) -> tuple[str, ...]:
 
 
 def _solved(asked: Situation) -> tuple[tuple[Change, ...], Situation]:
-    changes, after = _trimmed(asked)
+    changes, after = trimmed(asked)
     if after.budget.fits:
         return changes, after
     for reshaped in _reshaped(asked):
         before, situation = reshaped
-        more, result = _trimmed(situation)
+        more, result = trimmed(situation)
         if result.budget.fits:
             return (*before, *more), result
     return changes, after
@@ -158,28 +155,32 @@ def _solved(asked: Situation) -> tuple[tuple[Change, ...], Situation]:
 def _reshaped(asked: Situation) -> Iterator[tuple[tuple[Change, ...], Situation]]:
     """First each change of model or machine alone, in the table's order, then two of different kinds at once."""
     remedies = [remedy for remedy in REMEDIES if remedy.stage is Stage.RESHAPE]
-    alone = [(remedy, taken) for remedy in remedies if (taken := _take(remedy, asked))]
+    alone = [(remedy, taken) for remedy in remedies if (taken := take(remedy, asked))]
     yield from (((change,), after) for _, (change, after) in alone)
     for first, (change, after) in alone:
         for second in remedies[remedies.index(first) + 1 :]:
-            if taken := _take(second, after):
+            if taken := take(second, after):
                 yield (change, taken[0]), taken[1]
 
 
-def _trimmed(start: Situation) -> tuple[tuple[Change, ...], Situation]:
-    """Apply the trims that are needed or always apply. A second round adds those that an earlier one made possible."""
+def trimmed(start: Situation, without: Collection[str] = ()) -> tuple[tuple[Change, ...], Situation]:
+    """Apply the trims that are needed or always apply, but for those named.
+
+    A second round adds those that an earlier one made possible.
+    """
     changes: dict[str, Change] = {}
     now = start
     for _ in range(_PASSES):
         for remedy in REMEDIES:
-            if remedy.stage is not Stage.TRIM or (now.budget.fits and not remedy.always):
+            if remedy.stage is not Stage.TRIM or remedy.name in without or (now.budget.fits and not remedy.always):
                 continue
-            if remedy.name not in changes and (taken := _take(remedy, now)):
+            if remedy.name not in changes and (taken := take(remedy, now)):
                 changes[remedy.name], now = taken
     return tuple(changes.values()), now
 
 
-def _take(remedy: Remedy, now: Situation) -> tuple[Change, Situation] | None:
+def take(remedy: Remedy, now: Situation) -> tuple[Change, Situation] | None:
+    """Apply one remedy; None if it was given another value, or does not help here."""
     if now.request.arguments.has(*remedy.flags):
         return None
     proposal = remedy.propose(now)
@@ -245,7 +246,7 @@ def _with(request: Request, hardware: Hardware) -> Situation | None:
     free = request.arguments.without("--tensor-parallel-size", "--pipeline-parallel-size")
     other = replace(request, hardware=hardware, all_cards=True, arguments=free)
     settings = defaults(other)
-    _, after = _trimmed(Situation(other, settings, measure(other, settings)))
+    _, after = trimmed(Situation(other, settings, measure(other, settings)))
     return after if after.budget.fits else None
 
 

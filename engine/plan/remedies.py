@@ -32,6 +32,8 @@ _SEQS = (256, 128, 64, 32, 16, 8)
 _MOST_OFFLOAD = 0.5
 """Share of the weights. Every step reads offloaded weights over PCIe, so beyond a half a smaller model is faster."""
 _GIB_STEP = GIB
+_CPU_FP8_HEADS = 32
+"""Sizes of heads that an fp8 KV cache on a CPU can have are multiples of this."""
 
 
 def _free_memory(now: Situation) -> Proposal | None:
@@ -135,8 +137,10 @@ def _sequences(now: Situation) -> Proposal | None:
 
 
 def _fp8_cache(now: Situation) -> Proposal | None:
-    shape, settings = now.request.shape, now.settings
-    if not now.request.hardware.can(FP8_KV) or settings.kv_cache_dtype != "auto" or now.budget.kv.low <= 0:
+    shape, settings, hardware = now.request.shape, now.settings, now.request.hardware
+    # v1/attention/backends/cpu_attn.py of vLLM 0.32
+    able = hardware.wide and shape.head_size % _CPU_FP8_HEADS == 0 if hardware.cpu else hardware.can(FP8_KV)
+    if not able or settings.kv_cache_dtype != "auto" or now.budget.kv.low <= 0:
         return None
     if not any(cache.kind is not Kind.STATE and cache.kv_heads for cache in shape.caches):
         return None
@@ -187,9 +191,12 @@ def _parallel(now: Situation) -> Proposal | None:
 
 
 def _weights_to_host(now: Situation) -> Proposal | None:
-    request, settings, budget = now.request, now.settings, now.budget
+    request, settings = now.request, now.settings
     if request.hardware.cpu:
         return None
+    if free := _free_memory(now):  # a trim that comes with it
+        now = now.then(free.settings)
+    budget = now.budget
     short = budget.short - max(0, budget.needed - min(budget.needed, _least_need(now)))
     moved = -(-max(short, GIB) // _GIB_STEP) * _GIB_STEP
     host = moved * settings.world
@@ -266,7 +273,7 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "fp8 KV cache", Stage.TRIM, ("--kv-cache-dtype",),
-        "a card that has an attention kernel for it, a cache of 16 bits, and room that it would make enough",
+        "a card, or a CPU with AVX-512, with a kernel for it; a cache of 16 bits, and room that it would make enough",
         _fp8_cache,
     ),
     Remedy(

@@ -5,12 +5,14 @@ give the same commands. Read it from the top:
 
 - `controller.py` handles events and carries out decisions. `decide.py` makes them and changes nothing. `pool.py` is the
   state that they are made from.
-- `queueing/`: the order of waiting requests, their waits, and what a refused client is told.
-- `placing/`: a request and its endpoints. `rules.py` is the table of reasons to hold it back.
+- `limits/`: the rates and shares of tenants, which are asked first.
+- `queueing/`: the order of waiting requests, their waits, and when a refused client may come back (`Retry-After`).
+- `placing/`: a request and its endpoints. `rules.py` is the table of reasons to decline it.
 - `prediction/`: expected output lengths, and the KV cache peak that follows from them.
 - `account/`: the blocks that requests in flight hold now, and the engine's gauges.
+- `residency.py`: which engine of a group runs. `scaling.py`: the figures for autoscalers. `view.py`: snapshots.
 - `tuning.py` has every tuned constant.
 
 The values that go in and out are in `events.py`, `commands.py`, `outcomes.py`, `policy.py`, `snapshot.py` and
-`explanation.py`. `docs/architecture.md` has the formulas and their sources.
+`explanation.py`. `docs/architecture.md` has the formulas, their sources, and a glossary ("Words").
 """

@@ -1,6 +1,6 @@
 """The commands of the admission core to its driver."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.admission.events import EndpointId, RequestId
 from gateway.admission.limits.standing import Exceeded, Standing
@@ -31,6 +31,8 @@ class Reject:
     """The limit of its tenant that it exceeds, or for which it waited."""
     standing: Standing | None = None
     """As for `Dispatch`."""
+    rule: str | None = field(default=None, compare=False)
+    """The rule of `REASONS` or `RULES` that refused it on arrival; None if it waited in vain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The admission controller of one model. Only it changes the core's state, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
-take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule holds back the flow of a
-head, that flow's requests in its lane are set aside, and the next flow has its turn. Any other head that is refused has
-its endpoints kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its
-lane may be backfilled. A request that would surely wait in vain is refused on arrival; one that waits is refused when
-its deadline passes (`Waits`).
+take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule throttles the flow of a
+head, that flow's requests in its lane are set aside, and the next flow has its turn. Endpoints that decline any other
+head are kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its lane may
+be backfilled. A request that would surely wait in vain is refused on arrival; one that waits is refused when its
+deadline passes (`Waits`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away
+from gateway.admission.decide import Placement, barred, decide, held_by, let_through, place, turned_away
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -24,8 +24,10 @@ from gateway.admission.events import (
     Declared,
     EndpointDown,
     EndpointGone,
+    EndpointId,
     EndpointUp,
     Event,
+    Expected,
     Finished,
     Learned,
     Observed,
@@ -42,28 +44,43 @@ from gateway.admission.explanation import Explanation, explain
 from gateway.admission.limits.standing import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
-from gateway.admission.placing.lifecycle import State, Trigger
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
-from gateway.admission.placing.rules import Next, may_fit, next_in_line, shut_until
+from gateway.admission.placing.request_lifecycle import State, Trigger
+from gateway.admission.placing.rules import Next, all_closed_until, may_fit, next_in_line
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.pool import Pool
-from gateway.admission.queueing.queue import Answer
-from gateway.admission.snapshot import Load, PoolState
+from gateway.admission.queueing.positions import Position, positions
+from gateway.admission.queueing.queue import OfferResult
+from gateway.admission.scaling import scaling
+from gateway.admission.snapshot import FlowSnapshot, Load, PoolState, RequestSnapshot, Turn
 from gateway.admission.tuning import TUNING
-from gateway.admission.view import endpoint_state, queue_state
+from gateway.admission.view import (
+    endpoint_state,
+    flight_state,
+    flow_states,
+    oldest_arrival,
+    queue_state,
+    waiting_state,
+)
 
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
 MOST_WARM = 500
 """Most flows, and most promises, in a `Warmth`: each second the fronts get one to keep for the next owner."""
-_ANSWERS = {Next.NOBODY: Answer.CLOSED, Next.SMALLER: Answer.NO_ROOM, Next.OTHER_FLOWS: Answer.NOT_ITS_FLOW}
+POSITIONS_AGE = 0.5
+"""Seconds for which positions are kept: with 2,048 waiting, making them takes 3 to 5 ms."""
+_OFFER_RESULTS = {
+    Next.NOBODY: OfferResult.CLOSED,
+    Next.SMALLER: OfferResult.NO_ROOM,
+    Next.OTHER_FLOWS: OfferResult.NOT_ITS_FLOW,
+}
 
 
 _OBSERVE: Final = Mode.OBSERVE  # Python 3.11 looks a member up by a call, and each event asks for several
 _WAITING: Final = State.WAITING
-_CLOSED: Final = Answer.CLOSED
-_TAKEN: Final = Answer.TAKEN
+_CLOSED: Final = OfferResult.CLOSED
+_TAKEN: Final = OfferResult.TAKEN
 _OTHER_FLOWS: Final = Next.OTHER_FLOWS
 _NOBODY: Final = Next.NOBODY
 
@@ -83,31 +100,33 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: a request waits at most its queue budget, which is never over `ttl`, while an endpoint is live, and at
-    most `no_endpoint_ttl` while none is. Each counts from its arrival or from the last change between these two states,
-    whichever is later. Its whole wait never exceeds `ttl` and `no_endpoint_ttl` together. The outcome tells whether
-    its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
+    Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
+    none is, it waits at most the larger of `no_endpoint_ttl` and twice the time that an engine is expected to take to
+    be up. The clock restarts when the last endpoint goes or the first comes; in all it waits at most `ttl` and the
+    second limit together. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
         self._pool = pool = Pool(policy)
         self._requests: dict[RequestId, RequestRecord] = {}
         self._flights: dict[RequestId, InFlight] = {}
-        """One per request in flight. Code that takes one out releases its reservation."""
+        """One per request in flight. Who calls `_leave_endpoint` must release its reservation."""
         self._queue = pool.queue
         self._predictor = pool.predictor
         self._endpoints = pool.endpoints
         self._waits = pool.waits
         self._headroom = pool.headroom
-        self._shares = pool.shares
-        self._promises = pool.waits.promises
-        self._changed = True
+        self._kv_shares = pool.kv_shares
+        self._promises = pool.promises
+        self._offer_due = True
         """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
-        self._shut = False
-        """Whether every endpoint was shut when the queue was last offered, and somebody has waited since."""
-        self._shut_until = -inf
-        """Until then they stay so, whatever progress and time do."""
+        self._all_closed = False
+        """Whether every endpoint was closed when the queue was last offered, and somebody has waited since."""
+        self._all_closed_until = -inf
+        """They stay closed until then, whatever progress is made."""
         self._wake_at = inf
+        self._positions: tuple[float, dict[RequestId, Position]] = (-inf, {})
+        """When it was made, and what it says; see `positions`."""
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Arrived: self._arrived,
@@ -119,7 +138,8 @@ class AdmissionController:
             EndpointUp: self._endpoint_changed,
             EndpointDown: self._endpoint_changed,
             EndpointGone: self._endpoint_changed,
-            Observed: self._observed,
+            Expected: self._expected,
+            Observed: self._scraped,
             Learned: self._recall,
             Warmth: self._warm_up,
             PolicyChanged: self._policy_changed,
@@ -130,39 +150,55 @@ class AdmissionController:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle one event of time `now` (seconds, never before the last one), and return the commands.
 
-        An event only lets time pass if its request or endpoint is unknown, has ended, or cannot take it in its state.
+        An event that does not apply (unknown or ended request or endpoint, wrong state) only lets time pass.
         """
         commands = self._commands = []
         self._handlers[type(event)](event, now)
         if self._endpoints.reach.changes_at <= now:
             self._endpoints.reach.pass_time(now)
-            self._changed = True
+            self._offer_due = True
             self._relane(now)
         if self._queue.depth:
             self._expire(now)
             for endpoint in self._endpoints.live:
-                endpoint.settle_by(now)
-            if self._changed:
+                endpoint.advance_once(now)
+            if self._offer_due:
                 self._dispatch_waiting(now)
         else:
-            self._shut, self._shut_until = False, -inf
+            self._all_closed, self._all_closed_until = False, -inf
         if type(event) is Arrived:
             self._shed(event, now)
-        self._changed = True  # for the next event
-        held = self._pool.held  # requests that wait only for their own flow's sake are no pressure
-        if self._queue.depth and not (held and self._pool.held_back() == self._queue.depth):
+        self._offer_due = True  # for the next event
+        throttled = self._pool.throttled_flows  # their requests wait for their own flow, and are no pressure
+        if self._queue.depth and not (throttled and self._pool.waiting_throttled() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
         return commands
 
     def snapshot(self, now: float) -> PoolState:
         """State of the pool, for people and metrics. Changes nothing."""
+        endpoints = tuple(endpoint_state(e, now) for e in sorted(self._endpoints, key=lambda e: e.id))
+        rate = self._waits.rate(now)
         return PoolState(
-            endpoints=tuple(endpoint_state(e, now) for e in sorted(self._endpoints, key=lambda e: e.id)),
+            endpoints=endpoints,
             queue=queue_state(self._queue, now),
-            drain_rate=self._waits.rate(now),
+            scaling=scaling(endpoints, self._queue, rate),
+            drain_rate=rate,
             draining=self._pool.draining,
         )
+
+    def flows(self, now: float, most: int) -> tuple[FlowSnapshot, ...]:
+        """The flows that wait, at most `most`: those with the most requests. Changes nothing."""
+        return flow_states(self._pool, now, most)
+
+    def requests(self, now: float, most: int) -> list[RequestSnapshot]:
+        """The requests that wait or are in flight, at most `most`, the latest first. Changes nothing."""
+        return [
+            waiting_state(request)
+            if (flight := self._flights.get(request.arrival.request)) is None
+            else flight_state(request, flight.endpoint, flight.reservation, now)
+            for request in islice(reversed(self._requests.values()), most)
+        ]
 
     def load(self, now: float) -> Load:
         """Load of the pool. Changes nothing."""
@@ -173,6 +209,15 @@ class AdmissionController:
             usage=tuple((name, usage) for name, usage in usages if usage is not None),
         )
 
+    def oldest_arrival(self) -> float | None:
+        """When the oldest waiting request arrived; None if none waits. Changes nothing."""
+        return oldest_arrival(self._queue)
+
+    def in_flight(self, endpoint: EndpointId) -> int:
+        """Requests on an endpoint. Changes nothing."""
+        known = self._endpoints.get(endpoint)
+        return 0 if known is None else len(known.ledger)
+
     def explain(self, arrival: Arrived, now: float) -> Explanation:
         """Decision that `handle` would make about a request that arrived now, and its reasons. Changes nothing."""
         request = RequestRecord(arrival, now, self._predictor.like(arrival))
@@ -181,9 +226,27 @@ class AdmissionController:
         lane = self._pool.lane(request)
         if lane is not None:
             request.lane = lane
-            self._pool.weigh(request)
-            self._pool.restrain(request, now)
+            self._pool.estimate(request)
+            self._pool.apply_shares(request, now)
         return explain(self._pool, request, now)
+
+    def turn(self, key: RequestId, now: float) -> Turn | None:
+        """Position in the queue and predicted wait of a request, and what holds it back; None if it does not wait.
+
+        Changes nothing but the positions that it keeps for the next who ask: at most `POSITIONS_AGE` seconds old.
+        """
+        request = self._requests.get(key)
+        if request is None or not request.ticket:
+            return None
+        made_at, found = self._positions
+        if now - made_at >= POSITIONS_AGE:
+            found = positions(self._queue)
+            self._positions = now, found
+        rule = held_by(place(self._pool, request, now))
+        position = found.get(key)
+        if position is None:
+            return Turn(None, None, rule)
+        return Turn(position.number, self._waits.behind(request, position.service(request.cost), now), rule)
 
     def learned(self) -> Learned:
         """Output lengths learned, for a later core of this model. Changes nothing."""
@@ -197,13 +260,15 @@ class AdmissionController:
             promises=tuple(islice(self._promises.open(self._queue.tickets, now), MOST_WARM)),
         )
 
-    def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
+    def next_reports(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
         """For each request in flight, the token count below which a report changes nothing; 0: report all.
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
         find = self._flights.get
-        return {request: flight.reservation.news for request in requests if (flight := find(request)) is not None}
+        return {
+            request: flight.reservation.next_report for request in requests if (flight := find(request)) is not None
+        }
 
     @property
     def aborting(self) -> bool:
@@ -214,9 +279,9 @@ class AdmissionController:
         return False
 
     @property
-    def tries_again(self) -> bool:
+    def time_may_dispatch(self) -> bool:
         """Whether time alone may let a waiting request go before the next wake-up, as predictions change with time."""
-        return self._queue.depth > 0 and not self._shut
+        return self._queue.depth > 0 and not self._all_closed
 
     # Requests
 
@@ -226,32 +291,32 @@ class AdmissionController:
         request = self._requests[event.request] = RequestRecord(event, now, self._predictor.kind(event))
         if event.key:
             self._recognise(request, now)
-        request.take(Trigger.ARRIVED)
-        if not self._queue.depth and self._passes_by(request, now):
+        request.apply(Trigger.ARRIVED)
+        if not self._queue.depth and self._bypass_queue(request, now):
             return
         self._wait(request, now)
-        # Its arrival frees nothing for a refused head, so the queue is offered only if it may go itself.
-        self._changed = request.state is _WAITING and self._queue.may_go(request) and self._in_turn(request, now)
+        # Its arrival frees nothing for a declined head, so the queue is offered only if it may go itself.
+        self._offer_due = request.state is _WAITING and self._queue.may_go(request) and self._in_turn(request, now)
 
-    def _passes_by(self, request: RequestRecord, now: float) -> bool:
+    def _bypass_queue(self, request: RequestRecord, now: float) -> bool:
         """Dispatch a request at once, past the empty queue; False if it may have to wait, or to be refused.
 
-        The same follows as if it had been entered, offered and taken out.
+        Afterwards all is as if it had entered the queue, had been offered and was taken out.
         """
         pool = self._pool
-        if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.policy.holds_back_flows:
+        if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.policy.throttles_flows:
             return False
         if self._endpoints.reach.changes_at <= now:
             return False
         if barred(pool, request, pool.lane(request)) is not None or not self._in_turn(request, now):
             return False
-        request.weigh(self._predictor)
-        pool.restrain(request, now)
+        request.estimate_cost(self._predictor)
+        pool.apply_shares(request, now)
         for endpoint in self._endpoints.live:
-            endpoint.settle_by(now)
+            endpoint.advance_once(now)
         chosen, _ = self._place(request, _NONE, now)
         if chosen is not None:
-            self._queue.pass_by(request)
+            self._queue.bypass(request)
             self._send(request, chosen, None, now)
         return chosen is not None
 
@@ -263,7 +328,7 @@ class AdmissionController:
             request.order = promise.order
 
     def _in_turn(self, request: RequestRecord, now: float) -> bool:
-        """False only for a request that came back early while another has an earlier promise, unless all may go."""
+        """Whether its turn has come: not if it came back early and another request has an earlier promise."""
         promise = request.promise
         return (
             self._pool.policy.mode is _OBSERVE
@@ -278,11 +343,11 @@ class AdmissionController:
             self._reject(request, Outcome.UPSTREAM_ERROR, now)
             return
         lane = self._pool.lane(request)
-        bar = barred(self._pool, request, lane)
-        if bar is not None:
-            self._reject(request, bar.outcome, now, bar.exceeded)
+        refused = barred(self._pool, request, lane)
+        if refused is not None:
+            self._reject(request, refused.outcome, now, refused.exceeded, refused.rule)
         elif lane is not None:
-            self._pool.weigh(request)
+            self._pool.estimate(request)
             self._queue.push(request, lane)
 
     def _declared(self, event: Declared, now: float) -> None:
@@ -290,19 +355,19 @@ class AdmissionController:
         if arrival.request in self._requests or endpoint is None:
             return
         request = self._requests[arrival.request] = RequestRecord(arrival, now, self._predictor.kind(arrival))
-        request.take(Trigger.ARRIVED)
-        request.take(Trigger.DISPATCHED)
-        self._pool.weigh(request)
-        endpoint.ledger.resumed(arrival.request)
-        reservation = self._fly(request, endpoint, now)
+        request.apply(Trigger.ARRIVED)
+        request.apply(Trigger.DISPATCHED)
+        self._pool.estimate(request)
+        endpoint.ledger.resume(arrival.request)
+        reservation = self._reserve(request, endpoint, now)
         if event.generated:
             endpoint.ledger.progress(reservation, event.generated, now)
-        self._endpoints.settle(endpoint, now)
+        self._endpoints.advance(endpoint, now)
 
     def _cancelled(self, event: Cancelled, _now: float) -> None:
         request = self._requests.get(event.request)
-        if request is not None and request.take(Trigger.CANCELLED):
-            self._leave(request)
+        if request is not None and request.apply(Trigger.CANCELLED):
+            self._leave_queue(request)
             del self._requests[event.request]
 
     def _progress(self, event: Progress, now: float) -> None:
@@ -313,124 +378,140 @@ class AdmissionController:
             if flight is None:
                 continue
             reservation = flight.reservation
-            if generated <= reservation.seen:
+            if generated <= reservation.reported:
                 continue
             if flight.endpoint is not endpoint:
                 endpoint = flight.endpoint
                 touched[endpoint] = None
-            if generated < reservation.news:  # the usual case: nothing else to do
-                reservation.seen = generated
+            if generated < reservation.next_report:  # the usual case: nothing else to do
+                reservation.reported = generated
             else:
                 endpoint.ledger.progress(reservation, generated, now)
         for endpoint in touched:
-            endpoint.ledger.stepped(now)
-            self._endpoints.settle(endpoint, now)
-        self._changed = now >= self._shut_until
+            endpoint.ledger.note_step(now)
+            self._endpoints.advance(endpoint, now)
+        self._offer_due = now >= self._all_closed_until
 
     def _finished(self, event: Finished, now: float) -> None:
         request = self._requests.get(event.request)
-        if request is None or not request.take(Trigger.FINISHED):
+        if request is None or not request.apply(Trigger.FINISHED):
             return
         del self._requests[event.request]
-        flight = self._flights.pop(event.request)
+        flight = self._leave_endpoint(request, now)
         endpoint, reservation = flight.endpoint, flight.reservation
-        self._left(request, flight, now)
         tokens = event.completion_tokens
         aborted = event.verdict is Verdict.ABORTED
-        seen = reservation.seen if tokens is None else tokens
-        if event.verdict is Verdict.DONE and seen:
-            self._predictor.learn(request.kind, -(-seen // reservation.sequences), reservation.limit)
-        generated = endpoint.ledger.progressed(reservation, now) if tokens is None else tokens
+        length = reservation.reported if tokens is None else tokens
+        if event.verdict is Verdict.DONE and length:
+            self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
+        generated = endpoint.ledger.tokens_so_far(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: free, unless the answer is whole and its length unknown
+        else:  # nothing was generated: free, unless it completed with its length unknown: then its expected cost
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
         endpoint.release(reservation, tokens, now, aborted=aborted)
-        self._endpoints.settle(endpoint, now)
+        self._endpoints.advance(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
         request = self._requests.get(event.request)
-        if request is None or not request.take(Trigger.RETURNED):
+        if request is None or not request.apply(Trigger.RETURNED):
             return
-        flight = self._flights.pop(event.request)
+        flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
-        self._left(request, flight, now)
         endpoint.release(flight.reservation, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         match event.why:
             case Back.BUSY:
-                endpoint.hold(now)
+                endpoint.note_busy(now)
             case Back.UNREACHED:
                 self._endpoints.reach.lost(event.request, endpoint.id, now)
                 self._relane(now)
             case Back.FAILED:
                 request.failures += 1
                 request.avoid = endpoint.id
-        self._endpoints.settle(endpoint, now)
+        self._endpoints.advance(endpoint, now)
         self._wait(request, now)
 
-    def _left(self, request: RequestRecord, flight: InFlight, now: float) -> None:
-        """Take a request that leaves its endpoint out of what its flow holds."""
-        flow = request.arrival.flow
+    def _leave_endpoint(self, request: RequestRecord, now: float) -> InFlight:
+        """Take a request out of those in flight. The caller must release its reservation."""
+        key, flow = request.arrival.request, request.arrival.flow
+        flight = self._flights.pop(key)
         self._headroom.left(flow, flight.tokens, now)
-        if self._shares.shares:
-            self._shares.left(flow, request.arrival.request)
+        if self._kv_shares.shares:
+            self._kv_shares.left(flow, key)
+        return flight
 
-    def _reject(self, request: RequestRecord, outcome: Outcome, now: float, exceeded: Exceeded | None = None) -> None:
+    def _reject(
+        self,
+        request: RequestRecord,
+        outcome: Outcome,
+        now: float,
+        exceeded: Exceeded | None = None,
+        rule: str | None = None,
+    ) -> None:
         """Refuse a request in state `WAITING` that is not in the queue yet, or no longer."""
-        request.take(Trigger.REJECTED)
+        request.apply(Trigger.REJECTED)
         key = request.arrival.request
         del self._requests[key]
-        retry_after = self._waits.told(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
+        retry_after = self._pool.retry_after.grant(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
         flow = request.arrival.flow
-        if outcome in FOR_WANT_OF_ROOM and flow in self._pool.held and self._pool.over_share(request):
+        if outcome in FOR_WANT_OF_ROOM and flow in self._pool.throttled_flows and self._pool.over_share(request):
             exceeded = self._pool.over_limit(flow, request.size + request.sequences)
-        self._commands.append(Reject(key, outcome, retry_after, exceeded))
+        self._commands.append(Reject(key, outcome, retry_after, exceeded, rule=rule))
 
-    def _leave(self, request: RequestRecord) -> None:
-        """Take a request out of the queue, and settle its promise."""
+    def _leave_queue(self, request: RequestRecord) -> None:
+        """Take a request out of the queue, and end its promise."""
         self._queue.remove(request)
         if request.promise is not None and request.promise.used:
             self._promises.end(request.promise)
 
-    def _evict(self, request: RequestRecord, outcome: Outcome, now: float) -> None:
+    def _evict(self, request: RequestRecord, outcome: Outcome, now: float, rule: str | None = None) -> None:
         """Refuse a request that is in the queue."""
-        self._leave(request)
-        self._reject(request, outcome, now)
+        self._leave_queue(request)
+        self._reject(request, outcome, now, rule=rule)
 
     def _shed(self, event: Arrived, now: float) -> None:
         """Refuse a new request that fits neither an endpoint nor the queue, or would wait in vain.
 
         One that comes back too early is told the same time again. If the queue is full, another request may have to
-        give up its place (`Waits.gives_way`).
+        give up its turn (`Waits.gives_way`).
         """
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not _WAITING or event.waited:
             return
-        if not request.held_back:
+        if not request.throttled:
             self._waits.drain_rate.pressed(now)
-        away = turned_away(self._pool, request, now)
-        while away is None and self._waits.full_with(request) and (last := self._waits.gives_way(request)) is not None:
-            self._evict(last, Outcome.QUEUE_FULL, now)
-            away = turned_away(self._pool, request, now)
-        if away is not None:
-            self._evict(request, away.outcome, now)
+        refused = turned_away(self._pool, request, now)
+        while refused is None and self._waits.full_with(request) and (other := self._waits.gives_way(request)):
+            self._evict(other, Outcome.QUEUE_FULL, now)
+            refused = turned_away(self._pool, request, now)
+        if refused is not None:
+            self._evict(request, refused.outcome, now, refused.rule)
 
     # Endpoints
 
     def _endpoint_changed(self, event: EndpointEvent, now: float) -> None:
         """Adapt deadlines and lanes to the endpoints of now."""
         endpoints = self._endpoints
-        reaches, live = endpoints.reaches, bool(endpoints.live)
-        endpoints.take(event, now)
+        longest_prompts, live = endpoints.longest_prompts, bool(endpoints.live)
+        endpoints.apply(event, now)
         if type(event) is EndpointUp and event.observed is not None:
-            self._observed(event.observed, now)
+            self._scraped(event.observed, now)
         if live != bool(endpoints.live):
             self._reschedule()
-        if reaches != endpoints.reaches:
+        if longest_prompts != endpoints.longest_prompts:
             self._relane(now)
+
+    def _expected(self, event: Expected, now: float) -> None:
+        self._waits.ready_at = event.ready_at
+        if self._endpoints.live:
+            return
+        if event.failed:
+            for request in list(self._queue):
+                self._evict(request, Outcome.NO_ENDPOINT, now)
+        self._reschedule()
 
     def _reschedule(self) -> None:
         """Recompute the deadlines of all waiting requests."""
@@ -444,7 +525,7 @@ class AdmissionController:
             self._evict(request, Outcome.CONTEXT_LENGTH_EXCEEDED, now)
         self._queue.relane(lambda request: self._pool.lane(request) or request.lane)
 
-    def _observed(self, event: Observed, now: float) -> None:
+    def _scraped(self, event: Observed, now: float) -> None:
         endpoint = self._endpoints.get(event.endpoint)
         if endpoint is not None:
             self._endpoints.observe(endpoint, event, now)
@@ -462,9 +543,9 @@ class AdmissionController:
 
     # Time, the operator, and the queue
 
-    def _share_out(self) -> None:
+    def _recount_shares(self) -> None:
         """Count what is in flight by the shares in force."""
-        shares = self._shares = self._pool.shares
+        shares = self._kv_shares = self._pool.kv_shares
         if shares.shares:
             for key, flight in self._flights.items():
                 flow, endpoint = self._requests[key].arrival.flow, flight.endpoint
@@ -472,7 +553,7 @@ class AdmissionController:
 
     def _policy_changed(self, event: PolicyChanged, now: float) -> None:
         self._pool.govern(event.policy, now)
-        self._share_out()
+        self._recount_shares()
         for request in self._queue:
             request.queue_budget = self._waits.queue_budget(request)
         self._reschedule()
@@ -486,74 +567,73 @@ class AdmissionController:
     def _tick(self, _event: Tick, now: float) -> None:
         self._promises.expire(now)
         for endpoint in list(self._endpoints):
-            self._endpoints.settle(endpoint, now)
+            self._endpoints.advance(endpoint, now)
             endpoint.refresh_forecast(now)
 
     def _expire(self, now: float) -> None:
         queue = self._queue
         while queue.no_deadline_before <= now and (request := queue.first_deadline()) and request.deadline <= now:
             self._evict(request, self._waits.overdue(request), now)
-            self._changed = True
+            self._offer_due = True
 
     def _dispatch_waiting(self, now: float) -> None:
         if self._pool.policy.mode is _OBSERVE:
-            self._shut, self._shut_until = False, -inf
+            self._all_closed, self._all_closed_until = False, -inf
             if self._endpoints.live:
-                self._queue.offer(self._observe_only(now))
+                self._queue.offer(self._let_all_through(now))
             return
-        self._look_whether_shut(now)
+        self._note_closed(now)
         kept: dict[EndpointRecord, tuple[int, LaneKey] | None] = {}
-        """Endpoints kept for a refused head. The value is its lane: only smaller requests of it may go there. None: no
+        """Endpoints kept for a declined head. The value is its lane: only smaller requests of it may go there. None: no
         request may."""
         aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey] | None]] = {}
-        """For each flow set aside: the endpoints that refused its head, and that head's lane. Requests of the flow in
-        other lanes may not go there first."""
+        """By flow set aside: the endpoints that declined its head, each with the head's lane. The flow's other lanes
+        may not overtake it there."""
 
-        def accept(request: RequestRecord) -> Answer:
-            if self._shut:
+        def accept(request: RequestRecord) -> OfferResult:
+            if self._all_closed:
                 return _CLOSED
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
-            self._pool.restrain(request, now)
-            if self._pool.policy.holds_back_flows:
-                (self._pool.held.add if request.held_back else self._pool.held.discard)(flow)
-            claimed = _for_others(kept, lane)
-            behind = _for_others(aside[flow], lane) if flow in aside else _NONE
-            chosen, refusals = self._place(request, claimed | behind, now)
+            self._pool.apply_shares(request, now)
+            self._pool.note_throttled(request)
+            claimed = _claimed_by_others(kept, lane)
+            claimed_by_flow = _claimed_by_others(aside[flow], lane) if flow in aside else _NONE
+            chosen, declined = self._place(request, claimed | claimed_by_flow, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
-                self._look_whether_shut(now)
+                self._note_closed(now)
                 return _TAKEN
-            after = next_in_line(refusals)
-            if behind and not behind.isdisjoint(self._endpoints.eligible(request)):
+            after = next_in_line(declined)
+            if claimed_by_flow and not claimed_by_flow.isdisjoint(self._endpoints.eligible(request)):
                 after = _OTHER_FLOWS  # an earlier request of its flow claims an endpoint that it could use
-            for endpoint, rule in refusals:
+            for endpoint, rule in declined:
                 if after is _OTHER_FLOWS:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
                 else:
                     kept.setdefault(endpoint, None if rule.after is _NOBODY else lane)
-            return _ANSWERS[after]
+            return _OFFER_RESULTS[after]
 
         self._queue.offer(accept)
 
-    def _look_whether_shut(self, now: float) -> None:
-        self._shut_until = shut_until(self._endpoints.live, now)
-        self._shut = self._shut_until >= now
+    def _note_closed(self, now: float) -> None:
+        self._all_closed_until = all_closed_until(self._endpoints.live, now)
+        self._all_closed = self._all_closed_until >= now
 
     def _place(self, request: RequestRecord, without: AbstractSet[EndpointRecord], now: float) -> Placement:
         """Place a request, with a new forecast where the decision hangs on it."""
         for endpoint in self._endpoints.live:
             if endpoint.outlook.expired(now) and may_fit(endpoint, now):
                 endpoint.refresh_forecast(now)
-        chosen, refusals = place(self._pool, request, now, without)
-        if chosen is None and [e for e, rule in refusals if rule.foresees and e.refresh_forecast(now)]:
+        chosen, declined = place(self._pool, request, now, without)
+        if chosen is None and [e for e, rule in declined if rule.foresees and e.refresh_forecast(now)]:
             return place(self._pool, request, now, without)
-        return chosen, refusals
+        return chosen, declined
 
-    def _observe_only(self, now: float) -> Callable[[RequestRecord], Answer]:
+    def _let_all_through(self, now: float) -> Callable[[RequestRecord], OfferResult]:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
-        def accept(request: RequestRecord) -> Answer:
-            self._pool.restrain(request, now)
+        def accept(request: RequestRecord) -> OfferResult:
+            self._pool.apply_shares(request, now)
             for endpoint in self._endpoints.live:
                 endpoint.refresh_forecast(now)
             decision = decide(self._pool, request, now)
@@ -571,21 +651,21 @@ class AdmissionController:
 
     def _send(self, request: RequestRecord, endpoint: EndpointRecord, would: str | None, now: float) -> None:
         """Dispatch a request that is not in the queue, or no longer."""
-        request.take(Trigger.DISPATCHED)
+        request.apply(Trigger.DISPATCHED)
         if request.promise is not None:
             self._promises.use(request.promise, now)
             self._promises.end(request.promise)
-        self._fly(request, endpoint, now)
+        self._reserve(request, endpoint, now)
         self._commands.append(Dispatch(request.arrival.request, endpoint.id, would))
 
-    def _fly(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
+    def _reserve(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
         self._queue.served(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
         self._headroom.sent(flow, tokens, now)
-        if self._shares.shares:
-            self._shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
+        if self._kv_shares.shares:
+            self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)
         return reservation
 
@@ -605,7 +685,7 @@ class AdmissionController:
             self._commands.append(WakeAt(due))
 
 
-def _for_others(
+def _claimed_by_others(
     claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
 ) -> AbstractSet[EndpointRecord]:
     """The endpoints that other lanes than this one claim."""

@@ -12,9 +12,9 @@ from gateway.admission.limits.standing import Exceeded
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing import picker
 from gateway.admission.placing.endpoint import EndpointRecord
-from gateway.admission.placing.lifecycle import State
 from gateway.admission.placing.request import LaneKey, RequestRecord
-from gateway.admission.placing.rules import KV_SHARE, Rule, refusal
+from gateway.admission.placing.request_lifecycle import State
+from gateway.admission.placing.rules import KV_SHARE, Rule, declined_by
 from gateway.admission.pool import Pool
 
 REASONS = {
@@ -44,7 +44,7 @@ class Decision:
     """The decision about a request, and its reason.
 
     Attributes:
-        rule: The reason: one of `REASONS`, or the one of `RULES` by which its first endpoint refuses it.
+        rule: The reason: one of `REASONS`, or the one of `RULES` by which its first endpoint declines it.
         outcome: Its outcome if it is refused.
         endpoint: The endpoint it goes to, now or after its wait; None if there is none.
         exceeded: The limit of its tenant for which it is refused.
@@ -73,28 +73,28 @@ class Refused(NamedTuple):
 
 
 Placement = tuple[EndpointRecord | None, list[tuple[EndpointRecord, Rule]]]
-"""The endpoint that takes a request now, and the rules by which others refuse it."""
+"""The endpoint that takes a request now, and the rules by which others decline it."""
 
 
 def place(pool: Pool, request: RequestRecord, now: float, without: Container[EndpointRecord] = ()) -> Placement:
     """Place a request now, on one of the endpoints that it fits, `without` those that are kept for others."""
     takers: list[EndpointRecord] = []
-    refusals: list[tuple[EndpointRecord, Rule]] = []
+    declined: list[tuple[EndpointRecord, Rule]] = []
     for endpoint in pool.endpoints.eligible(request):
         if endpoint in without:
             continue
-        rule = refusal(endpoint, request, now)
+        rule = declined_by(endpoint, request, now)
         if rule is None:
             takers.append(endpoint)
         else:
-            refusals.append((endpoint, rule))
-    return picker.pick(takers, request, now), refusals
+            declined.append((endpoint, rule))
+    return picker.pick(takers, request, now), declined
 
 
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
     """The endpoint to which observe mode dispatches a request: any in reach that has not just said it is busy."""
     key, reach = request.arrival.request, pool.endpoints.reach
-    free = [e for e in pool.endpoints.live if not e.held(now) and reach.reaches(key, e.id)]
+    free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(key, e.id)]
     fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
     return picker.pick(fitting or free, request, now)
 
@@ -105,7 +105,7 @@ def barred(pool: Pool, request: RequestRecord, lane: LaneKey | None) -> Refused 
         return Refused(Outcome.DRAINING, "draining")
     if lane is None:
         return Refused(Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length")
-    if pool.shares.shares and (exceeded := pool.too_large(request)) is not None:
+    if pool.kv_shares.shares and (exceeded := pool.too_large(request)) is not None:
         return Refused(Outcome.RATE_LIMIT_EXCEEDED, KV_SHARE.name, exceeded)
     return None
 
@@ -123,24 +123,30 @@ def turned_away(pool: Pool, request: RequestRecord, now: float) -> Refused | Non
 
 
 def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
-    """Decide about a request that arrives now: weighed, with its lane, and not in the queue.
+    """Decide about a request that arrives now: its cost is estimated, it has its lane, and it is not in the queue.
 
     One thing is simpler than in the controller: if a request goes before it, it waits, although it might be backfilled.
     """
-    bar = barred(pool, request, pool.endpoints.lane(request))
-    if bar is not None:
-        return Decision(Action.REFUSE, bar.rule, bar.outcome, exceeded=bar.exceeded)
-    endpoint, refusals = place(pool, request, now)
+    refused = barred(pool, request, pool.endpoints.lane(request))
+    if refused is not None:
+        return Decision(Action.REFUSE, refused.rule, refused.outcome, exceeded=refused.exceeded)
+    endpoint, declined = placed = place(pool, request, now)
     if endpoint is not None and _in_order(pool, request, now):
         return Decision(Action.DISPATCH, "fits", endpoint=endpoint)
-    away = turned_away(pool, request, now)
-    if away is not None:
-        return Decision(Action.REFUSE, away.rule, away.outcome)
+    refused = turned_away(pool, request, now)
+    if refused is not None:
+        return Decision(Action.REFUSE, refused.rule, refused.outcome)
+    if endpoint is None and declined:
+        endpoint = nearest(pool, request, now)
+    return Decision(Action.QUEUE, held_by(placed), endpoint=endpoint)
+
+
+def held_by(placed: Placement) -> str:
+    """Why a request that may wait does not go, if it is placed so: one of `REASONS` or `RULES`."""
+    endpoint, declined = placed
     if endpoint is not None:
-        return Decision(Action.QUEUE, "order", endpoint=endpoint)
-    if not refusals:
-        return Decision(Action.QUEUE, "no_endpoint")
-    return Decision(Action.QUEUE, refusals[0][1].name, endpoint=nearest(pool, request, now))
+        return "order"
+    return declined[0][1].name if declined else "no_endpoint"
 
 
 def nearest(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
@@ -156,4 +162,4 @@ def _in_order(pool: Pool, request: RequestRecord, now: float) -> bool:
     ahead = queue.ahead(band, flow, request.lane, own if promise is None else queue.backlog(band, flow))
     if ahead.urgent or ahead.same:
         return False
-    return promise is None or promise.due <= now or pool.waits.promises.next_in_turn(promise, now)
+    return promise is None or promise.due <= now or pool.promises.next_in_turn(promise, now)

@@ -73,7 +73,7 @@ class Arrived:
     """TTFT target of its client, seconds; None: its band's."""
     prefix: Prefix = ()
     key: int = 0
-    """Keyed hash of its flow and its body, by which a refused request is known when it comes back. 0: unknown."""
+    """Its fingerprint, a keyed hash of flow and body: a refused request is known by it if it comes back. 0: unknown."""
     waited: float = 0.0
     """Seconds that it waited already, under an earlier core that took it in: it is not turned away any more."""
     failures: int = 0
@@ -110,14 +110,14 @@ class Cancelled:
 class Progress:
     """A batch of progress since the last: `(request, tokens generated so far)`, summed over a group's sequences.
 
-    It may leave out reports that change nothing, see `AdmissionController.news`.
+    It may leave out reports that change nothing, see `AdmissionController.next_reports`.
     """
 
     generated: tuple[tuple[RequestId, int], ...]
 
 
 class Verdict(Enum):
-    """The end of a dispatched request on its endpoint."""
+    """How a dispatched request left its endpoint. `Outcome` is how it ended for its client."""
 
     DONE = auto()
     """It was answered to the end, or refused by the endpoint with a 4xx: its blocks are free."""
@@ -138,10 +138,10 @@ class Finished:
 
 
 class Back(Enum):
-    """Why a dispatched request comes back unanswered."""
+    """The cause for which a dispatched request comes back unanswered."""
 
     BUSY = auto()
-    """The endpoint refused it for lack of room: a sign of saturation, not of ill health."""
+    """The engine refused it as it is busy: a sign of saturation, not of ill health."""
     FAILED = auto()
     """The endpoint failed on it: the core allows one more dispatch, to another endpoint if there is one."""
     UNREACHED = auto()
@@ -222,6 +222,16 @@ class EndpointGone:
     """An endpoint was removed."""
 
     endpoint: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An engine of the model starts, or is to start as soon as another has made room, while none is live."""
+
+    ready_at: float | None
+    """When it is expected to be up; None if that is not known, or no more needed."""
+    failed: bool = False
+    """It does not start: those that wait for it wait in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +343,7 @@ Event = (
     | EndpointUp
     | EndpointDown
     | EndpointGone
+    | Expected
     | Observed
     | Learned
     | Warmth

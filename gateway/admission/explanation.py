@@ -8,7 +8,7 @@ from gateway.admission.limits.standing import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.placing.rules import lacking, refusal
+from gateway.admission.placing.rules import declined_by, shortage_of
 from gateway.admission.policy import Mode
 from gateway.admission.pool import Pool
 
@@ -22,7 +22,7 @@ class Candidate:
     rule: str
     """The reason: "fits", or the name of one of `RULES`, "down", "unreached" or "context_length"."""
     lacks: float | None
-    """Shortage by which that rule refuses, in `unit`; None if it is no amount."""
+    """Shortage by which that rule declines, in `unit`; None if it is no amount."""
     unit: str | None
     """"seconds", "sequences" or "blocks"."""
     usage: float | None
@@ -79,7 +79,7 @@ class Explanation:
 
 
 def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
-    """Explain the decision about a request that is weighed, has its lane, and is not in the queue. Changes nothing."""
+    """Explain the decision about a request as for `decide`. Changes nothing."""
     decision = decide(pool, request, now)
     waits, outcome = pool.waits, decision.outcome
     candidates = tuple(_candidate(pool, e, request, now) for e in sorted(pool.endpoints, key=lambda e: e.id))
@@ -103,7 +103,7 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
         predicted_wait=0.0 if goes else waits.predicted(request, now),
         predicted_prefill=waits.prefill(request),
         ttft_target=waits.target(request),
-        retry_after=waits.would_tell(request, outcome, now) if outcome in FOR_WANT_OF_ROOM else None,
+        retry_after=pool.retry_after.preview(request, outcome, now) if outcome in FOR_WANT_OF_ROOM else None,
         candidates=candidates,
         exceeded=decision.exceeded,
     )
@@ -111,7 +111,7 @@ def explain(pool: Pool, request: RequestRecord, now: float) -> Explanation:
 
 def _candidate(pool: Pool, endpoint: EndpointRecord, request: RequestRecord, now: float) -> Candidate:
     blocks = endpoint.capacity.kv_blocks
-    refused = None
+    declining = None
     if not endpoint.live:
         rule = "down"
     elif not pool.endpoints.reach.reaches(request.arrival.request, endpoint.id):
@@ -119,14 +119,14 @@ def _candidate(pool: Pool, endpoint: EndpointRecord, request: RequestRecord, now
     elif endpoint.longest_prompt < request.longest_prompt:
         rule = "context_length"
     else:
-        refused = refusal(endpoint, request, now)
-        rule = "fits" if refused is None else refused.name
+        declining = declined_by(endpoint, request, now)
+        rule = "fits" if declining is None else declining.name
     return Candidate(
         endpoint=endpoint.id,
         takes=rule == "fits",
         rule=rule,
-        lacks=None if refused is None else lacking(refused, endpoint, request, now),
-        unit=None if refused is None else refused.unit,
+        lacks=None if declining is None else shortage_of(declining, endpoint, request, now),
+        unit=None if declining is None else declining.unit,
         usage=endpoint.usage(now),
         forecast_without=None if blocks is None else endpoint.forecast(now) / blocks,
         forecast_with=None if blocks is None else endpoint.forecast_with(request, now) / blocks,

@@ -52,3 +52,6 @@ class Outcome(StrEnum):
 
 FOR_WANT_OF_ROOM = frozenset({Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.QUEUE_TIMEOUT})
 """Temporary refusals: the same request may be served when it comes back."""
+
+BEYOND_ITS_MODEL = FOR_WANT_OF_ROOM | {Outcome.NO_ENDPOINT, Outcome.CONTEXT_LENGTH_EXCEEDED}
+"""Refusals for what this model cannot do in time or in length, and another perhaps can."""

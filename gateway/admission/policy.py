@@ -17,14 +17,14 @@ class Mode(StrEnum):
 
 
 class Bounds(StrEnum):
-    """The bounds on an endpoint's KV cache."""
+    """The bounds on the use of an endpoint's KV cache: the setting `admission.policy`."""
 
     HYSTERESIS = "hysteresis"
     """The gate: closed above `kv_high`, open again below `kv_low`."""
     FORECAST = "forecast"
     """The predicted peak of all requests in flight must fit."""
     BOTH = "both"
-    """The forecast, inside the fence of the gate."""
+    """The forecast, within `kv_high`, so that the gate stays open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,10 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings of one controller. Times are seconds, usages shares of an endpoint's KV cache."""
+    """All settings of one controller; the setting `admission.policy` is its `bounds`.
+
+    Times are seconds, usages shares of an endpoint's KV cache.
+    """
 
     mode: Mode = Mode.ENFORCE
     kv_high: float = 0.90
@@ -70,6 +73,6 @@ class Policy:
     """Time between two scrapes of an endpoint: the unit of a sample's age."""
 
     @property
-    def holds_back_flows(self) -> bool:
-        """Whether it has a setting by which the first rows of the table of rules hold back a flow."""
+    def throttles_flows(self) -> bool:
+        """Whether it has a setting by which the first rows of the table of rules throttle a flow."""
         return bool(self.kv_shares)

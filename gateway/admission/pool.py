@@ -7,12 +7,14 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.presence import Presence
 from gateway.admission.placing.request import LaneKey, RequestRecord
-from gateway.admission.placing.rules import holds_back
+from gateway.admission.placing.rules import throttles
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.queueing.headroom import Headroom
 from gateway.admission.queueing.kv_shares import KvShares
+from gateway.admission.queueing.promises import Promises
 from gateway.admission.queueing.queue import Queue
+from gateway.admission.queueing.retry_after import RetryAfter
 from gateway.admission.queueing.waits import Waits
 
 
@@ -20,12 +22,24 @@ class Pool:
     """The endpoints of one model, its queue, the lengths learned, and the policy in force.
 
     Attributes:
-        shares: What flows hold that have a share of the KV cache.
-        held: Flows whose request that was offered last was held back for its flow's sake.
+        kv_shares: What flows hold that have a share of the KV cache.
+        throttled_flows: Flows whose last offered request waits only because its flow is throttled.
         draining: Whether the gateway shuts down and takes no new requests.
     """
 
-    __slots__ = ("draining", "endpoints", "headroom", "held", "policy", "predictor", "queue", "shares", "waits")
+    __slots__ = (
+        "draining",
+        "endpoints",
+        "headroom",
+        "kv_shares",
+        "policy",
+        "predictor",
+        "promises",
+        "queue",
+        "retry_after",
+        "throttled_flows",
+        "waits",
+    )
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -33,9 +47,11 @@ class Pool:
         self.queue = Queue(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
         self.endpoints = Endpoints(policy, self.predictor)
         self.waits = Waits(policy, self.endpoints, self.queue)
+        self.promises = Promises(policy.weights)
+        self.retry_after = RetryAfter(self.waits, self.queue, self.promises)
         self.headroom = Headroom(policy.weights)
-        self.shares = KvShares(policy.kv_shares)
-        self.held: set[str] = set()
+        self.kv_shares = KvShares(policy.kv_shares)
+        self.throttled_flows: set[str] = set()
         self.draining = False
 
     def govern(self, policy: Policy, now: float) -> None:
@@ -43,9 +59,10 @@ class Pool:
         self.policy = policy
         self.queue.govern(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
         self.headroom.govern(policy.weights)
-        self.shares = KvShares(policy.kv_shares)
-        self.held.clear()
+        self.kv_shares = KvShares(policy.kv_shares)
+        self.throttled_flows.clear()
         self.waits.govern(policy)
+        self.promises.govern(policy.weights)
         self.endpoints.govern(policy, now)
 
     def lane(self, request: RequestRecord) -> LaneKey | None:
@@ -53,28 +70,39 @@ class Pool:
         lane = self.endpoints.lane(request)
         return self.endpoints.any_lane(request) if lane is None and self.policy.mode is Mode.OBSERVE else lane
 
-    def weigh(self, request: RequestRecord) -> None:
+    def estimate(self, request: RequestRecord) -> None:
         """Set the cost, the queue budget and the deadline of a request."""
-        request.weigh(self.predictor)
+        request.estimate_cost(self.predictor)
         request.queue_budget = self.waits.queue_budget(request)
         request.deadline = self.waits.deadline(request)
 
-    def restrain(self, request: RequestRecord, now: float) -> None:
-        """Set what the rules hold against a request for the sake of other flows. Due before it is placed."""
+    def apply_shares(self, request: RequestRecord, now: float) -> None:
+        """Set what a request owes to other flows: the tokens to leave free, and how far its own is over its share.
+
+        Due before it is placed.
+        """
         request.spare = self._spare(request, now)
-        if self.policy.holds_back_flows:
+        if self.policy.throttles_flows:
             live = self.endpoints.live
             request.over_share = self.over_share(request)
-            request.held_back = bool(live) and all(holds_back(endpoint, request, now) for endpoint in live)
+            request.throttled = bool(live) and all(throttles(endpoint, request, now) for endpoint in live)
 
-    def held_back(self) -> int:
-        """Number of waiting requests whose flows are held back: they do not wait for room."""
-        return sum(self.queue.waiting(flow) for flow in self.held)
+    def note_throttled(self, request: RequestRecord) -> None:
+        """Note whether the flow of a request that is offered waits only because it is throttled."""
+        if self.policy.throttles_flows:
+            if request.throttled:
+                self.throttled_flows.add(request.arrival.flow)
+            else:
+                self.throttled_flows.discard(request.arrival.flow)
+
+    def waiting_throttled(self) -> int:
+        """Number of waiting requests of throttled flows: they do not wait for room."""
+        return sum(self.queue.waiting(flow) for flow in self.throttled_flows)
 
     def too_large(self, request: RequestRecord) -> Exceeded | None:
         """The limit of a request that would surely hold more than its flow's share, alone; None if it may fit."""
         flow = request.arrival.flow
-        if flow not in self.shares.shares or self.policy.mode is Mode.OBSERVE:
+        if flow not in self.kv_shares.shares or self.policy.mode is Mode.OBSERVE:
             return None
         asked = request.size + request.sequences
         exceeded = self.over_limit(flow, asked)
@@ -85,17 +113,17 @@ class Pool:
         room = _room(e for e in self.endpoints if e.presence is not Presence.GONE)
         if room is None:
             return None
-        return Exceeded(Limit.KV, int(self.shares.shares[flow] * room), asked, None)
+        return Exceeded(Limit.KV, int(self.kv_shares.shares[flow] * room), asked, None)
 
     def over_share(self, request: RequestRecord) -> float:
         """Tokens by which its flow would hold more than its share."""
         flow, live = request.arrival.flow, self.endpoints.live
-        room = _room(live) if flow in self.shares.shares else None
+        room = _room(live) if flow in self.kv_shares.shares else None
         if room is None or not live:
             return 0.0
         # It finds what its flow's requests hold already on one of the endpoints.
-        tokens = min(e.final_tokens(request) - self.shares.finds(flow, e.id, request.arrival.prefix) for e in live)
-        return self.shares.over(flow, tokens, room)
+        tokens = min(e.final_tokens(request) - self.kv_shares.finds(flow, e.id, request.arrival.prefix) for e in live)
+        return self.kv_shares.over(flow, tokens, room)
 
     def _spare(self, request: RequestRecord, now: float) -> float:
         """Tokens that a request must leave free on its endpoint for other flows."""

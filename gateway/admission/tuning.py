@@ -70,14 +70,14 @@ class Tuning:
     """Most predictions of each request times sequences in flight: above it a new request gets fewer. A bound of cost
     (ADR 15)."""
     forecast_age_per_request: float = 250e-6
-    """Seconds per request in flight for which a forecast may refuse somebody although requests came and went. A new one
-    takes about a microsecond per request, less if compiled; so this bounds its cost on a busy endpoint. Judgement."""
+    """Seconds per request in flight for which a rule may decline by a forecast although requests came and went. A new
+    one takes about a microsecond per request, less if compiled: this bounds its cost on a full endpoint. Judgement."""
     forecast_age: float = 0.25
     """Longest validity of a forecast, seconds: requests make progress, and some outlive their predictions.
     Judgement; simulated in ADR 34."""
     forecast_share: float = 0.96
-    """Most of the cache that the forecast may fill if no fence is lower: the rest is for what it cannot know. Judgement
-    (ADR 7)."""
+    """Most of the cache that the forecast may fill if `kv_high` is not lower: the rest is for what it cannot know.
+    Judgement (ADR 7)."""
     waiting_draw: float = 0.5
     """Position in the quantile range assumed for a request not yet dispatched, 0 to 1: the middle. Judgement."""
     quantile_top: float = 0.985
@@ -103,7 +103,7 @@ class Tuning:
 
     # placing/: which endpoint takes a request
 
-    unseen_share: float = 1 / 3
+    prefilling_share: float = 1 / 3
     """Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
     does not show it: a burst must not fill the cache with prompts. Measured on a busy CPU: a tenth starved an engine
     whose first tokens take a second (0.63 of direct's throughput). Simulated (ADR 24): no bound at all is as good."""
@@ -116,7 +116,7 @@ class Tuning:
     closing_samples: int = 2
     """Consecutive scrapes that must show waiting requests until the gate closes: one may be a burst on its way in.
     Judgement."""
-    busy_hold: float = 1.0
+    busy_span: float = 1.0
     """Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner. Judgement."""
     unreached: float = 1.0
     """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""

@@ -19,7 +19,7 @@ from gateway.advice.traffic import client_of, fetch, lengths
 from gateway.ops.pace import Pace, Work, pace
 from gateway.ops.state import EndpointState, GatewayState
 from gateway.record.lines import EventLogError
-from gateway.record.served import Account, Served, Watched, account
+from gateway.record.served import Recording, Served, Watched, recording
 from gateway.record.whatif import Fate, compare, waits
 
 ALTERNATIVES = (
@@ -107,7 +107,7 @@ def recorded(file: Path) -> tuple[Past, ...]:
         ConfigurationError: its settings are not this version's.
     """
     try:
-        found = account(file)
+        found = recording(file)
         alternatives = _alternatives(file, found)
     except EventLogError as error:
         raise HistoryError(str(error)) from None
@@ -115,7 +115,7 @@ def recorded(file: Path) -> tuple[Past, ...]:
     return tuple(_recorded(file, model, found, alternatives.get(model, ())) for model in models)
 
 
-def _recorded(file: Path, model: str, found: Account, alternatives: Sequence[Alternative]) -> Past:
+def _recorded(file: Path, model: str, found: Recording, alternatives: Sequence[Alternative]) -> Past:
     requests = [one for one in found.requests if one.model == model]
     watched = {name: each for name, each in found.endpoints.items() if each.model == model}
     outcomes = Counter(str(one.refused) for one in requests if one.refused is not None)
@@ -192,7 +192,7 @@ def _common(prefix: Prefix, known: set[tuple[int, int]]) -> int:
     return max((part[0] for part in prefix if part in known), default=0)
 
 
-def _alternatives(file: Path, found: Account) -> dict[str, list[Alternative]]:
+def _alternatives(file: Path, found: Recording) -> dict[str, list[Alternative]]:
     """The results of other settings, by model, those that ran first."""
     results: dict[str, list[Alternative]] = {}
     for changes in ALTERNATIVES:

@@ -10,7 +10,7 @@ from engine.plan.trace_file import read_trace
 from engine.plan.traffic import Seen, Traffic, TrafficError, from_exposition, from_lengths
 from gateway.config.fields import usable_key
 from gateway.record.lines import EventLogError
-from gateway.record.served import Served, account
+from gateway.record.served import Served, recording
 
 TIMEOUT = 10.0
 """Seconds a server has for an answer."""
@@ -63,7 +63,7 @@ def lengths(source: str, requests: list[Served]) -> Traffic:
 
 def _recorded(file: Path, model: str | None) -> Traffic:
     try:
-        found = account(file)
+        found = recording(file)
     except EventLogError as error:
         raise TrafficError(str(error)) from None
     requests = [one for one in found.requests if model in {None, one.model}]

@@ -11,8 +11,10 @@ from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
-from gateway.ops.merged import own_alone, packed
+from gateway.ops.merged import Figures, own_alone, packed
 from gateway.ops.metrics import Metrics, exposed, exposed_tier
+from gateway.ops.pictures.digest import Digest
+from gateway.ops.pictures.picture import Picture
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
@@ -21,23 +23,24 @@ from gateway.tier.channel import connect
 from gateway.tier.claims import claim
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import Allegiance
+from gateway.tier.frames import Saw
 from gateway.tier.guide import Guide, guide_path
 from gateway.tier.key_file import tier_key
-from gateway.tier.link import Link
+from gateway.tier.owner_link import Link
 from gateway.tier.seal import Role
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a front among others.
+class FrontSpec:
+    """What makes a front one of several.
 
     Attributes:
-        front: its number, the upper bits of its requests' ids. No front had it before.
+        number: the upper bits of its requests' ids. No front had it before.
         owner: the unix socket at which the owner listens.
         key: of the hashes of bodies and prefixes, the same at all fronts.
     """
 
-    front: int
+    number: int
     owner: Path
     key: bytes
 
@@ -46,24 +49,27 @@ Templates = Callable[[], Mapping[str | None, str | None]]
 """Texts of chat templates, by the models' settings."""
 OWNERLESS = 5.0
 """Seconds for which a request waits for an owner in a tier: longer than an election takes."""
+TOLD = 1.0
+"""Seconds between two words to the owner of what ended here."""
 
 
 class Apart:
     """The owner behind a unix socket. See `gateway.app.core.Core`.
 
     Args:
-        place: of this front.
+        spec: of this front.
         follower: the front.
         clock: monotonic seconds.
         progressed: called with each batch of progress.
         metrics: of this process.
         settings: those in force.
         templates: texts of their chat templates.
+        digest: takes what ended at this front.
     """
 
     def __init__(
         self,
-        place: Place,
+        spec: FrontSpec,
         follower: Follower,
         *,
         clock: Callable[[], float],
@@ -71,16 +77,18 @@ class Apart:
         metrics: Metrics,
         settings: Callable[[], Settings],
         templates: Templates,
+        digest: Callable[[], Digest],
     ) -> None:
-        self._front = str(place.front)
+        self._digest = digest
+        self._front = str(spec.number)
         self._background = Background()
         self._metrics = metrics
-        here = functools.partial(_connect, place.owner)
+        here = functools.partial(_connect, spec.owner)
         allegiance = Allegiance()
-        self._guide = _guide(place, here, settings, templates, turned=self._turned, following=self._following)
+        self._guide = _guide(spec, here, settings, templates, turned=self._turned, following=self._following)
         self._allegiance = allegiance
         self._link = Link(
-            place.front,
+            spec.number,
             here if self._guide is None else self._guide.connect,
             follower,
             clock=clock,
@@ -94,6 +102,7 @@ class Apart:
     def start(self) -> None:
         """Connect, and again after each loss."""
         self._background.spawn("link to the owner", self._link.run)
+        self._background.spawn("what ended here", self._tell_ended)
         if self._guide is not None:
             self._background.spawn("whom to follow", self._guide.run)
 
@@ -101,6 +110,13 @@ class Apart:
     def ready(self) -> bool:
         """Whether an owner decides for this front, or did a moment ago."""
         return self._guide is None or self._guide.ready
+
+    async def _tell_ended(self) -> None:
+        """Tell the owner what ended here. What ends while there is none waits for the next."""
+        while True:
+            await asyncio.sleep(TOLD)
+            if self._link.connected.is_set() and (digest := self._digest()).models:
+                self._link.send(Saw(digest))
 
     def _turned(self) -> None:
         self._link.turn()
@@ -125,11 +141,15 @@ class Apart:
         """The watch over an endpoint."""
         return self._link.watch(endpoint)
 
+    def tell_awaited(self, ages: Mapping[str, float]) -> None:
+        """Say that requests wait here for engines, also to the next owner."""
+        self._link.tell_awaited(ages)
+
     def statuses(self) -> list[EndpointStatus]:
         """Nothing: the owner tells the supervisor."""
         return []
 
-    async def exposition(self) -> bytes:
+    async def exposition(self, *, openmetrics: bool) -> bytes:
         """The text of `/metrics`; while there is no owner, without what is summed over all processes.
 
         A part of a sum would look like a restart, after which Prometheus adds the whole sum again.
@@ -138,8 +158,12 @@ class Apart:
         of_tier = b"" if tier is None else exposed_tier(tier)
         if self._link.connected.is_set():
             with contextlib.suppress(TimeoutError):
-                return await self._link.questions.exposition() + of_tier
-        return exposed(own_alone(self._metrics.figures())) + of_tier
+                return of_tier + await self._link.questions.exposition(openmetrics=openmetrics)
+        return of_tier + exposed(own_alone(self._metrics.figures()), openmetrics=openmetrics)
+
+    async def figures(self) -> Figures:
+        """What this front counts; the owner exports what it measures."""
+        return self._metrics.figures()
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
@@ -151,6 +175,10 @@ class Apart:
             tier = seen.model_copy(update={"members": decided.tier.members})
         return decided.model_copy(update={"tier": tier})
 
+    async def picture(self, after: float) -> Picture:
+        """See `gateway.ops.state.Deciding`."""
+        return await self._link.questions.picture(after)
+
     async def drain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
         await self._link.questions.drain(endpoint_id)
@@ -158,6 +186,10 @@ class Apart:
     async def undrain(self, endpoint_id: str) -> None:
         """See `gateway.ops.state.Deciding`."""
         await self._link.questions.undrain(endpoint_id)
+
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """See `Deciding.give`."""
+        await self._link.questions.give(model, adapter, path)
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
         """Nothing: the owner is told the settings by itself."""
@@ -174,7 +206,7 @@ class Apart:
 
 
 def _guide(
-    place: Place,
+    spec: FrontSpec,
     here: Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]],
     settings: Callable[[], Settings],
     templates: Templates,
@@ -191,7 +223,7 @@ def _guide(
         said = claim(Role.FRONT, key, settings(), templates())
         return await connect(host, port, protocol, key=key, claim=said)
 
-    return Guide(guide_path(place.owner), here=here, elsewhere=elsewhere, turned=turned, following=following)
+    return Guide(guide_path(spec.owner), here=here, elsewhere=elsewhere, turned=turned, following=following)
 
 
 async def _connect(path: Path, protocol: Callable[[], asyncio.Protocol]) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -17,12 +18,15 @@ from fastapi import FastAPI
 import gateway
 from gateway.admission import controller
 from gateway.admission.events import FRONT_BITS
-from gateway.app.apart import Apart, Place
+from gateway.app.apart import Apart, FrontSpec
 from gateway.app.core import Core
 from gateway.app.opened import Opened, opened
+from gateway.app.parent import Parent
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
+from gateway.app.telemetry import Exports
 from gateway.app.together import Together
+from gateway.config.engine import Launched
 from gateway.config.live import Change
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
@@ -30,6 +34,10 @@ from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
+from gateway.ops.pictures.broadcast import MOST, Broadcast
+from gateway.ops.pictures.digest import Digests
+from gateway.pools.awaited import Awaited
+from gateway.pools.clamping import clamps
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.relay.asgi import Receive, Room, Scope, Send
 from gateway.relay.exchange import Reporter
@@ -57,7 +65,7 @@ _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
 _RECHECK = 5.0
 """Seconds between two checks of a counter for doubted counts."""
-_ADMIN_CONNECTIONS = 64
+_ADMIN_CONNECTIONS = 64 + MOST
 """Most connections at once on a port of the admin routes alone."""
 _log = structlog.get_logger("kvgate.app")
 
@@ -69,11 +77,12 @@ class Application:
         settings: all of them.
         listening: sockets for clients and, if they have a port of their own, for the admin routes; bound here if not
             given.
-        launched: addresses of endpoints whose engines kvgate launches.
-        place: among other fronts of the same owner; None where the owner is in this process.
+        launched: the engines that kvgate launches.
+        spec: among other fronts of the same owner; None where the owner is in this process.
 
     Raises:
-        ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used.
+        ConfigurationError: a key's file, a TLS file, a chat template or the event log cannot be used, or a variable of
+            OpenTelemetry.
         PortTakenError: a port is taken.
     """
 
@@ -81,22 +90,28 @@ class Application:
         self,
         settings: Settings,
         listening: Sequence[socket.socket] = (),
-        launched: Sequence[str] = (),
-        place: Place | None = None,
+        launched: Launched = MappingProxyType({}),
+        spec: FrontSpec | None = None,
     ) -> None:
+        self.parent = Parent()
         self._settings = settings
         self._clock: Callable[[], float] = time.monotonic
         self._background = Background()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._flights = Flights(self._clock, lambda: self._settings.upstream)
         self._metrics = Metrics(gateway.__version__)
+        self._metrics.know_tenants(_tenants(settings))
+        self._digests = Digests(self._clock)
         self._opened = opened(settings)
         self._templates = dict(self._opened.templates)
         self._directory = Directory(
             self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
         )
         self._directory.expecting = settings.awaits_endpoints
-        self._core = self._make_core(place, launched)
+        self._core = self._make_core(spec, launched)
+        self._exports = Exports(
+            self._core.figures, None if spec is None else f"front-{spec.number}", self._metrics.registry
+        )
         counting = settings.counting
         self._counting = CountingPool(
             threads=counting.threads,
@@ -106,7 +121,8 @@ class Application:
         )
         self._tokenizers = Tokenizers(self._counting)
         self._upstream = HttpUpstream(lambda: self._settings.upstream)
-        self._reached = Reached(self._directory, self._upstream, watch=self._core.watch)
+        on_demand = [address for address, how in launched.items() if how is not None]
+        self._reached = Reached(self._directory, self._upstream, watch=self._core.watch, on_demand=on_demand)
         self._reached.follow(self._opened.endpoints)
         self._plane = Plane(
             settings=settings,
@@ -117,17 +133,20 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
             lobby=Lobby(lambda: self._settings.admission.queue),
+            awaited=Awaited(self._core.tell_awaited, self._clock),
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
-            key=new_key() if place is None else place.key,
-            ids=count(1) if place is None else count(place.front << FRONT_BITS),
+            key=new_key() if spec is None else spec.key,
+            ids=count(1) if spec is None else count(spec.number << FRONT_BITS),
+            elsewhere=self._reached.elsewhere(self._opened.elsewhere),
         )
+        self._broadcast = Broadcast(self._core.picture)
         self._view = StateView(lambda: self._settings, self._directory, self._core)
-        self._listeners = self._listen(listening, None if place is None else place.owner.with_name("loads"))
+        self._listeners = self._listen(listening, None if spec is None else spec.owner.with_name("loads"))
 
-    def _make_core(self, place: Place | None, launched: Sequence[str]) -> Core:
+    def _make_core(self, spec: FrontSpec | None, launched: Launched) -> Core:
         clock, progressed, metrics = self._clock, self._flights.progressed, self._metrics
-        if place is None:
+        if spec is None:
             return Together(
                 self._settings,
                 self._opened.endpoints,
@@ -136,15 +155,18 @@ class Application:
                 progressed=progressed,
                 metrics=metrics,
                 launched=launched,
+                digest=self._digests.take,
+                parent=self.parent,
             )
         return Apart(
-            place,
+            spec,
             self._directory,
             clock=clock,
             progressed=progressed,
             metrics=metrics,
             settings=lambda: self._settings,
             templates=lambda: self._opened.templates,
+            digest=self._digests.take,
         )
 
     @property
@@ -183,6 +205,7 @@ class Application:
         `settle`: most seconds spent before that to look for endpoints and load tokenizers.
         """
         self._core.start()
+        self._exports.start()
         self._preload()
         self._background.spawn("flights", self._flights.watch)
         with contextlib.suppress(TimeoutError):
@@ -214,6 +237,7 @@ class Application:
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait at most `timeout` seconds for running requests to finish."""
         self._gateway.draining = self._view.draining = True
+        self._broadcast.close()
         self._core.leave()
         self._plane.lobby.drain()
         if not await self._gateway.wait_idle(timeout):
@@ -224,6 +248,7 @@ class Application:
 
         Nothing is refused, and waiting requests keep their places.
         """
+        self._broadcast.close()
         for listener in self._listeners:
             listener.retire()
         _log.info("handing over", connections=self._connections())
@@ -236,6 +261,7 @@ class Application:
 
     async def stop(self) -> None:
         """Close everything."""
+        self._broadcast.close()
         for listener in self._listeners:
             await listener.stop()
         await self._core.stop()  # first: an endpoint that comes up starts work here
@@ -245,6 +271,7 @@ class Application:
         if self._access is not None:
             self._access.flush()
         _log.info("stopped")
+        await self._exports.stop()
 
     async def _recheck(self, pool: Pool) -> None:
         """Have a counter that drifted check, when due, whether it agrees with its endpoints again.
@@ -261,10 +288,10 @@ class Application:
         server = self._settings.server
         log = self._settings.log
         self._access = AccessLog(log, together=True) if log.access else None
-        reporter = Reporter(self._metrics, self._access)
+        reporter = Reporter(self._metrics, self._access, self._digests, self._exports.report)
         apart = server.admin_port is not None
         main, self._admin_port = self._admin_apps()
-        self._gateway = Gateway(self._plane, reporter, main)
+        self._gateway = Gateway(self._plane, reporter, main, self._exports.record)
 
         async def admin_port(scope: Scope, receive: Receive, send: Send) -> None:
             await self._admin_port(scope, receive, send)
@@ -285,6 +312,7 @@ class Application:
     def _go_by(self, settings: Settings, found: Opened) -> None:
         """Put other settings in force, all in one turn of the event loop."""
         before, self._settings = self._settings, settings
+        self._metrics.know_tenants(_tenants(settings))
         had, self._opened = self._opened, found
         self._templates.update(found.templates)
         self._plane.settings, self._plane.clients = settings, found.clients
@@ -300,6 +328,7 @@ class Application:
         self._directory.expecting = settings.awaits_endpoints
         self._core.go_by(settings, found.endpoints)
         self._reached.follow(found.endpoints)
+        self._plane.elsewhere = self._reached.elsewhere(found.elsewhere)
         self._preload()
 
     def _admin_apps(self) -> tuple[FastAPI, FastAPI]:
@@ -325,7 +354,15 @@ class Application:
 
     def _admin(self, parts: Part, key: str | None) -> FastAPI:
         explainer = RelayExplainer(self._plane)
-        return admin_app(self._view, self._core.exposition, explainer, gateway.__version__, admin_key=key, parts=parts)
+        return admin_app(
+            self._view,
+            self._core.exposition,
+            explainer,
+            self._broadcast,
+            gateway.__version__,
+            admin_key=key,
+            parts=parts,
+        )
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
         self._metrics.know(name, self._directory.pools)
@@ -340,7 +377,7 @@ class Application:
                 _log.warning("a count differs from the engine's usage", model=name, **_drift_fields(drift))
 
         def switched(reason: str) -> None:
-            _log.warning("the engine counts prompts from now on", model=name, reason=reason)
+            _log.warning("prompts are not counted here from now on", model=name, reason=reason)
 
         def returned(requests: str) -> None:
             _log.info("prompts are counted here again", model=name, requests=requests)
@@ -389,6 +426,12 @@ class Application:
     def _verify(self, endpoint: Endpoint) -> None:
         assert endpoint.pool is not None  # noqa: S101  # it came up, so it has one
         self._background.spawn(f"probes of {endpoint.id}", functools.partial(self._compared, endpoint, endpoint.pool))
+        if endpoint.clamps is None:
+            self._background.spawn(f"length of {endpoint.id}", functools.partial(self._ask_clamps, endpoint))
+
+    async def _ask_clamps(self, endpoint: Endpoint) -> None:
+        assert endpoint.identity is not None  # noqa: S101  # it came up, so it has one
+        endpoint.clamps = await clamps(self._reached.target(endpoint), endpoint.identity)
 
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
@@ -406,3 +449,7 @@ class Application:
 
 def _drift_fields(drift: Drift) -> dict[str, Any]:
     return {"cause": drift.cause, "counted": drift.counted, "reported": drift.reported}
+
+
+def _tenants(settings: Settings) -> set[str]:
+    return {key.name for key in settings.auth.keys}

@@ -12,12 +12,15 @@ import structlog
 
 from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
+from gateway.app.parent import Parent
 from gateway.app.reign import Reign
+from gateway.app.telemetry import Exports
 from gateway.config.live import Change
 from gateway.config.redis_url import redis_address
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.merged import Figures
 from gateway.runtime.background import Background
 from gateway.tier.campaign import Campaign, tier_state
 from gateway.tier.channel import Entrance
@@ -42,13 +45,14 @@ class Candidate(DecidingProcess):
         clock: monotonic seconds.
 
     Raises:
-        ConfigurationError: a file that the settings name cannot be used.
+        ConfigurationError: a file that the settings name cannot be used, or a variable of OpenTelemetry.
     """
 
     def __init__(
         self, settings: Settings, listening: socket.socket, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.settings = settings
+        self.parent = Parent()
         self._listening = listening
         self._clock = clock
         tier, key = settings.tier, tier_key(settings.tier)
@@ -75,6 +79,7 @@ class Candidate(DecidingProcess):
         """To whoever comes: strangers, too, so it is made once."""
         self._entrance = Entrance(key, lambda: self._said, self._welcome)
         self._background = Background()
+        self._exports = Exports(self._figures, "owner")
         self._reign: Reign | None = None
         self._epoch: Epoch | None = None
         """Of the reign."""
@@ -100,6 +105,7 @@ class Candidate(DecidingProcess):
     async def start(self, settle: float = 0.0) -> None:
         """Take fronts, and stand for election. `settle` is for a front: fronts wait by themselves."""
         del settle
+        self._exports.start()
         await self._post.open()
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_unix_server(self._admit, sock=self._listening))
@@ -143,6 +149,10 @@ class Candidate(DecidingProcess):
         if self._reign is not None:
             await self._reign.end()
         _log.info("stopped")
+        await self._exports.stop()
+
+    async def _figures(self) -> Figures:
+        return [] if self._reign is None else await self._reign.figures()
 
     # The election.
 
@@ -180,7 +190,7 @@ class Candidate(DecidingProcess):
                 self._reign = Reign(
                     self.settings,
                     self._endpoints,
-                    (),
+                    {},
                     None,
                     election=reigning,
                     before=self._check,

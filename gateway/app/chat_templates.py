@@ -4,12 +4,9 @@ from pathlib import Path
 
 import jinja2
 
-from engine.arguments import Arguments
 from gateway.config.settings import ModelSettings
 from gateway.config.sources import ConfigurationError
 from gateway.tokens.template import ChatTemplate
-
-FLAG = "--chat-template"
 
 
 def chat_template(model: ModelSettings) -> str | None:
@@ -34,13 +31,13 @@ def chat_template(model: ModelSettings) -> str | None:
     return text
 
 
-def template_of(model: ModelSettings, arguments: Arguments) -> str | None:
-    """The value of `chat_template` that an engine's arguments imply, if the model's settings name none.
+def template_of(model: ModelSettings, argument: str | None) -> str | None:
+    """The value of `chat_template` that an engine's argument implies, if the model's settings name none.
 
     A bare name that is not a file here may be one of vLLM's own templates, which kvgate does not know. Then the probes
     show that the engine differs, and the engine counts.
     """
-    given = model.chat_template or arguments.text(FLAG)
+    given = model.chat_template or argument
     if given is None or _is_template(given) or "/" in given or Path(given).exists():
         return given
     return None if model.chat_template is None else given

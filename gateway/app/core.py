@@ -7,6 +7,7 @@ from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.merged import Figures
 from gateway.ops.state import Deciding
 from gateway.pools.admission import Admission
 from gateway.pools.interface import Watch
@@ -36,12 +37,20 @@ class Core(Deciding, Protocol):
         """The watch over an endpoint."""
         ...
 
+    def tell_awaited(self, ages: Mapping[str, float]) -> None:
+        """Say for engines of which models requests wait here, and how long the oldest has, in seconds."""
+        ...
+
     def statuses(self) -> list[EndpointStatus]:
         """The present status of each endpoint, for a supervisor; empty if the owner tells it by itself."""
         ...
 
-    async def exposition(self) -> bytes:
+    async def exposition(self, *, openmetrics: bool) -> bytes:
         """The text of `/metrics`, of all processes."""
+        ...
+
+    async def figures(self) -> Figures:
+        """What is counted and measured in this process."""
         ...
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:

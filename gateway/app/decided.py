@@ -1,6 +1,7 @@
 """The state of endpoints and queues, as their owner knows it, in the words of `/kvgate/state`."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from gateway.admission.events import EndpointId
 from gateway.admission.snapshot import EndpointSnapshot as Admitted
@@ -10,12 +11,34 @@ from gateway.ops.state import Decided, EndpointState, EngineTotals, GateState, K
 from gateway.pools.cores import Cores
 
 
-def decided(cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], now: float) -> Decided:
-    """The endpoints and queues at this time."""
-    pools = {name: driver.controller.snapshot(now) for name, driver in cores.drivers.items()}
+def decided(
+    cores: Cores,
+    monitors: Mapping[EndpointId, EndpointMonitor],
+    now: float,
+    ready_in: Mapping[EndpointId, float | None] = MappingProxyType({}),
+) -> Decided:
+    """The endpoints and queues at this time. `ready_in`: of engines that do not run, seconds until they would be up."""
+    return told(cores, monitors, snapshots(cores, now), now, ready_in)
+
+
+def snapshots(cores: Cores, now: float) -> dict[str, PoolState]:
+    """Each model's pool at this time."""
+    return {name: driver.controller.snapshot(now) for name, driver in cores.drivers.items()}
+
+
+def told(
+    cores: Cores,
+    monitors: Mapping[EndpointId, EndpointMonitor],
+    pools: Mapping[str, PoolState],
+    now: float,
+    ready_in: Mapping[EndpointId, float | None] = MappingProxyType({}),
+) -> Decided:
+    """The endpoints and queues as in these snapshots of this time."""
     admitted = {state.id: state for snapshot in pools.values() for state in snapshot.endpoints}
     endpoints = [
-        _endpoint(monitor, cores.serves(endpoint), admitted.get(endpoint), now)
+        _endpoint(monitor, cores.serves(endpoint), admitted.get(endpoint), now).model_copy(
+            update={"ready_in_seconds": ready_in.get(endpoint)}
+        )
         for endpoint, monitor in monitors.items()
     ]
     queues = [_queue(name, snapshot) for name, snapshot in pools.items()]
@@ -45,7 +68,7 @@ def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | 
         since_seconds=max(0.0, now - status.since),
         gate=gate,
         kv=kv,
-        in_flight=admitted.in_flight if admitted is not None else 0,
+        in_flight=monitor.passing + (admitted.in_flight if admitted is not None else 0),
         sequences=admitted.sequences if admitted is not None else 0,
         peak_sequences=admitted.peak_sequences if admitted is not None else 0,
         max_num_seqs=admitted.sequence_limit if admitted is not None else None,
@@ -53,6 +76,7 @@ def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | 
         kind=identity.kind if identity is not None else None,
         version=identity.version if identity is not None else None,
         models=(*identity.names, *identity.loras) if identity is not None else (),
+        adapters=dict(status.adapters),
         missing_metrics=status.missing_metrics,
         scrape_age_seconds=now - status.scraped_at if status.scraped_at is not None else None,
         model=model,
@@ -74,4 +98,7 @@ def _queue(name: str, snapshot: PoolState) -> QueueState:
         depth=queue.depth,
         bytes=queue.bytes,
         oldest_seconds=queue.oldest_age if queue.depth else None,
+        saturation=snapshot.scaling.saturation,
+        backlog_seconds=snapshot.scaling.backlog_seconds,
+        waiting_without_endpoint=snapshot.scaling.waiting_without_endpoint,
     )

@@ -9,6 +9,7 @@ import structlog
 
 from gateway.admission.events import EndpointId
 from gateway.app.activity import Activity
+from gateway.app.mixing import Mixing
 from gateway.app.opened import Access
 from gateway.app.questions import Questions
 from gateway.config.settings import Settings
@@ -45,6 +46,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
     ) -> None:
         self._cores = cores
         self._questions = Questions(settings, background)
+        self._mixing = Mixing(cores, self._questions, timeout=lambda: settings().health.timeout, clock=clock)
         self._settings = settings
         self._clock = clock
         self._background = background
@@ -72,6 +74,8 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
             listener=self._cores,
             clock=self._clock,
             look=Activity(endpoint, self._clock).look,
+            misfit=functools.partial(self._mixing.misfit, endpoint),
+            adapters=_adapters(access),
         )
         monitor.launched = endpoint in self._launched
         self._cores.add(endpoint, access.model.name)
@@ -106,7 +110,9 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         if leaving is not None:
             leaving.cancel()
             monitor.undrain()
-        monitor.govern(access.settings, self._settings().health, self._questions.open(endpoint, access))
+        monitor.govern(
+            access.settings, self._settings().health, self._questions.open(endpoint, access), _adapters(access)
+        )
 
     async def _let_go(self, endpoint: EndpointId, coming: Sequence[EndpointMonitor]) -> None:
         """Forget an endpoint once it is empty and no waiting request could only go there."""
@@ -126,6 +132,8 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         _log.info("endpoint removed", endpoint=endpoint)
 
     def _needed(self, endpoint: EndpointId) -> bool:
+        if self._monitors[endpoint].passing:
+            return True
         driver = self._cores.driver_of(endpoint)
         if driver is None:
             return False
@@ -134,3 +142,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
             return True
         model, others = self._cores.serves(endpoint), self._monitors.keys() - {endpoint}
         return state.queue.depth > 0 and all(self._cores.serves(other) != model for other in others)
+
+
+def _adapters(access: Access) -> dict[str, str]:
+    return {adapter.name: adapter.path for adapter in access.model.lora}

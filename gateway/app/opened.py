@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from gateway.admission.events import EndpointId
 from gateway.app.chat_templates import chat_template
 from gateway.config.endpoint import EndpointSettings, TlsSettings
+from gateway.config.fallback import FallbackSettings
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.config.tls import clients_context, ssl_context
-from gateway.relay.clients import Client, Clients
+from gateway.relay.client_identity import Client, Clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Opened:
     """The content of all files that settings name.
 
     Attributes:
+        elsewhere: servers elsewhere, by the fallbacks that they are.
         templates: texts of chat templates, by the models' settings.
         tls: for connections of clients; None where they speak plain HTTP.
     """
@@ -46,6 +48,7 @@ class Opened:
     clients: Clients
     admin_key: str | None
     endpoints: Mapping[EndpointId, Access]
+    elsewhere: Mapping[FallbackSettings, Access]
     templates: Mapping[str | None, str | None]
     tls: ssl.SSLContext | None
 
@@ -60,23 +63,30 @@ def opened(settings: Settings) -> Opened:
     for given in settings.auth.keys:
         models = None if given.models is None else frozenset(given.models)
         limited = given.name in settings.auth.limits
-        client = Client(given.name, given.priority, models, given.limits.max_tokens, limited)
+        client = Client(given.name, given.priority, models, given.limits.max_tokens, limited, keyed=True)
         if given.key_sha256 is not None:
             hashed[bytes.fromhex(given.key_sha256)] = client
         elif (key := read_secret(given.key, given.key_file)) is not None:
             keys[key] = client
-    endpoints = {}
+    endpoints, elsewhere = {}, {}
     contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
+
+    def access(model: ModelSettings, endpoint: EndpointSettings) -> Access:
+        if endpoint.tls not in contexts:
+            contexts[endpoint.tls] = _context(endpoint)
+        return Access(model, endpoint, read_secret(endpoint.api_key, endpoint.api_key_file), contexts[endpoint.tls])
+
     for model in settings.models:
         for endpoint in model.endpoints:
-            if endpoint.tls not in contexts:
-                contexts[endpoint.tls] = _context(endpoint)
-            api_key = read_secret(endpoint.api_key, endpoint.api_key_file)
-            endpoints[EndpointId(endpoint.address)] = Access(model, endpoint, api_key, contexts[endpoint.tls])
+            endpoints[EndpointId(endpoint.address)] = access(model, endpoint)
+        for fallback in model.fallbacks:
+            if (server := fallback.elsewhere) is not None:
+                elsewhere[fallback] = access(model, server)
     return Opened(
-        Clients(keys, settings.server.trusted_flow_header, hashed),
+        Clients(keys, settings.server.trusted_flow_header, hashed, settings.server.trusted_objectives),
         read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
         endpoints,
+        elsewhere,
         {model.chat_template: chat_template(model) for model in settings.models},
         _of_clients(settings),
     )

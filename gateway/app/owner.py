@@ -1,8 +1,9 @@
 """The deciding half of kvgate: the cores of all models, the monitors of their endpoints, and what they learn."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gateway
@@ -12,15 +13,22 @@ from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.admission.snapshot import Load
 from gateway.app.decided import decided
+from gateway.app.engine_demand import EngineDemand
 from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
 from gateway.app.opened import Access
+from gateway.app.parent import Parent
+from gateway.app.pictures import Pictures
+from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.merged import Figures
 from gateway.ops.metrics import Metrics
-from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.ops.pictures.digest import Digest
+from gateway.ops.pictures.history import INTERVAL
+from gateway.ops.pictures.picture import Picture
+from gateway.ops.state import Decided, UnknownEndpointError, UnknownModelError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Asker, Follower
@@ -43,7 +51,9 @@ class Owner:
         clock: monotonic seconds.
         asker: returns who asks the core of a model.
         metrics: of this process.
-        launched: addresses of endpoints whose engines kvgate launches.
+        digest: takes what ended at the front, where that is in this process; others tell it (`take`).
+        launched: the engines that kvgate launches.
+        parent: launches them.
         before: called before each event of a core.
 
     Raises:
@@ -59,7 +69,9 @@ class Owner:
         clock: Callable[[], float],
         asker: Callable[[str], Asker],
         metrics: Metrics,
-        launched: Sequence[str] = (),
+        digest: Callable[[], Digest] | None = None,
+        launched: Launched = MappingProxyType({}),
+        parent: Parent | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
@@ -81,14 +93,23 @@ class Owner:
             background=self._background,
             launched=launched,
         )
+        self._pictures = Pictures(
+            self.cores, self.monitors, settings=lambda: self._settings, clock=clock, digest=digest
+        )
         for endpoint, access in endpoints.items():
             self.monitors.add(endpoint, access)
+        self.demand = EngineDemand(
+            launched, self.cores, self.monitors, follower, parent=parent or Parent(), clock=clock
+        )
 
     def start(self) -> None:
         """Watch the endpoints."""
         self.monitors.start()
         self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("samples", self._sample)
+        self._background.spawn("history", self._keep_history)
+        if self.demand.any:
+            self._background.spawn("engines on demand", self.demand.run)
         self._background.spawn("what was learned", self._keep_learned)
         if self._recorder is not None:
             self._recorder.start()
@@ -114,7 +135,23 @@ class Owner:
 
     async def decided(self) -> Decided:
         """The endpoints and queues now."""
-        return decided(self.cores, self.monitors, self._clock())
+        return decided(self.cores, self.monitors, self._clock(), self.demand.ready_in())
+
+    def awaited(self, front: int, ages: Mapping[str, float]) -> None:
+        """See `Demand.awaited`."""
+        self.demand.awaited(front, ages)
+
+    def left(self, front: int) -> None:
+        """See `Demand.left`."""
+        self.demand.left(front)
+
+    async def picture(self, after: float) -> Picture:
+        """See `Deciding.picture`."""
+        return self._pictures.picture(after)
+
+    def take(self, digest: Digest) -> None:
+        """Take what ended at a front in another process."""
+        self._pictures.take(digest)
 
     async def drain(self, endpoint_id: str) -> None:
         """See `Deciding.drain`."""
@@ -123,6 +160,14 @@ class Owner:
     async def undrain(self, endpoint_id: str) -> None:
         """See `Deciding.undrain`."""
         self._monitor(endpoint_id).undrain()
+
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """See `Deciding.give`."""
+        serving = [monitor for endpoint, monitor in self.monitors.items() if self.cores.serves(endpoint) == model]
+        if not serving:
+            raise UnknownModelError(model)
+        for monitor in serving:
+            monitor.give(adapter, path)
 
     @property
     def poll_interval(self) -> float:
@@ -134,13 +179,13 @@ class Owner:
         now = self._clock()
         return {name: driver.controller.load(now) for name, driver in self.cores.drivers.items()}
 
-    async def exposition(self) -> bytes:
+    async def exposition(self, *, openmetrics: bool) -> bytes:
         """The text of `/metrics`, of this process alone."""
         self._metrics.keep_endpoints(self.monitors)
-        return self._metrics.exposition(await self.decided())
+        return self._metrics.exposition(await self.decided(), openmetrics=openmetrics)
 
-    async def figures(self, fronts: int) -> Figures:
-        """What is counted and measured here; `fronts` are connected."""
+    async def figures(self, fronts: int | None = None) -> Figures:
+        """What is counted and measured here; `fronts` are connected, None if this process is the only one."""
         self._metrics.keep_endpoints(self.monitors)
         return self._metrics.figures(await self.decided(), fronts)
 
@@ -174,6 +219,11 @@ class Owner:
         while True:
             await asyncio.sleep(self._settings.health.interval)
             self._metrics.sample(self.loads())
+
+    async def _keep_history(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            self._pictures.sample()
 
     async def _keep_learned(self) -> None:
         while True:

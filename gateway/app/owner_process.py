@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from types import MappingProxyType
 
 import structlog
 
 from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
+from gateway.app.parent import Parent
 from gateway.app.reign import Reign
+from gateway.app.telemetry import Exports
+from gateway.config.engine import Launched
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
@@ -23,16 +26,20 @@ class OwnerProcess(DecidingProcess):
         settings: all of them.
         listening: the unix socket for fronts.
         fronts: how many there are to be.
-        launched: addresses of endpoints whose engines kvgate launches.
+        launched: the engines that kvgate launches.
 
     Raises:
-        ConfigurationError: a file that the settings name cannot be used.
+        ConfigurationError: a file that the settings name cannot be used, or a variable of OpenTelemetry.
     """
 
-    def __init__(self, settings: Settings, listening: socket.socket, fronts: int, launched: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, listening: socket.socket, fronts: int, launched: Launched = MappingProxyType({})
+    ) -> None:
         self.settings = settings
         self._listening = listening
-        self._reign = Reign(settings, opened(settings).endpoints, launched, fronts)
+        self.parent = Parent()
+        self._reign = Reign(settings, opened(settings).endpoints, launched, fronts, parent=self.parent)
+        self._exports = Exports(self._reign.figures, "owner")
         self._server: asyncio.Server | None = None
 
     @property
@@ -48,6 +55,7 @@ class OwnerProcess(DecidingProcess):
     async def start(self, settle: float = 0.0) -> None:
         """Watch the endpoints and take fronts. `settle` is for a front: fronts wait by themselves."""
         del settle
+        self._exports.start()
         self._reign.begin()
         self._server = await asyncio.get_running_loop().create_unix_server(self._reign.hall.line, sock=self._listening)
 
@@ -69,3 +77,4 @@ class OwnerProcess(DecidingProcess):
             self._server.close()
         await self._reign.end()
         _log.info("stopped")
+        await self._exports.stop()

@@ -25,6 +25,7 @@ class Questions:
         self._settings = settings
         self._background = background
         self._clients: dict[EndpointId, httpx.AsyncClient] = {}
+        self._base_urls: dict[EndpointId, str] = {}
 
     def open(self, endpoint: EndpointId, access: Access) -> httpx.AsyncClient:
         """Make an endpoint's client, in place of the one it has."""
@@ -33,12 +34,16 @@ class Questions:
         unix = access.base_url if access.settings.unix is not None else None
         transport = QuestionTransport(lambda: self._settings().upstream, access.tls, unix)
         client = httpx.AsyncClient(transport=transport, headers=headers, trust_env=False)
-        self._clients[endpoint] = client
+        self._clients[endpoint], self._base_urls[endpoint] = client, access.base_url
         return client
 
     def client(self, endpoint: EndpointId) -> httpx.AsyncClient:
         """The client of an endpoint."""
         return self._clients[endpoint]
+
+    def base_url(self, endpoint: EndpointId) -> str:
+        """The base URL of an endpoint, without a trailing slash."""
+        return self._base_urls[endpoint]
 
     def drop(self, endpoint: EndpointId) -> None:
         """Close an endpoint's client, if it has one, once its open questions have been answered."""

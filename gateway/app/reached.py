@@ -1,15 +1,16 @@
 """The endpoints as requests reach them: their addresses, keys and certificates, changed while kvgate serves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
+from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch
+from gateway.relay.elsewhere import Unwatched
 from gateway.relay.engine_questions import EngineQuestions
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.tokens.engine_count import Target
-from gateway.wire.engine_kinds import KINDS, VLLM
 
 
 class Reached:
@@ -19,6 +20,7 @@ class Reached:
         directory: of the endpoints.
         upstream: is told each endpoint's TLS context.
         watch: finds the watch over an endpoint.
+        on_demand: addresses of engines that start when a request waits for them.
     """
 
     def __init__(
@@ -27,23 +29,36 @@ class Reached:
         upstream: HttpUpstream,
         *,
         watch: Callable[[EndpointId], Watch],
+        on_demand: Container[str] = (),
     ) -> None:
         self._directory = directory
         self._upstream = upstream
         self._watch = watch
+        self._on_demand = on_demand
         self._configured: Mapping[EndpointId, Access] = {}
 
     def target(self, endpoint: Endpoint) -> Target:
         """An endpoint as it is asked for counts."""
-        kind = VLLM if endpoint.identity is None else KINDS[endpoint.identity.kind]
         ask = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key)
-        return Target(endpoint.base_url, ask, kind)
+        return Target(endpoint.base_url, ask, endpoint.kind)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:
         """Add the endpoints that are new, and reach the others as configured from the next request on."""
         self._configured = configured
         for endpoint, access in configured.items():
             self._reach(endpoint, access)
+
+    def elsewhere(self, configured: Mapping[FallbackSettings, Access]) -> Mapping[FallbackSettings, Endpoint]:
+        """The servers elsewhere, as requests reach them from now on."""
+        servers = {}
+        for fallback, access in configured.items():
+            address = access.settings.address
+            watch = Unwatched(address)
+            servers[fallback] = Endpoint(
+                EndpointId(address), access.base_url, access.api_key, access.model, watch, healthy=True
+            )
+            self._upstream.trust(access.base_url, access.tls)
+        return servers
 
     def left(self, endpoint: Endpoint) -> None:
         """Forget how to reach an endpoint that is gone, unless it is configured again."""
@@ -56,8 +71,11 @@ class Reached:
         known = self._directory.endpoints.get(endpoint)
         if known is None:
             watch = self._watch(endpoint)
-            self._directory.add(Endpoint(endpoint, access.base_url, access.api_key, access.model, watch))
+            on_demand = endpoint in self._on_demand
+            self._directory.add(
+                Endpoint(endpoint, access.base_url, access.api_key, access.model, watch, on_demand=on_demand)
+            )
         else:
             self._upstream.forget(known.base_url)
-            known.base_url, known.api_key = access.base_url, access.api_key
+            known.base_url, known.api_key, known.settings = access.base_url, access.api_key, access.model
         self._upstream.trust(access.base_url, access.tls)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -10,8 +10,11 @@ import gateway
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
+from gateway.app.parent import Parent
+from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
+from gateway.ops.merged import Figures
 from gateway.ops.metrics import Metrics
 from gateway.tier import hall
 from gateway.tier.hall import Hall
@@ -27,10 +30,11 @@ class Reign:
     Args:
         settings: all of them.
         endpoints: the configured ones.
-        launched: addresses of endpoints whose engines kvgate launches.
+        launched: the engines that kvgate launches.
         expected: fronts that it waits for before it decides; None: those that the election knows of.
         election: of the tier, where there is one.
         before: called before each event of a core.
+        parent: launches the engines.
         clock: monotonic seconds.
 
     Raises:
@@ -41,11 +45,12 @@ class Reign:
         self,
         settings: Settings,
         endpoints: Mapping[EndpointId, Access],
-        launched: Sequence[str],
+        launched: Launched,
         expected: int | None,
         *,
         election: hall.Reign | None = None,
         before: Callable[[], None] | None = None,
+        parent: Parent | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hall = Hall(expected, election)
@@ -57,6 +62,7 @@ class Reign:
             asker=self.hall.asker,
             metrics=Metrics(gateway.__version__),
             launched=launched,
+            parent=parent,
             before=before,
         )
 
@@ -64,6 +70,10 @@ class Reign:
     def statuses(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""
         return [monitor.status for monitor in self._owner.monitors.values()]
+
+    async def figures(self) -> Figures:
+        """What is counted and measured here, but for what the fronts count."""
+        return await self._owner.figures(self.hall.fronts)
 
     def begin(self) -> None:
         """Watch the endpoints, and take fronts."""

@@ -34,7 +34,9 @@ class StateView:
             version=gateway.__version__,
             mode=self._settings().admission.mode,
             draining=self.draining,
-            ready=self._directory.ever_healthy and self._owner.ready and not self.draining,
+            ready=(self._directory.ever_healthy or self._directory.on_demand)
+            and self._owner.ready
+            and not self.draining,
             endpoints=decided.endpoints,
             queues=decided.queues,
             counting=tuple(_counting(pool) for pool in self._directory.pools.values()),
@@ -48,6 +50,10 @@ class StateView:
     async def undrain(self, endpoint_id: str) -> None:
         """See `Deciding.undrain`."""
         await self._owner.undrain(endpoint_id)
+
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """See `Deciding.give`."""
+        await self._owner.give(model, adapter, path)
 
 
 def _counting(pool: Pool) -> CountingState:

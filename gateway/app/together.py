@@ -1,13 +1,16 @@
 """The owner of the decisions in the same process as its only front."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
+from gateway.app.parent import Parent
+from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.metrics import Metrics
+from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
 
@@ -22,7 +25,9 @@ class Together(Owner):
         clock: monotonic seconds.
         progressed: called with each batch of progress.
         metrics: of this process.
-        launched: addresses of endpoints whose engines kvgate launches.
+        digest: takes what ended at the front.
+        launched: the engines that kvgate launches.
+        parent: launches them.
 
     Raises:
         ConfigurationError: the event log cannot be written.
@@ -37,12 +42,22 @@ class Together(Owner):
         clock: Callable[[], float],
         progressed: Progressed,
         metrics: Metrics,
-        launched: Sequence[str],
+        digest: Callable[[], Digest],
+        launched: Launched,
+        parent: Parent,
     ) -> None:
         self._progressed = progressed
         self._admissions: dict[str, Admission] = {}
         super().__init__(
-            settings, endpoints, follower, clock=clock, asker=self._new_admission, metrics=metrics, launched=launched
+            settings,
+            endpoints,
+            follower,
+            clock=clock,
+            asker=self._new_admission,
+            metrics=metrics,
+            launched=launched,
+            digest=digest,
+            parent=parent,
         )
 
     async def settled(self) -> None:
@@ -64,6 +79,10 @@ class Together(Owner):
     def watch(self, endpoint: EndpointId) -> Watch:
         """The watch over an endpoint."""
         return self.monitors[endpoint]
+
+    def tell_awaited(self, ages: Mapping[str, float]) -> None:
+        """Say that requests wait here for engines."""
+        self.awaited(0, ages)
 
     def statuses(self) -> list[EndpointStatus]:
         """The present status of each endpoint."""

@@ -1,17 +1,22 @@
-"""`kvgate demo`: a real chat model on a real vLLM behind kvgate, from nothing to a streamed answer."""
+"""`kvgate demo`: a real chat model on a real engine behind kvgate, from nothing to a streamed answer."""
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
 
-from engine.demo_model import SMOLLM2_ARGS, smollm2
+from engine.cache import Progress
+from engine.demo_model import SMOLLM2_ARGS, smollm2, smollm2_gguf
 from engine.environment import Build, build_here, engine_python
 from engine.events import SupervisorEvent
+from engine.llama.program import llama_server
 from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure
 from gateway.relay.server import bind
@@ -31,27 +36,53 @@ class DemoError(Exception):
     """The demo got no answer. The message says why."""
 
 
-def settings(folder: Path, build: Build, host: str, port: int) -> Settings:
-    """The demo's settings: one engine for the model in this folder, defaults for the rest."""
+class DemoEngine(StrEnum):
+    """The engine that the demo shows."""
+
+    VLLM = "vllm"
+    LLAMA = "llama"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine that can be launched: its settings, and the interpreter that has vLLM, if it needs one."""
+
+    engine: Mapping[str, Any] = field(repr=False)
+    python: Path | None = None
+
+
+def _vllm(say: Progress) -> Prepared:
+    python = engine_python(say)
+    return Prepared(vllm_settings(smollm2(python, say), build_here()), python)
+
+
+def vllm_settings(folder: Path, build: Build) -> dict[str, Any]:
+    """The settings of a vLLM for the model in this folder."""
+    space = {"VLLM_CPU_KVCACHE_SPACE": "1"} if build is Build.CPU else {}
+    return {"model": str(folder), "args": [*SMOLLM2_ARGS[build], *_TOOLS], "env": space}
+
+
+def _llama(say: Progress) -> Prepared:
+    llama_server(None)  # without one, the model need not be fetched
+    return Prepared({"model": str(smollm2_gguf(progress=say))})
+
+
+PREPARE: Mapping[DemoEngine, Callable[[Progress], Prepared]] = {DemoEngine.VLLM: _vllm, DemoEngine.LLAMA: _llama}
+"""What sets up what an engine needs, once."""
+
+
+def settings(engine: Mapping[str, Any], host: str, port: int) -> Settings:
+    """The demo's settings: one engine, defaults for the rest."""
     return Settings.model_validate(
         {
             "server": {"host": host, "port": port},
             "log": {"level": "error", "access": False},  # only the answer appears
-            "models": [
-                {
-                    "name": MODEL,
-                    "engine": {
-                        "model": str(folder),
-                        "args": [*SMOLLM2_ARGS[build], *_TOOLS],
-                        "env": {"VLLM_CPU_KVCACHE_SPACE": "1"} if build is Build.CPU else {},
-                    },
-                }
-            ],
+            "models": [{"name": MODEL, "engine": engine}],
         }
     )
 
 
-def demo(console: Console, host: str, port: int, *, once: bool) -> int:
+def demo(console: Console, host: str, port: int, *, once: bool, engine: DemoEngine = DemoEngine.VLLM) -> int:
     """Set up what is missing, launch, ask one question, and keep serving until Ctrl-C.
 
     Args:
@@ -59,12 +90,13 @@ def demo(console: Console, host: str, port: int, *, once: bool) -> int:
         host: to listen on.
         port: for clients.
         once: end after the answer.
+        engine: that serves the model.
 
     Returns:
         The exit code: 0 only if a real answer streamed.
 
     Raises:
-        SetupError: the engine's environment or the model could not be made.
+        SetupError: the engine or the model could not be had.
         DemoError: there was no answer.
         PortTakenError: the port is taken.
     """
@@ -74,13 +106,12 @@ def demo(console: Console, host: str, port: int, *, once: bool) -> int:
 
     bind(host, port).close()  # report a taken port now, not after minutes of setup
     # Outside of asyncio, so that Ctrl-C ends it at once.
-    python = engine_python(say)
-    folder = smollm2(python, say)
+    prepared = PREPARE[engine](say)
     configure(LogSettings(format="console"))
-    return asyncio.run(_serve(console, settings(folder, build_here(), host, port), python, once=once))
+    return asyncio.run(_serve(console, settings(prepared.engine, host, port), prepared.python, once=once))
 
 
-async def _serve(console: Console, chosen: Settings, python: Path, *, once: bool) -> int:
+async def _serve(console: Console, chosen: Settings, python: Path | None, *, once: bool) -> int:
     log = _Quiet(SupervisionLog(engine_logs(chosen.server.where), for_people=True))
     stop = Stop(asyncio.Event(), lambda: log.say("stopping; Ctrl-C again ends it now"))
     stop.listen(asyncio.get_running_loop())

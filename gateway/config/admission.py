@@ -25,8 +25,9 @@ class QueueSettings(Section):
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
     heartbeat: Seconds | None = Field(
         None,
-        description="Interval of SSE comments to a waiting streaming client. The first one fixes the status at 200: a "
-        "later refusal is then an error event in the stream. Off by default.",
+        description="Interval of SSE comments to a waiting streaming client, with its position in the queue and the "
+        "predicted wait (`: kvgate position=3 eta=2.1`). The first one fixes the status at 200: a later refusal is "
+        "then an error event in the stream. Off by default.",
     )
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, AnyUrl, BeforeValidator, Field, HttpUrl, UrlConstraints, model_validator
 
 from gateway.config.fields import UNIX, Key, Section, unix_socket
+from gateway.wire.engine_kinds import KINDS
 
 _API_PATH = re.compile(r"(?<=[^/:])/+v1(?:/+(?P<more>[^?#]+)|/*)$")
 """The part of a URL from `/v1` on."""
@@ -52,6 +53,12 @@ def _plain(url: _Url) -> _Url:
     return url
 
 
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"expected one of {', '.join(KINDS)}")
+    return kind
+
+
 BaseUrl = Annotated[HttpUrl, BeforeValidator(_as_pasted), AfterValidator(_plain)]
 _EndpointUrl = Annotated[
     AnyUrl,
@@ -72,6 +79,13 @@ class Reached(Section):
     api_key: Key | None = Field(None, description="Sent to the endpoint as a bearer token.")
     api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="TLS towards the endpoint.")
+    kind: Annotated[str, AfterValidator(_known)] | None = Field(
+        None,
+        description=f"What engine it is: {', '.join(f'`{name}`' for name in KINDS)}. It is asked where not given.",
+    )
+    max_model_len: int | None = Field(
+        None, gt=0, description="Its length in tokens; read from it where not given. TensorRT-LLM does not tell it."
+    )
     max_num_seqs: int | None = Field(None, gt=0, description="Its sequence limit; learned where not given.")
     kv_tokens: int | None = Field(None, gt=0, description="Its KV cache in tokens; read from it where not given.")
 
@@ -83,7 +97,7 @@ class Reached(Section):
 
 
 class EndpointSettings(Reached):
-    """A vLLM server that already runs."""
+    """An engine that already runs."""
 
     url: _EndpointUrl = Field(
         description="Base URL; a `/v1` at its end is taken off. Or a unix socket of this machine, as "

@@ -1,7 +1,9 @@
 """The settings of an engine that kvgate launches."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -35,9 +37,12 @@ _TWO_WORDS = re.compile(r"(?P<flag>--[\w.-]+)\s+(?P<value>.+)", re.DOTALL)
 
 
 class EngineSettings(Section):
-    """A vLLM that kvgate launches."""
+    """An engine that kvgate launches: a vLLM, or a llama-server for a GGUF file."""
 
-    model: str = Field(description="Model folder or hub id.", examples=["owner/name"])
+    model: str = Field(
+        description="Model folder or hub id, or a file that ends in `.gguf`, or one of a hub, as `owner/name:Q4_K_M`.",
+        examples=["owner/name"],
+    )
     replicas: int = Field(1, ge=1, le=64, description="Number of processes.")
     gpus: tuple[tuple[int, ...], ...] | None = Field(
         None,
@@ -48,9 +53,26 @@ class EngineSettings(Section):
     share_gpu: bool = Field(False, description="It may share its GPUs with other engines that set this too.")
     args: tuple[str, ...] = Field(
         (),
-        description="Further arguments of vLLM's server, as on its command line. `true` after a switch sets it, "
+        description="Further arguments of the engine's server, as on its command line. `true` after a switch sets it, "
         "`false` its `--no-`.",
         examples=[["--max-model-len", 2048]],
+    )
+    choice: Literal["given", "auto"] = Field(
+        "given",
+        description="`auto` measures cards and host, and takes the first way to serve the model that fits, keeps the "
+        "context and changes no answers but as `quality` allows: vLLM, its remedies for memory, `alternatives`, a "
+        "llama-server. The context is that of `args`, else `min_model_len`, else 4,096 tokens.",
+    )
+    alternatives: tuple[str, ...] = Field(
+        (),
+        description="Other checkpoints of the same model for `choice: auto`, in the order of preference: folders, hub "
+        "ids, GGUF files. `args` are for them, too, where they are for the same engine.",
+        examples=[["owner/name-AWQ", "name-q4_k_m.gguf"]],
+    )
+    quality: tuple[Literal["kv-cache", "weights"], ...] = Field(
+        (),
+        description="What `choice: auto` may make of 8 bits or less by itself, which changes answers a little.",
+        examples=[["kv-cache"]],
     )
     env: dict[str, SecretStr] = Field(
         default_factory=dict, description="Further environment of the process.", examples=[{"HF_HUB_OFFLINE": 1}]
@@ -66,6 +88,11 @@ class EngineSettings(Section):
         description="The shortest context (tokens) that `fit: auto` may set; by default it never shortens.",
     )
     python: Path | None = Field(None, description="Interpreter that has vllm; kvgate's own environment if not given.")
+    llama_server: str | None = Field(
+        None,
+        description="Path or name of the `llama-server` for a GGUF file; if not given, the one in PATH, else that of "
+        "the package `xllamacpp`.",
+    )
     start_timeout: Seconds = Field(1800.0, description="Longest time from launch to healthy.")
     stop_timeout: Seconds = Field(30.0, description="From SIGTERM to SIGKILL of its process group.")
     max_restarts: int = Field(5, ge=0, description="Failures in a row before kvgate gives up on it.")
@@ -73,6 +100,20 @@ class EngineSettings(Section):
         60.0,
         description="Time in a known hang (`health.hung_after`, several requests) or down, after which it is killed "
         "and started again; `none` leaves it.",
+    )
+    on_demand: bool = Field(False, description="It starts with its first request, which waits for it.")
+    idle_stop: OptionalSeconds = Field(
+        300.0, description="With `on_demand`: time without a request after which it leaves; `none` keeps it."
+    )
+    idle: Literal["stop", "sleep"] = Field(
+        "stop",
+        description="With `on_demand`: how it leaves. `stop` ends its process; `sleep`, for a vLLM on GPUs, keeps it "
+        "with the weights in main memory, and ends it where that fails.",
+    )
+    group: str | None = Field(
+        None,
+        description="With `on_demand`: engines of one group have the same GPUs, and take turns: one runs at a time.",
+        examples=["card0"],
     )
     reload: Literal["auto", "surge", "in_place"] = Field(
         "auto",
@@ -98,7 +139,50 @@ class EngineSettings(Section):
         return "off" if fit is False else fit
 
     @model_validator(mode="after")
+    def _chosen(self) -> Self:
+        if self.choice == "given" and (self.alternatives or self.quality):
+            name = "alternatives" if self.alternatives else "quality"
+            raise ValueError(f"`{name}` is for `choice: auto`")
+        if self.choice == "auto" and self.share_gpu:
+            raise ValueError("`choice: auto` goes by what its cards hold, so it cannot `share_gpu`")
+        return self
+
+    @model_validator(mode="after")
     def _gpus_for_each(self) -> Self:
         if self.gpus is not None and len(self.gpus) != self.replicas:
             raise ValueError(f"`gpus` names GPUs for {len(self.gpus)} replicas, and there are {self.replicas}")
         return self
+
+    @model_validator(mode="after")
+    def _one_on_demand(self) -> Self:
+        if self.on_demand and self.replicas > 1:
+            raise ValueError(f"an engine that starts on demand is one process, and `replicas` is {self.replicas}")
+        if self.group is not None and not self.on_demand:
+            raise ValueError("engines of a `group` take turns: say `on_demand: true`, too")
+        if self.idle == "sleep" and not self.on_demand:
+            raise ValueError("`idle: sleep` is for engines that come and go: say `on_demand: true`, too")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemand:
+    """How a launched engine comes and goes; see the settings of these names."""
+
+    idle_stop: float | None
+    group: str | None
+
+
+Launched = Mapping[str, OnDemand | None]
+"""The engines that kvgate launches, by their addresses; None: it always runs."""
+
+
+def as_word(address: str, engine: EngineSettings) -> str:
+    """An entry of `Launched` as a word of a command line."""
+    on_demand = OnDemand(engine.idle_stop, engine.group) if engine.on_demand else None
+    return json.dumps([address, None if on_demand is None else asdict(on_demand)])
+
+
+def from_words(words: Iterable[str]) -> Launched:
+    """The engines of such words."""
+    entries = map(json.loads, words)
+    return {address: None if on_demand is None else OnDemand(**on_demand) for address, on_demand in entries}

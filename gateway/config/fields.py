@@ -1,6 +1,7 @@
 """The kinds of values that settings share."""
 
 import re
+from ipaddress import ip_address
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
@@ -51,6 +52,15 @@ def unix_socket(text: str) -> str:
     if len(found["path"]) > _LONGEST_SOCKET:
         raise ValueError(f"expected a path of at most {_LONGEST_SOCKET} characters, the most that a socket may have")
     return f"{UNIX}{found['path']}"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host, as an address or in a URL, is surely this machine."""
+    host = (host or "").strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Section(BaseModel):

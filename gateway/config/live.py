@@ -34,11 +34,15 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     Needs.NOTHING: (
         *("server.max_body_bytes", "server.max_header_bytes", "server.body_timeout", "server.shutdown_timeout"),
         *("server.body_min_rate", "server.max_connections", "server.trusted_flow_header"),
+        "server.trusted_objectives",
         *("server.tls_cert", "server.tls_key"),
         *("models[].endpoints[].url", "models[].endpoints[].api_key", "models[].endpoints[].api_key_file"),
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),
         *("models[].endpoints[].tls.cert_file", "models[].endpoints[].tls.key_file"),
         *("models[].endpoints[].max_num_seqs", "models[].endpoints[].kv_tokens"),
+        *("models[].endpoints[].kind", "models[].endpoints[].max_model_len"),
+        *("models[].fallbacks[].model", "models[].fallbacks[].url", "models[].fallbacks[].api_key_file"),
+        *("models[].default_max_tokens", "models[].lora[].name", "models[].lora[].path", "models[].lora_flows"),
         *("counting.process_bytes", "counting.max_pending_bytes", "counting.hand_over_from"),
         *("health.timeout", "health.failures", "health.hung_after"),
         *("upstream.connect_timeout", "upstream.first_byte_timeout", "upstream.idle_timeout", "upstream.keepalive"),
@@ -51,7 +55,6 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     ),
     Needs.PROCESS: (
         *("models[].name", "models[].tokenizer", "models[].chat_template", "models[].trust_remote_code"),
-        "models[].default_max_tokens",
         *("server.state_dir", "admission.event_log"),
         *("counting.threads", "counting.processes"),
         "health.interval",
@@ -62,6 +65,9 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     Needs.ENGINE: (
         *("models[].engine.model", "models[].engine.replicas", "models[].engine.gpus", "models[].engine.share_gpu"),
         *("models[].engine.args", "models[].engine.env", "models[].engine.python"),
+        *("models[].engine.llama_server", "models[].engine.choice", "models[].engine.alternatives"),
+        *("models[].engine.quality", "models[].engine.on_demand", "models[].engine.idle_stop"),
+        *("models[].engine.idle", "models[].engine.group"),
     ),
     Needs.NEXT_ENGINE: (
         *("models[].engine.fit", "models[].engine.min_model_len", "models[].engine.start_timeout"),
@@ -75,6 +81,8 @@ ANSWER = "settings"
 FIXED = tuple(path.removeprefix("server.") for path in _TABLE[Needs.RESTART])
 _OF_POOL = ("name", "tokenizer", "chat_template", "trust_remote_code")
 """Settings of a model that are fixed when its pool is made."""
+_LIVE = ("default_max_tokens", "lora", "lora_flows", "fallbacks")
+"""Settings of a model that are read at each use."""
 _ENTRY: Mapping[Any, str] = {tuple: "[]", dict: ".N"}
 """The marks in a setting's name for an entry of a list, and for a section by number."""
 
@@ -188,6 +196,9 @@ def _models(
             models.append(merged)
     if _endpoints(before) != _endpoints(after):
         found["models[].endpoints"] = Needs.NOTHING
+    for name in _LIVE:
+        if _values(before, name) != _values(after, name):
+            found[f"models[].{name}"] = Needs.NOTHING
     if _sources(before) != _sources(after):
         found["models[].discover"] = Needs.NOTHING
     return tuple(models)
@@ -213,6 +224,10 @@ def _of_engine(before: EngineSettings | None, after: EngineSettings | None, key:
 
 def _endpoints(models: tuple[ModelSettings, ...]) -> dict[str, EndpointSettings]:
     return {endpoint.address: endpoint for model in models for endpoint in model.endpoints}
+
+
+def _values(models: tuple[ModelSettings, ...], name: str) -> list[Any]:
+    return [value for model in models if (value := getattr(model, name))]
 
 
 def _sources(models: tuple[ModelSettings, ...]) -> list[DiscoverySettings]:

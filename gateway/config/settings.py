@@ -10,11 +10,14 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.admission.policy import LAST_BAND
+from gateway.config.adapter import AdapterSettings
 from gateway.config.admission import AdmissionSettings
 from gateway.config.auth import AuthSettings
 from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.engine import EngineSettings
+from gateway.config.fallback import FallbackSettings, misdirected
 from gateway.config.fields import UNIX, OptionalTokens, Port, Seconds, Section, unix_socket
 from gateway.config.tier import TierSettings
 
@@ -84,6 +87,13 @@ class ServerSettings(Section):
     trusted_flow_header: str | None = Field(
         None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."
     )
+    trusted_objectives: dict[str, Annotated[int, Field(ge=0, le=LAST_BAND)]] = Field(
+        {},
+        description="The priority bands of the objectives that a trusted proxy names in `x-llm-d-inference-objective` "
+        "(earlier `x-gateway-inference-objective`): the most urgent that such a request may take. Not for clients "
+        "with keys, which have a `priority`.",
+        examples=[{"batch": 2}],
+    )
 
     @model_validator(mode="after")
     def _whole_tls(self) -> Self:
@@ -132,13 +142,39 @@ class ModelSettings(Section):
         description="Where further endpoints are found, and found to be gone.",
         examples=[[{"dns": "http://vllm-headless.default.svc.cluster.local:8000"}]],
     )
-    engine: EngineSettings | None = Field(None, description="A vLLM to launch.", examples=[{"model": "owner/name"}])
+    engine: EngineSettings | None = Field(None, description="An engine to launch.", examples=[{"model": "owner/name"}])
+    lora: tuple[AdapterSettings, ...] = Field(
+        (),
+        description="LoRA adapters that each engine of this model has. One that runs already must let them be loaded.",
+        examples=[[{"name": "sql", "path": "/models/sql-lora"}]],
+    )
+    lora_flows: bool = Field(
+        False, description="Whether each adapter is a flow of its own, for clients that have no key of their own."
+    )
+    fallbacks: tuple[FallbackSettings, ...] = Field(
+        (),
+        description="What answers requests that say `x-kvgate-fallback: allow` where this model cannot in time or in "
+        "length, the first that takes them: other models by their `name`, or servers elsewhere.",
+        examples=[["other-model"]],
+    )
 
     @model_validator(mode="after")
     def _somewhere(self) -> Self:
         if not self.endpoints and not self.discover and self.engine is None:
             raise ValueError("a model needs `endpoints`, `discover` or an `engine`")
         return self
+
+    @model_validator(mode="after")
+    def _distinct_adapters(self) -> Self:
+        names = [adapter.name for adapter in self.lora]
+        if twice := sorted({name for name in names if names.count(name) > 1 or name == self.known_as}):
+            raise ValueError(f"each adapter needs a name of its own: {', '.join(twice)}")
+        return self
+
+    @property
+    def known_as(self) -> str | None:
+        """Its name as far as the settings say it."""
+        return self.name or (None if self.engine is None else self.engine.model)
 
 
 class CountingSettings(Section):
@@ -229,6 +265,8 @@ class Settings(BaseSettings):
         addresses = [endpoint.address for model in models for endpoint in model.endpoints]
         if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
             raise ValueError(f"two endpoints cannot share an address: {', '.join(twice)}")
+        if faults := [*misdirected((model.known_as, model.fallbacks) for model in models)]:
+            raise ValueError("; ".join(faults))
         return models
 
     @property

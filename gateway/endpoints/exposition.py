@@ -7,7 +7,7 @@ absent or impossible (NaN, negative, too large) is None, never zero.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 _KV_USAGE = "kv_cache_usage_perc"
@@ -58,8 +58,16 @@ _MOST = 2.0**53
 _LINE_COST = 128
 """Least bytes that a line counts as: each line has a fixed cost."""
 
-# No expression here backtracks: an endpoint may answer with anything.
-_LINE = re.compile(rb"\nvllm:(" + "|".join(_NAMES).encode() + rb")(?=[ \t{])([^\n]{0,%d})" % _LONGEST_LINE)
+
+def lines_of(prefix: str, names: Iterable[str]) -> re.Pattern[bytes]:
+    """An expression that finds the lines of these metrics, for `samples`; no name may be the beginning of another.
+
+    As no expression here, it does not backtrack: an endpoint may answer with anything.
+    """
+    return re.compile(rb"\n%b(%b)(?=[ \t{])([^\n]{0,%d})" % (prefix.encode(), "|".join(names).encode(), _LONGEST_LINE))
+
+
+_LINE = lines_of("vllm:", _NAMES)
 _QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
 _LABEL = re.compile(rb'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
@@ -101,12 +109,12 @@ class EngineMetrics:
 def parse(text: bytes) -> EngineMetrics:
     """Read one exposition; skip what is not vLLM's, unknown or malformed."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for name, labels, value in _samples(text):
+    for name, labels, value in samples(text, _LINE):
         found.setdefault(name, []).append((labels, value))
 
     def total(name: str, **where: str) -> float | None:
         values = [value for labels, value in found.get(name, ()) if where.items() <= labels.items()]
-        return _within(sum(values), _MOST) if values else None
+        return within(sum(values), _MOST) if values else None
 
     usage = [value for name in (_KV_USAGE, _KV_USAGE_BEFORE_0_9) for _, value in found.get(name, ())]
     awake = [value for labels, value in found.get(_SLEEP_STATE, ()) if labels.get("sleep_state") == "awake"]
@@ -115,9 +123,9 @@ def parse(text: bytes) -> EngineMetrics:
     ranks = {labels["engine"] for labels, _ in found.get(_RUNNING, ()) if "engine" in labels}
     renamed = {_KV_USAGE} if usage else set()
     return EngineMetrics(
-        kv_usage=_within(max(usage), 1.0) if usage else None,
-        running=_whole(total(_RUNNING)),
-        waiting=_whole(total(_WAITING) if waiting is None else waiting),
+        kv_usage=within(max(usage), 1.0) if usage else None,
+        running=whole(total(_RUNNING)),
+        waiting=whole(total(_WAITING) if waiting is None else waiting),
         generation_tokens=total(_GENERATION_TOKENS),
         prompt_tokens=total(_PROMPT_TOKENS),
         preemptions=total(_PREEMPTIONS),
@@ -133,10 +141,11 @@ def parse(text: bytes) -> EngineMetrics:
     )
 
 
-def _samples(text: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
+def samples(text: bytes, lines: re.Pattern[bytes]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """The names, labels and finite values of the samples on these lines; at most `MOST_READ` bytes of them."""
     # With a newline in front the expression begins with a literal, so the search can jump to each match.
     read = 0
-    for line in _LINE.finditer(b"\n" + text):
+    for line in lines.finditer(b"\n" + text):
         name, rest = line.groups()
         read += max(_LINE_COST, len(rest))
         if read > MOST_READ:
@@ -163,9 +172,11 @@ def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
-def _within(value: float, most: float) -> float | None:
+def within(value: float, most: float) -> float | None:
+    """A value from 0 to this; None for any other."""
     return value if 0 <= value <= most else None
 
 
-def _whole(value: float | None) -> int | None:
+def whole(value: float | None) -> int | None:
+    """The nearest whole number."""
     return None if value is None else round(value)

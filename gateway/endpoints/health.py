@@ -46,6 +46,8 @@ class State(StrEnum):
     """It says that it sleeps or is paused."""
     SCALING = "scaling"
     """It says that its ranks are being changed: it takes nothing new, and ends what it has."""
+    STOPPED = "stopped"
+    """It comes and goes with demand, and is not needed: it ends what it has, and its engine ends."""
     DRAINING = "draining"
     """The operator took it out."""
 
@@ -53,7 +55,7 @@ class State(StrEnum):
 SERVING = frozenset({State.UP, State.TRIAL})
 LOST = frozenset({State.DOWN, State.HUNG})
 """States in which unanswered requests will never be answered."""
-KEEPS = frozenset({State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING})
+KEEPS = frozenset({State.DRAINING, State.STOPPED, State.BLOCKED, State.SUSPECT, State.SCALING})
 """States in which an endpoint takes no traffic but may finish what it has."""
 
 
@@ -77,11 +79,13 @@ class Signal(Enum):
     STALLED = auto()
     PROGRESS = auto()
     ABORTS = auto()
+    RETIRE = auto()
+    ROUSE = auto()
     DRAIN = auto()
     UNDRAIN = auto()
 
 
-_KNOWN_BETTER = frozenset({State.HUNG, State.SCALING, State.DRAINING})
+_KNOWN_BETTER = frozenset({State.HUNG, State.SCALING, State.STOPPED, State.DRAINING})
 """States that stay when an engine says that it scales."""
 
 TRANSITIONS: dict[tuple[State, Signal], State] = {
@@ -131,6 +135,8 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.SCALING, Signal.GONE): State.DOWN,
     (State.SCALING, Signal.SLEEPS): State.ASLEEP,
     **{(state, Signal.SCALES): State.SCALING for state in State if state not in _KNOWN_BETTER},
+    **{(state, Signal.RETIRE): State.STOPPED for state in State if state not in {State.STOPPED, State.DRAINING}},
+    (State.STOPPED, Signal.ROUSE): State.STARTING,
     **{(state, Signal.DRAIN): State.DRAINING for state in State if state is not State.DRAINING},
     (State.DRAINING, Signal.UNDRAIN): State.STARTING,
 }
@@ -182,6 +188,16 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """Nobody needs its engine, or another needs its cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rouse:
+    """Its engine starts, as a request waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The operator takes the endpoint out."""
 
@@ -191,11 +207,13 @@ class Undrain:
     """The operator lets it back."""
 
 
-Event = Answered | Scales | Missed | Stalled | Progressed | Aborted | Drain | Undrain
+Event = Answered | Scales | Missed | Stalled | Progressed | Aborted | Retire | Rouse | Drain | Undrain
 
 
 _PLAIN: dict[type[Event], tuple[Signal, str]] = {
     Aborted: (Signal.ABORTS, "it aborts requests: shutting down or paused"),
+    Retire: (Signal.RETIRE, "nobody needs it: its engine starts with the next request"),
+    Rouse: (Signal.ROUSE, "its engine starts: a request waits for it"),
     Drain: (Signal.DRAIN, "drained by the operator"),
     Undrain: (Signal.UNDRAIN, "undrained by the operator, to be probed"),
 }

@@ -1,19 +1,16 @@
 """PURE. The identity of an endpoint, from `/v1/models` and `/version`: served names, tokenizer, length, version."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from gateway.wire.engine_kinds import KINDS, VLLM
+from gateway.wire.engine_kinds import VLLM
 
 KVGATE = "this is a kvgate, not a vLLM: give the URL of the vLLM itself, and each of them a port of its own"
 _LONGEST_NAME = 4096
 """Characters. A name may be a path; names appear in labels and log lines."""
-_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?!\d)")
-_CLAMPS_SINCE = (0, 32)
 _LONGEST = 2**31 - 1
 """Tokens: vLLM keeps positions as 32 bits."""
 
@@ -40,18 +37,10 @@ class Identity:
     """Its kind, one of `KINDS`."""
     slots: int | None = None
     """Requests that it runs at once, if it tells."""
-
-    @property
-    def clamps_max_tokens(self) -> bool:
-        """Whether the engine clamps `prompt + max_tokens` to `max_model_len` (vLLM since 0.32). Older ones refuse it.
-
-        A vLLM that does not tell its version is assumed to refuse.
-        """
-        clamps = KINDS[self.kind].clamps
-        if clamps is not None:
-            return clamps
-        match = _VERSION.match(self.version or "")
-        return match is not None and (int(match[1]), int(match[2])) >= _CLAMPS_SINCE
+    kv_tokens: int | None = None
+    """Tokens of its KV cache, if it tells by itself; what its metrics tell is not here."""
+    shares_prefix: bool = False
+    """Whether requests with a common beginning hold it once, if it tells by itself."""
 
 
 class _Card(msgspec.Struct):
@@ -96,7 +85,8 @@ def identify(models: bytes, version: bytes | None) -> Identity:
     lengths = [card.max_model_len for card in bases if card.max_model_len is not None]
     if not lengths or min(lengths) < 1:
         raise UnidentifiedError(
-            "this is an OpenAI API, but no vLLM: /v1/models tells no max_model_len, which kvgate cannot do without"
+            "this is an OpenAI API, but no vLLM: /v1/models tells no max_model_len. If it is an engine that kvgate "
+            "knows, give the `kind` of the endpoint"
         )
     return Identity(
         names=tuple(card.id for card in bases),
@@ -105,6 +95,15 @@ def identify(models: bytes, version: bytes | None) -> Identity:
         max_model_len=min(lengths),
         version=_read_version(version),
     )
+
+
+def lora_paths(models: bytes) -> dict[str, str | None]:
+    """The path of each LoRA adapter in a model list, if it has one. Empty for any other answer."""
+    try:
+        cards = _models.decode(models).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {card.id: card.root for card in cards if card.parent is not None}
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The reports of a monitor: changes for its listener, and the endpoint's status for whoever asks."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
@@ -56,3 +56,5 @@ class EndpointStatus:
     """Time of the last scrape, on the monitor's clock."""
     totals: Totals
     """The engine's work since kvgate began to watch it."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """How the LoRA adapters are that it is to have, by name; see `Adapters.states`."""

@@ -9,17 +9,16 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.admission.events import Capacity
 from gateway.config.endpoint import Reached
 from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.identity import Identity, UnidentifiedError, check_names
 from gateway.wire.engine_kinds import LLAMA_SERVER
 
-_Count = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Next(msgspec.Struct):
-    n_remain: _Count = -1
+    n_remain: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
     """Tokens it may still generate; -1 for no limit of its own."""
     n_decoded: _Count = 0
 
@@ -120,7 +119,7 @@ def identify_llama_server(models: bytes, properties: bytes | None) -> Identity:
     lengths = [card.meta.n_ctx for card in cards if card.meta is not None and card.meta.n_ctx]
     if told.default_generation_settings is not None and told.default_generation_settings.n_ctx:
         lengths.append(told.default_generation_settings.n_ctx)
-    if not names or not lengths or min(lengths) < 1:
+    if not names or not lengths:
         raise UnidentifiedError("llama-server's /v1/models and /props tell no model with its context length")
     return Identity(
         names=names,
@@ -129,20 +128,8 @@ def identify_llama_server(models: bytes, properties: bytes | None) -> Identity:
         max_model_len=min(lengths),
         version=told.build_info,
         kind=LLAMA_SERVER.name,
-        slots=told.total_slots,
-    )
-
-
-def llama_server_capacity(_metrics: EngineMetrics, identity: Identity, settings: Reached) -> Capacity:
-    """Its capacity. It does not tell whether its slots share one cache: assumed is that they do, which is its default.
-
-    Each slot of a cache that is split has `n_ctx` of its own: then `kv_tokens` in the settings says what all have.
-    """
-    return Capacity(
-        max_model_len=identity.max_model_len,
-        kv_blocks=settings.kv_tokens or identity.max_model_len,
-        block_size=1,
-        max_num_seqs=settings.max_num_seqs or identity.slots,
-        shares_prefix=False,
-        holds_limit=True,
+        slots=told.total_slots or None,
+        # It does not tell whether its slots share one cache: assumed is that they do, which is its default. Each slot
+        # of a cache that is split has `n_ctx` of its own: then `kv_tokens` in the settings says what all have.
+        kv_tokens=min(lengths),
     )

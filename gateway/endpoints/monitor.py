@@ -1,8 +1,10 @@
 """The monitor of one endpoint: probes it, scrapes it, hears from requests, and tells when it takes traffic."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import httpx
 import structlog
@@ -10,6 +12,7 @@ import structlog
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.endpoint import EndpointSettings, asked_at
 from gateway.config.settings import HealthSettings
+from gateway.endpoints.adapters import Adapters
 from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.health import (
     KEEPS,
@@ -22,24 +25,27 @@ from gateway.endpoints.health import (
     Health,
     Missed,
     Progressed,
+    Retire,
+    Rouse,
     Scales,
     Stalled,
     State,
     Undrain,
 )
-from gateway.endpoints.identity import Identity, UnidentifiedError
+from gateway.endpoints.identity import Identity, UnidentifiedError, lora_paths
 from gateway.endpoints.listener import EndpointStatus, Listener
 from gateway.endpoints.meter import Meter
 from gateway.endpoints.mistakes import helps, mistaken
 from gateway.endpoints.probe import Prober
 from gateway.endpoints.readers import READERS
+from gateway.endpoints.recognition import find_kind, identify_as
 from gateway.endpoints.replies import NoReply, Reply
-from gateway.endpoints.silence import Progress, Silence, Verdict
+from gateway.endpoints.silence import Progress, Silence, SilenceCause
 from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
-from gateway.wire.engine_kinds import VLLM, EngineKind, is_loading, kind_of
-from gateway.wire.stream import error_message, is_busy
+from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning, meaning
+from gateway.wire.stream import error_message
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
@@ -59,6 +65,8 @@ HURRY_GAP = 0.05
 Look = Callable[[], Awaitable[bool | None]]
 """Returns whether an endpoint's processes have computed lately; None if they cannot be seen."""
 
+Misfit = Callable[[Identity], Awaitable[str | None]]
+
 _log = structlog.get_logger("kvgate.endpoints")
 
 
@@ -73,8 +81,11 @@ class EndpointMonitor:
         listener: is told of changes.
         clock: monotonic seconds, the same clock as the admission core's.
         look: called only while nothing moves.
+        misfit: says why an endpoint with this identity may not take traffic; called while it takes none.
+        adapters: LoRA adapters that its engine is to have: paths by name.
 
     Attributes:
+        adapters: those, and how they are.
         launched: whether kvgate starts its engine: then it is no news that nobody listens before it is ready.
     """
 
@@ -88,7 +99,11 @@ class EndpointMonitor:
         listener: Listener,
         clock: Callable[[], float],
         look: Look,
+        misfit: Misfit | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.adapters = Adapters(endpoint_id, adapters)
+        self._settling: asyncio.Task[None] | None = None
         self.launched = False
         self._id = endpoint_id
         self._settings = settings
@@ -99,12 +114,14 @@ class EndpointMonitor:
         self._health = Health(clock(), health.failures)
         self._progress = Progress(health.hung_after)
         self._look = look
+        self._misfit = misfit
         self._hurry = asyncio.Event()
         self.probed = asyncio.Event()
         """Set after the first probe, whatever its result."""
         self._kind = VLLM
         self._read = READERS[VLLM.name].metrics()
         self._identity: Identity | None = None
+        self._loras: Mapping[str, str | None] = {}
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
         self._totals = Totals()
@@ -117,6 +134,8 @@ class EndpointMonitor:
         self._to_evacuate = False
         """Whether what it has not answered is to leave it as soon as it stands still."""
         self._said_at = clock()
+        self._starts = False
+        """Whether its engine was started anew, and was not healthy since."""
 
     @property
     def status(self) -> EndpointStatus:
@@ -135,12 +154,28 @@ class EndpointMonitor:
             missing_metrics=self._missing,
             scraped_at=self._scraped_at,
             totals=self._totals,
+            adapters=self.adapters.states(self._loras),
         )
 
     @property
     def serving(self) -> bool:
         """Whether it takes traffic now."""
         return self._health.serving
+
+    @property
+    def state(self) -> State:
+        """The state of its health."""
+        return self._health.state
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are on it whose silence says something of it, as fronts have told."""
+        return self._progress.in_flight
+
+    @property
+    def passing(self) -> int:
+        """How many answers of it are only passed on, as fronts have told."""
+        return self._progress.passing
 
     @property
     def drained(self) -> bool:
@@ -169,6 +204,13 @@ class EndpointMonitor:
 
     async def run(self) -> None:
         """Probe until cancelled: every interval, on a fixed grid, and at once when a request reports trouble."""
+        try:
+            await self._run()
+        finally:
+            if self._settling is not None:
+                self._settling.cancel()
+
+    async def _run(self) -> None:
         due = self._clock()
         while True:
             self._hurry.clear()
@@ -192,13 +234,15 @@ class EndpointMonitor:
     async def probe(self) -> None:
         """Run one round: ask for health, metrics and, when due, identity; then judge the answers."""
         began = self._clock()
-        health, metrics, asleep = await asyncio.gather(
-            self._prober.get("/health"), self._prober.get(self._kind.gauges), self._asleep()
-        )
-        if isinstance(metrics, Reply) and metrics.ok:
+        kind = self._kind
+        health, metrics, asleep = await asyncio.gather(self._prober.get(kind.health), self._gauges(), self._asleep())
+        if isinstance(health, Reply) and not health.ok and not self._health.serving:
+            health = await self._health_elsewhere(health)
+        if isinstance(metrics, Reply) and metrics.ok and kind is self._kind:
             self._take_metrics(metrics)
-        missed = _missed(health) or await self._identify()
-        if isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok and not self._health.was_healthy:
+        missed = _missed(self._kind, health) or await self._identify()
+        unknown = self._kind is VLLM and not self._health.was_healthy
+        if unknown and isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok:
             missed = await self._named(missed)
         self._progress.probed(blocked=self._prober.unanswered_at >= began)
         asked_at = self._clock()
@@ -215,10 +259,18 @@ class EndpointMonitor:
         if self._health.serving:
             self._tell()
 
-    def govern(self, settings: EndpointSettings, health: HealthSettings, client: httpx.AsyncClient) -> None:
+    def govern(
+        self,
+        settings: EndpointSettings,
+        health: HealthSettings,
+        client: httpx.AsyncClient,
+        adapters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Use other settings and another client from now on, and probe at once."""
+        self.adapters.govern(adapters)
         self._settings = settings
         self._prober = Prober(client, asked_at(str(settings.url)), health.timeout, self._clock)
+        self._identified_at = float("-inf")
         self._health.failures = health.failures
         self._progress.hung_after = health.hung_after
         self._hurry.set()
@@ -228,15 +280,15 @@ class EndpointMonitor:
     def dispatched(
         self,
         request: RequestId,
-        prompt_tokens: int,
+        prompt_tokens: int | None,
         *,
         streams: bool = True,
-        brought: bool = False,
+        evacuated: bool = False,
         started: bool = False,
     ) -> None:
         """Note a request sent to the endpoint; see `Progress.dispatched`."""
         self._progress.dispatched(
-            request, prompt_tokens, self._clock(), streams=streams, brought=brought, started=started
+            request, prompt_tokens, self._clock(), streams=streams, evacuated=evacuated, started=started
         )
 
     def progressed(self, requests: Collection[RequestId]) -> None:
@@ -273,6 +325,24 @@ class EndpointMonitor:
         self._handle(Undrain())
         self._hurry.set()
 
+    # Commands of whoever decides which engines run.
+
+    def retire(self) -> None:
+        """Send it no new requests until `rouse`: its engine is to end, or does not run."""
+        self._handle(Retire())
+
+    def rouse(self) -> None:
+        """Let it back as soon as a probe finds it healthy: its engine starts."""
+        self._starts = True
+        self._handle(Rouse())
+        self._hurry.set()
+
+    def give(self, name: str, path: str | None) -> None:
+        """Have its engine load an adapter, or unload it where there is no path; see `Adapters.give`."""
+        self.adapters.give(name, path)
+        self._identified_at = float("-inf")
+        self._hurry.set()
+
     # Helpers.
 
     def _weighed(self, missed: Missed, *, busy: bool | None) -> Missed:
@@ -287,12 +357,30 @@ class EndpointMonitor:
         match silence:
             case None:
                 self._listener.expire(self._progress.overdue(self._clock()))
-            case Silence(Verdict.HUNG, reason):
+            case Silence(SilenceCause.HUNG, reason):
                 self._handle(Stalled(reason))
-            case Silence(verdict, reason, requests):
-                if verdict is Verdict.ALONE:
+            case Silence(cause, reason, requests):
+                if cause is SilenceCause.ALONE:
                     self._handle(Stalled(reason, alone=True))
                 self._listener.expire(requests)
+
+    async def _gauges(self) -> Reply | NoReply | None:
+        return None if self._kind.gauges is None else await self._prober.get(self._kind.gauges)
+
+    async def _health_elsewhere(self, health: Reply) -> Reply | NoReply:
+        """The health of an engine that was taken for another kind, whose route for it is another."""
+        known = self._kind
+        with contextlib.suppress(UnidentifiedError):
+            await self._become(await find_kind(self._prober, self._settings, await self._prober.get("/v1/models")))
+        return health if self._kind.health == known.health else await self._prober.get(self._kind.health)
+
+    async def _become(self, kind: EngineKind) -> None:
+        if kind is self._kind:
+            return
+        self._kind, self._metrics, self._read = kind, None, READERS[kind.name].metrics()
+        metrics = await self._gauges()
+        if isinstance(metrics, Reply) and metrics.ok:
+            self._take_metrics(metrics)
 
     async def _asleep(self) -> bool | None:
         return await self._prober.asleep() if self._can_sleep else None
@@ -334,16 +422,40 @@ class EndpointMonitor:
             return None
         models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:
-            kind = _kind(models)
-            self._identity = _identity(kind, models, await self._prober.get(kind.about))
+            kind = await find_kind(self._prober, self._settings, models)
+            self._loras = _paths(models)
+            if await self._equip():
+                models = await self._prober.get("/v1/models")
+                self._loras = _paths(models)
+            identity = await identify_as(kind, self._prober, self._settings, models)
         except UnidentifiedError as error:
             return None if self._health.serving else Missed(str(error), certain=False)
-        if kind is not self._kind:
-            self._kind, self._metrics, self._read = kind, None, READERS[kind.name].metrics()
+        await self._become(kind)
+        self._identity = identity
+        if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):
+            return Missed(reason, certain=False)
         self._identified_at = now
         self._can_sleep = asleep is not None
         self._warn_of_missing()
         return None
+
+    async def _equip(self) -> bool:
+        """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that."""
+        if self._settling is not None or not self.adapters.pending(self._loras):
+            return False
+        if not self._health.serving:
+            return await self.adapters.settle(self._loras, self._prober.post)
+        self._settling = asyncio.create_task(self._settle())
+        return False
+
+    async def _settle(self) -> None:
+        """Load and unload adapters, and look again where that has changed them."""
+        try:
+            if await self.adapters.settle(self._loras, self._prober.post):
+                self._identified_at = float("-inf")
+                self._hurry.set()
+        finally:
+            self._settling = None
 
     def _warn_of_missing(self) -> None:
         missing = (self._metrics or READERS[self._kind.name].unscraped).missing
@@ -372,7 +484,8 @@ class EndpointMonitor:
         effects = self._health.handle(event, self._clock())
         state, reason = self._health.state, self._health.reason
         if state is not before:
-            log = _log.info if self._health.serving else _log.warning
+            meant = self._health.serving or isinstance(event, Retire | Rouse)
+            log = _log.info if meant else _log.warning
             log("endpoint changed", endpoint=self._id, was=before.value, state=state.value, reason=reason)
             self._said_at = self._clock()
         elif self._is_launching(event):
@@ -385,6 +498,7 @@ class EndpointMonitor:
         for effect in effects:
             match effect:
                 case Effect.TAKE_IN:
+                    self._starts = False
                     if state is State.TRIAL:
                         self._progress.restart(self._clock())
                     elif before is not State.BLOCKED:
@@ -407,7 +521,7 @@ class EndpointMonitor:
     def _is_launching(self, event: Event) -> bool:
         """Whether its engine does not listen yet. Whoever launched it reports on it."""
         unheard = isinstance(event, Missed) and event.certain and self._health.state is State.STARTING
-        return unheard and self.launched and not self._health.was_healthy
+        return unheard and self.launched and (self._starts or not self._health.was_healthy)
 
     def _tell(self) -> None:
         """Tell the listener that it takes traffic, with its identity and capacity, unless that was told already."""
@@ -421,30 +535,24 @@ class EndpointMonitor:
             self._listener.up(self._id, self._identity, has)
 
 
-def _kind(models: Reply | NoReply) -> EngineKind:
-    return kind_of(models.body) if isinstance(models, Reply) else VLLM
-
-
-def _identity(kind: EngineKind, models: Reply | NoReply, about: Reply | NoReply) -> Identity:
-    if isinstance(models, NoReply):
-        raise UnidentifiedError(models.reason)
-    if not models.ok:
-        raise UnidentifiedError(f"GET /v1/models answered {models.status}")
-    more = about.body if isinstance(about, Reply) and about.ok else None
-    return READERS[kind.name].identity(models.body, more)
-
-
-def _missed(health: Reply | NoReply) -> Missed | Scales | None:
+def _missed(kind: EngineKind, health: Reply | NoReply) -> Missed | Scales | None:
     match health:
         case NoReply(reason=reason, refused=refused, accepted=accepted):
             return Missed(reason, certain=refused, accepted=accepted)
-        case Reply(status=status, body=body) if is_busy(status, error_message(body)):
-            return Scales()
-        case Reply(status=httpx.codes.SERVICE_UNAVAILABLE, body=body) if is_loading(error_message(body)):
-            return Missed("it is loading its model", certain=True)
-        case Reply(status=httpx.codes.SERVICE_UNAVAILABLE):
-            return Missed("GET /health answered 503: the engine is dead", certain=True)
-        case Reply(ok=False, status=status):
-            return Missed(f"GET /health answered {status}", certain=False)
-        case _:
+        case Reply(ok=True):
             return None
+        case Reply(status=status, body=body):
+            match meaning(status, error_message(body)):
+                case Meaning.BUSY:
+                    return Scales()
+                case Meaning.LOADING:
+                    return Missed("it is loading its model", certain=True)
+            if status == httpx.codes.SERVICE_UNAVAILABLE:
+                return Missed(f"GET {kind.health} answered 503: {kind.ill}", certain=True)
+            doubt = "" if kind is VLLM else f": is it {kind.name}?"
+            return Missed(f"GET {kind.health} answered {status}{doubt}", certain=False)
+
+
+def _paths(models: Reply | NoReply) -> dict[str, str | None]:
+    """The paths of the adapters in an answer of `/v1/models`."""
+    return lora_paths(models.body) if isinstance(models, Reply) else {}

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import msgspec
 
-from gateway.endpoints.replies import NoReply, Reply
+from gateway.endpoints.replies import MOST_VALUES, NoReply, Reply, crowded
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 MAX_METRICS = 8 * 2**20
 """Most bytes read of `/metrics`. An engine with many ranks sends a few MB."""
 MAX_ANSWER = 2**20
 """Most bytes read of any other answer; thousands of LoRA adapters take less."""
+
+WORK = 60.0
+"""Seconds for an answer that is work: an adapter is loaded, perhaps from a hub."""
 
 TURNS = 50
 """Least turns of our own event loop that an endpoint gets to answer in: if the loop is busy, we are the late ones. A
@@ -56,6 +59,13 @@ class Prober:
         Raises:
             OutOfDescriptorsError: this process could not ask, so nothing is known of the endpoint.
         """
+        return await self._asked("GET", path, self._timeout)
+
+    async def post(self, path: str, body: bytes) -> Reply | NoReply:
+        """`POST path` with this JSON, which the endpoint may work on for a while. Raises as `get`."""
+        return await self._asked("POST", path, max(self._timeout, WORK), body)
+
+    async def _asked(self, method: str, path: str, timeout: float, body: bytes | None = None) -> Reply | NoReply:
         most = MAX_METRICS if path == "/metrics" else MAX_ANSWER
         accepted = False
 
@@ -64,20 +74,24 @@ class Prober:
             accepted = True
 
         url, told = self._base_url + path, {"connected": connected}
+        headers = _FRESH if body is None else _FRESH | {"content-type": "application/json"}
         try:
             async with (
-                _timeout(self._timeout),
-                self._client.stream("GET", url, headers=_FRESH, timeout=None, extensions=told) as response,
+                _timeout(timeout),
+                self._client.stream(
+                    method, url, content=body, headers=headers, timeout=None, extensions=told
+                ) as response,
             ):
                 answered_at = self._clock()
-                body = bytearray()
+                read = bytearray()
                 async for part in response.aiter_raw():
-                    body += part
-                    if len(body) > most:
-                        return NoReply(f"GET {path}: more than {most >> 20} MiB of answer")
-                return Reply(response.status_code, bytes(body), answered_at)
+                    read += part
+                    if len(read) > most:
+                        return NoReply(f"{method} {path}: more than {most >> 20} MiB of answer")
+                reply = Reply(response.status_code, bytes(read), answered_at)
+                return reply if path == "/metrics" else _bounded(path, reply)
         except TimeoutError:
-            reason = f"GET {path}: no answer within {self._timeout:g} s"
+            reason = f"{method} {path}: no answer within {timeout:g} s"
             if accepted:
                 self.unanswered_at = self._clock()
             return NoReply(reason, accepted=accepted)
@@ -86,9 +100,9 @@ class Prober:
                 raise OutOfDescriptorsError from error
             return NoReply(f"cannot connect: {error}", refused=_refused(error))
         except httpx.RemoteProtocolError:
-            return NoReply(f"GET {path}: the answer broke off, or is not HTTP")
+            return NoReply(f"{method} {path}: the answer broke off, or is not HTTP")
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            return NoReply(f"GET {path}: {str(error) or type(error).__name__}")
+            return NoReply(f"{method} {path}: {str(error) or type(error).__name__}")
 
     async def asleep(self) -> bool | None:
         """The answer of `/is_sleeping`, also true of a paused engine; None if the route is not served.
@@ -103,6 +117,11 @@ class Prober:
                     return None
             case _:
                 return None
+
+
+def _bounded(path: str, reply: Reply) -> Reply | NoReply:
+    """The answer, if it has few enough values."""
+    return NoReply(f"GET {path}: more than {MOST_VALUES} values in its answer") if crowded(reply.body) else reply
 
 
 def _refused(error: BaseException) -> bool:

@@ -7,9 +7,23 @@ from gateway.admission.events import Capacity
 from gateway.config.endpoint import Reached
 from gateway.endpoints.capacity import capacity
 from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
+from gateway.endpoints.foreign import (
+    SGLANG_GAUGES,
+    TGI_GAUGES,
+    gauge_reader,
+    gauged_capacity,
+    gauges_missing,
+    identify_ollama,
+    identify_sglang,
+    identify_tensorrt_llm,
+    identify_tgi,
+    no_gauges,
+    plain_capacity,
+    read_iterations,
+)
 from gateway.endpoints.identity import Identity, identify
-from gateway.endpoints.llama_server import SlotReader, identify_llama_server, llama_server_capacity
-from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
+from gateway.endpoints.llama_server import SlotReader, identify_llama_server
+from gateway.wire.engine_kinds import LLAMA_SERVER, OLLAMA, SGLANG, TENSORRT_LLM, TGI, VLLM
 
 
 class Readers(NamedTuple):
@@ -18,9 +32,9 @@ class Readers(NamedTuple):
     metrics: Callable[[], Callable[[bytes, Reached], EngineMetrics]]
     """Makes the reader of one endpoint's answers of `EngineKind.gauges`."""
     identity: Callable[[bytes, bytes | None], Identity]
-    """Of the answers of `/v1/models` and `EngineKind.about`. Raises UnidentifiedError."""
+    """Of the answers of `/v1/models` and `EngineKind.about`; a length of 0 is not told. Raises UnidentifiedError."""
     capacity: Callable[[EngineMetrics, Identity, Reached], Capacity]
-    unscraped: EngineMetrics
+    unscraped: EngineMetrics = EngineMetrics()
     """What stands for a scrape that never came."""
 
 
@@ -40,7 +54,19 @@ def _vllm_capacity(metrics: EngineMetrics, identity: Identity, settings: Reached
 
 READERS = {
     VLLM.name: Readers(lambda: _vllm_metrics, identify, _vllm_capacity, EngineMetrics(missing=EXPECTED)),
-    LLAMA_SERVER.name: Readers(
-        lambda: SlotReader().read, identify_llama_server, llama_server_capacity, EngineMetrics()
+    LLAMA_SERVER.name: Readers(lambda: SlotReader().read, identify_llama_server, plain_capacity),
+    SGLANG.name: Readers(
+        lambda: gauge_reader(SGLANG_GAUGES),
+        identify_sglang,
+        plain_capacity,
+        EngineMetrics(missing=gauges_missing(SGLANG_GAUGES)),
     ),
+    TGI.name: Readers(
+        lambda: gauge_reader(TGI_GAUGES),
+        identify_tgi,
+        plain_capacity,
+        EngineMetrics(missing=gauges_missing(TGI_GAUGES)),
+    ),
+    TENSORRT_LLM.name: Readers(lambda: read_iterations, identify_tensorrt_llm, gauged_capacity),
+    OLLAMA.name: Readers(lambda: no_gauges, identify_ollama, plain_capacity),
 }

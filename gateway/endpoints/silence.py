@@ -33,8 +33,8 @@ _KEEP = 0.9
 """Weight of the earlier measurements in the EWMA of the prefill rate."""
 
 
-class Verdict(Enum):
-    """The meaning of a silence."""
+class SilenceCause(Enum):
+    """The likely cause of a silence."""
 
     HUNG = auto()
     """Several requests were silent: the engine hangs."""
@@ -48,7 +48,7 @@ class Verdict(Enum):
 class Silence:
     """A time without movement, longer than the known work explains."""
 
-    verdict: Verdict
+    cause: SilenceCause
     reason: str
     requests: tuple[RequestId, ...]
     """The requests on the endpoint whose time is over."""
@@ -59,7 +59,7 @@ class _OnIt:
     prompt_tokens: int
     streams: bool
     since: float
-    brought: bool
+    evacuated: bool
     started: bool = False
 
 
@@ -73,6 +73,7 @@ class Progress:
     def __init__(self, hung_after: float) -> None:
         self.hung_after = hung_after
         self._requests: dict[RequestId, _OnIt] = {}
+        self._passing: set[RequestId] = set()
         self._metrics: EngineMetrics | None = None
         self._scraped_at = float("-inf")
         self._queued_at = float("-inf")
@@ -91,8 +92,13 @@ class Progress:
 
     @property
     def in_flight(self) -> int:
-        """Requests on the endpoint."""
+        """Requests on the endpoint whose silence says something of it."""
         return len(self._requests)
+
+    @property
+    def passing(self) -> int:
+        """Requests whose answers are only passed on."""
+        return len(self._passing)
 
     @property
     def prefill_rate(self) -> float:
@@ -102,19 +108,23 @@ class Progress:
     def dispatched(
         self,
         request: RequestId,
-        prompt_tokens: int,
+        prompt_tokens: int | None,
         now: float,
         *,
         streams: bool = True,
-        brought: bool = False,
+        evacuated: bool = False,
         started: bool = False,
     ) -> None:
         """Note a request sent to the endpoint.
 
-        `streams` says that its tokens will be seen one by one, `brought` that it had to leave another endpoint,
-        `started` that it was there before, and had its first token: its next one tells nothing of a prefill.
+        `streams` says that its tokens will be seen one by one, `evacuated` that it had to leave another endpoint,
+        `started` that it was there before, and had its first token: its next one tells nothing of a prefill. One
+        without `prompt_tokens` is only passed on: its silence says nothing.
         """
-        self._requests[request] = _OnIt(prompt_tokens, streams, now, brought, started)
+        if prompt_tokens is None:
+            self._passing.add(request)
+            return
+        self._requests[request] = _OnIt(prompt_tokens, streams, now, evacuated, started)
         if self._quiet_from is None:
             self._quiet_from = now
 
@@ -123,8 +133,9 @@ class Progress:
 
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
         """
+        self._passing.discard(request)
         gone = self._requests.pop(request, None)
-        if gone is not None and not delivering and self._watched(gone, now) and not gone.brought:
+        if gone is not None and not delivering and self._watched(gone, now) and not gone.evacuated:
             silent = self._silent(gone, now)
             if silent >= BRIEF * self.hung_after:
                 self._left_silent += silent
@@ -205,16 +216,16 @@ class Progress:
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):
             return None
-        own = [self._silent(r, now) for r in watched.values() if not r.brought]
+        own = [self._silent(r, now) for r in watched.values() if not r.evacuated]
         others = sum(own) + self._left_silent - max([*own, self._left_longest])
         if own and others >= SECOND_OPINION * self.hung_after:
             reason = f"no progress for {quiet:.0f} s with {len(self._requests)} requests in flight"
-            return Silence(Verdict.HUNG, reason, tuple(watched))
+            return Silence(SilenceCause.HUNG, reason, tuple(watched))
         shortest = min(self._silent(r, now) for r in watched.values())
         if len(own) > 1 or shortest < max(self.patience(busy=busy, alone=True), prefill):
             return None
-        verdict = Verdict.ALONE if own else Verdict.BROUGHT
-        return Silence(verdict, f"the only request on it has had no token for {shortest:.0f} s", tuple(watched))
+        cause = SilenceCause.ALONE if own else SilenceCause.BROUGHT
+        return Silence(cause, f"the only request on it has had no token for {shortest:.0f} s", tuple(watched))
 
     def overdue(self, now: float) -> list[RequestId]:
         """Streams that do not begin although the engine works and has no waiting requests."""

@@ -1,27 +1,33 @@
 """The admin application (FastAPI, apart from the data plane): health, metrics, state, drain, explain."""
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 from enum import Flag, auto
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.ops.explained import Explained, Explainer
-from gateway.ops.metrics import CONTENT_TYPE
+from gateway.ops.metrics import content_type
 from gateway.ops.on_machine import on_this_machine
-from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError
+from gateway.ops.pictures.broadcast import Broadcast, TooManyError
+from gateway.ops.pictures.page_files import page_routes
+from gateway.ops.state import EndpointState, GatewayState, StateSource, UnknownEndpointError, UnknownModelError
 from gateway.wire.errors import ErrorAnswer
 from gateway.wire.request import Api
 
-Exposition = Callable[[], Awaitable[bytes]]
-
+_OPENMETRICS = "application/openmetrics-text"
+_LOOKS = 900
+"""Looks at a change of adapters, for a minute and a half: an engine may load one from a hub."""
+_LOOK = 0.1
+"""Seconds between two of them."""
 _LONGEST_QUERY = 2048
 """Most bytes of a query."""
 
@@ -31,6 +37,14 @@ class Part(Flag):
 
     HEALTH = auto()
     ADMIN = auto()
+
+
+class Exposition(Protocol):
+    """The text of `/metrics`."""
+
+    def __call__(self, *, openmetrics: bool) -> Awaitable[bytes]:
+        """Write it as OpenMetrics, if asked to and possible."""
+        ...
 
 
 class Error(BaseModel):
@@ -62,6 +76,25 @@ class Version(BaseModel):
     """Tells another kvgate that this is not a vLLM."""
 
 
+class OldAdapter(BaseModel):
+    """A LoRA adapter of a model."""
+
+    model: str = Field(description="Name of the model.", examples=["Qwen/Qwen3-8B"])
+    name: str = Field(description="Name of the adapter, by which clients ask for it.", examples=["sql"])
+
+
+class NewAdapter(OldAdapter):
+    """A LoRA adapter to be loaded."""
+
+    path: str = Field(min_length=1, description="Its folder, as the engines find it.", examples=["/models/sql-lora"])
+
+
+class AdapterStates(BaseModel):
+    """How an adapter is on each endpoint of its model."""
+
+    endpoints: dict[str, str] = Field(description="`loaded`, `unloaded`, `loading`, or why it is not loaded; by id.")
+
+
 class _Refused(Exception):  # noqa: N818  # never seen by anybody: it carries an answer to the handler below
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -73,15 +106,23 @@ _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The admin key is missing or wrong."}
 }
 _FORBIDDEN: dict[int | str, dict[str, Any]] = {
-    403: {"model": ErrorBody, "description": "There is no admin key, and the caller is not on this machine."}
+    403: {"model": ErrorBody, "description": "No admin key, and not from this machine; or another site's page."}
 }
 _UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No endpoint has this id."}}
+_UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorBody, "description": "No endpoint serves this model."},
+    400: {"model": ErrorBody, "description": "A malformed body."},
+}
 _NOT_EXPLAINED: dict[int | str, dict[str, Any]] = {
     status: {"description": "What the request itself would be answered.", "content": {"application/json": {}}}
     for status in (400, 404, 413, 429, 503)
 }
 _LONG: dict[int | str, dict[str, Any]] = {
     414: {"model": ErrorBody, "description": f"The query is over {_LONGEST_QUERY} bytes long."}
+}
+_FOLLOWED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    503: {"model": ErrorBody, "description": "Too many follow already."},
 }
 _MALFORMED: dict[int | str, dict[str, Any]] = {400: {"model": ErrorBody, "description": "A malformed parameter."}}
 
@@ -90,6 +131,7 @@ def admin_app(
     source: StateSource,
     exposition: Exposition,
     explainer: Explainer,
+    broadcast: Broadcast,
     version: str,
     *,
     admin_key: str | None = None,
@@ -101,6 +143,7 @@ def admin_app(
         source: what it shows and changes.
         exposition: the text of `/metrics`.
         explainer: answers `/kvgate/explain`.
+        broadcast: feeds `/kvgate/events`.
         version: kvgate's own.
         admin_key: the bearer token that `/metrics` and `/kvgate/*` require. None opens reading to everybody, and
             changes to callers on this machine.
@@ -116,7 +159,8 @@ def admin_app(
     if Part.HEALTH in parts:
         app.include_router(_health_routes(source, version))
     if Part.ADMIN in parts:
-        app.include_router(_reading_routes(source, exposition, explainer, admin_key))
+        app.include_router(page_routes())
+        app.include_router(_reading_routes(source, exposition, explainer, broadcast, admin_key))
         app.include_router(_changing_routes(source, admin_key))
     app.add_exception_handler(_Refused, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -167,7 +211,11 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
 
 
 def _reading_routes(
-    source: StateSource, exposition: Exposition, explainer: Explainer, admin_key: str | None
+    source: StateSource,
+    exposition: Exposition,
+    explainer: Explainer,
+    broadcast: Broadcast,
+    admin_key: str | None,
 ) -> APIRouter:
     guard = [] if admin_key is None else [Depends(_guard(admin_key))]
     refusals = {} if admin_key is None else _UNAUTHORIZED
@@ -177,14 +225,35 @@ def _reading_routes(
         "/metrics",
         summary="Metrics for Prometheus.",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", _OPENMETRICS)}}},
     )
-    async def show_metrics() -> Response:
-        return Response(await exposition(), media_type=CONTENT_TYPE)
+    async def show_metrics(request: Request) -> Response:
+        text = await exposition(openmetrics=_OPENMETRICS in request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type(text)})
 
     @router.get("/kvgate/state", summary="Every endpoint and queue, now.")
     async def show_state() -> GatewayState:
         return await source.state()
+
+    @router.get(
+        "/kvgate/events",
+        summary="The picture of the gateway, and then its changes, at most two a second (SSE).",
+        description="`snapshot` brings a whole picture, `changes` what differs from the one before; `silence` says "
+        "that the process that decides does not answer. Their fields: docs/interface.md.",
+        response_class=StreamingResponse,
+        responses=_FOLLOWED,
+    )
+    async def follow(request: Request) -> StreamingResponse:
+        try:
+            messages = broadcast.follow(request.client.host if request.client else "local")
+        except TooManyError as error:
+            message = (
+                f"{broadcast.readers} readers follow this gateway already, and one address leaves room for others. "
+                "Follow it once, or close a page."
+            )
+            raise _Refused(503, "too_many_readers", message, {"retry-after": "10"}) from error
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
 
     @router.post(
         "/kvgate/explain",
@@ -208,9 +277,9 @@ def _reading_routes(
 
 def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
     """Every admin route that changes something. Without a key only callers on this machine may use them."""
-    guard = _from_here if admin_key is None else _guard(admin_key)
-    refusals = _FORBIDDEN if admin_key is None else _UNAUTHORIZED
-    router = APIRouter(tags=["admin"], dependencies=[Depends(guard)], responses=refusals)
+    guards = [Depends(_from_here if admin_key is None else _guard(admin_key)), Depends(_own_page)]
+    refusals = _FORBIDDEN if admin_key is None else _FORBIDDEN | _UNAUTHORIZED
+    router = APIRouter(tags=["admin"], dependencies=guards, responses=refusals)
 
     @router.post(
         "/kvgate/endpoints/{endpoint_id:path}/drain",
@@ -227,6 +296,24 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
     )
     async def undrain(endpoint_id: _EndpointId) -> EndpointState:
         return await _changed(source, endpoint_id, source.undrain)
+
+    @router.post(
+        "/kvgate/adapters/load",
+        summary="Have every endpoint of a model load a LoRA adapter.",
+        description="Answers when each has, or says why it has not. Kept until kvgate ends; what is to stay goes into "
+        "the settings (`models[].lora`).",
+        responses=_UNKNOWN_MODEL,
+    )
+    async def load(adapter: NewAdapter) -> AdapterStates:
+        return await _given(source, adapter.model, adapter.name, adapter.path)
+
+    @router.post(
+        "/kvgate/adapters/unload",
+        summary="Have every endpoint of a model unload a LoRA adapter.",
+        responses=_UNKNOWN_MODEL,
+    )
+    async def unload(adapter: OldAdapter) -> AdapterStates:
+        return await _given(source, adapter.model, adapter.name, None)
 
     return router
 
@@ -247,6 +334,28 @@ _Flow = Annotated[
 _EndpointId = Annotated[
     str, Path(description="As in `/kvgate/state`: host and port, or unix socket.", examples=["127.0.0.1:8001"])
 ]
+
+
+async def _given(source: StateSource, model: str, adapter: str, path: str | None) -> AdapterStates:
+    """Give an adapter to a model, or take it away, and wait until each endpoint has done so or failed."""
+    try:
+        await source.give(model, adapter, path)
+    except UnknownModelError as error:
+        message = "No endpoint serves a model of this name; /kvgate/state lists them."
+        raise _Refused(404, "model_not_found", message) from error
+    for _ in range(_LOOKS):
+        states = await _adapter_states(source, model, adapter, path)
+        if "loading" not in states.values():
+            break
+        await asyncio.sleep(_LOOK)
+    return AdapterStates(endpoints=states)  # what still loads goes on, and the state tells how it ends
+
+
+async def _adapter_states(source: StateSource, model: str, adapter: str, path: str | None) -> dict[str, str]:
+    endpoints = [endpoint for endpoint in (await source.state()).endpoints if endpoint.model == model]
+    if path is not None:
+        return {endpoint.id: endpoint.adapters.get(adapter, "loading") for endpoint in endpoints}
+    return {endpoint.id: "loading" if adapter in endpoint.models else "unloaded" for endpoint in endpoints}
 
 
 async def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], Awaitable[None]]) -> EndpointState:
@@ -270,6 +379,13 @@ def _guard(admin_key: str) -> Callable[..., Awaitable[None]]:
             )
 
     return require
+
+
+async def _own_page(request: Request) -> None:
+    """Refuse a web page of another site, whatever key it has. A proxy may end TLS, so the scheme may differ."""
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise _Refused(403, "foreign_origin", "Changes are not taken from a web page of another site.")
 
 
 async def _from_here(request: Request) -> None:

@@ -16,7 +16,7 @@ import re
 import select
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO
 
 import msgspec
@@ -82,6 +82,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         # Plain tracebacks: local variables would show requests.
         structlog.processors.format_exc_info,
         redact,
+        _tell_others,
     ]
     structlog.configure(
         processors=[*shared, renderer],
@@ -109,6 +110,22 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
+Sink = Callable[[Mapping[str, Any]], None]
+_others: list[Sink] = []
+
+
+def also_to(sink: Sink) -> Callable[[], None]:
+    """Have each line of the log, but not the access log, passed to a sink too; returns what ends that."""
+    _others.append(sink)
+    return functools.partial(_others.remove, sink)
+
+
+def _tell_others(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for sink in _others:
+        sink(line)
+    return line
+
+
 def redact(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Blank what must not be logged; a structlog processor."""
     for name, value in line.items():
@@ -132,6 +149,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None
     outcome: str
     endpoint: str | None
+    fallback: str | None
     stream: bool
     prompt_tokens: int | None
     counted: str | None
@@ -177,6 +195,7 @@ class AccessLog:
         status: int | None,
         outcome: str,
         endpoint: str | None,
+        fallback: str | None,
         stream: bool,
         prompt_tokens: int | None,
         counted: str | None,
@@ -191,11 +210,12 @@ class AccessLog:
         Args:
             request_id: as told to the client.
             path: without its query.
-            model: the name of its pool, whatever alias the client used; None if it has no pool.
+            model: the name of the pool it asks for, whatever alias the client used; None if there is none.
             flow: the caller: a key's name or an address, never a key.
             status: of the answer; 499 if the client left before it.
             outcome: a value of `gateway.admission.outcomes.Outcome`.
             endpoint: the last one it was on; None if it reached none.
+            fallback: what answered in the place of `model`: another model, or the host of a server elsewhere.
             stream: whether the client asked for a stream.
             prompt_tokens: from the engine's usage, else as counted.
             counted: the source of the prompt's count: `local`, `engine` or `estimate`; None if not counted.
@@ -214,6 +234,7 @@ class AccessLog:
             status=status,
             outcome=outcome,
             endpoint=endpoint,
+            fallback=fallback,
             stream=stream,
             prompt_tokens=prompt_tokens,
             counted=counted,

@@ -6,11 +6,15 @@ of which each has its own.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 
 import msgspec
 
 Sample = tuple[str, tuple[str, ...], float]
 """Its name, its labels (a name, a value, a name, ...), its value."""
+
+Exemplar = tuple[str, tuple[str, ...], str, float, float]
+"""The name and the labels of its sample, the id of its trace, its value, its Unix time."""
 
 SUMMED = frozenset({"counter", "histogram"})
 """Kinds of metrics that are summed, with those of processes that have ended: a sum must not fall."""
@@ -28,6 +32,7 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
     meaning: str
     kind: str
     samples: Sequence[Sample]
+    exemplars: Sequence[Exemplar] = ()
 
 
 Figures = Sequence[Family]
@@ -40,7 +45,7 @@ unpacked: Callable[[bytes], list[Family]] = msgspec.msgpack.Decoder(list[Family]
 def merged(own: Figures, fronts: Iterable[Figures] = (), gone: Iterable[Figures] = ()) -> list[Family]:
     """The figures of an owner, of the fronts that run, and of those that have ended, as one process's.
 
-    Buckets of a histogram are summed by their edges: all processes have the same.
+    Buckets of a histogram are summed by their edges: all processes have the same. Of several exemplars the last counts.
     """
     sums: dict[str, _Sum] = {}
     for family in (
@@ -50,7 +55,7 @@ def merged(own: Figures, fronts: Iterable[Figures] = (), gone: Iterable[Figures]
     ):
         if family.name not in sums:
             sums[family.name] = _Sum(family)
-        sums[family.name].add(family.samples)
+        sums[family.name].add(family)
     return [found.family() for found in sums.values()]
 
 
@@ -65,10 +70,11 @@ class _Sum:
     def __init__(self, head: Family) -> None:
         self._head = head
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._exemplars: dict[tuple[str, tuple[str, ...]], Exemplar] = {}
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, family: Family) -> None:
         values = self._values
-        for name, labels, value in samples:
+        for name, labels, value in family.samples:
             before = values.get((name, labels))
             if before is None:
                 values[name, labels] = value
@@ -76,7 +82,10 @@ class _Sum:
                 values[name, labels] = min(before, value)
             else:
                 values[name, labels] = before + value
+        for exemplar in family.exemplars:
+            last = self._exemplars.setdefault(exemplar[:2], exemplar)
+            self._exemplars[exemplar[:2]] = max(last, exemplar, key=itemgetter(-1))
 
     def family(self) -> Family:
-        head = self._head
-        return Family(head.name, head.meaning, head.kind, [(*series, value) for series, value in self._values.items()])
+        head, values = self._head, [(*series, value) for series, value in self._values.items()]
+        return Family(head.name, head.meaning, head.kind, values, tuple(self._exemplars.values()))

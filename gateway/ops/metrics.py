@@ -8,18 +8,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
-from gateway.ops.merged import Family, Figures
+from gateway.ops.exposition import END, exposition
+from gateway.ops.merged import Exemplar as Shown
+from gateway.ops.merged import Family, Figures, Sample
+from gateway.ops.pictures.digest import TTFT_EDGES
 from gateway.ops.returns import Returns
 from gateway.ops.state import Decided, TierState
-from gateway.ops.tally import Tallies
-
-CONTENT_TYPE: str = CONTENT_TYPE_PLAIN_0_0_4
+from gateway.ops.tally import TRACE, Tallies
 
 UNKNOWN = "unknown"
 """The `model` label of requests for unknown models: client text must not become a label value."""
@@ -28,7 +30,6 @@ MOST_MODELS = 32
 """Models with labels of their own; those served now may be more. An engine can rename its model every second."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 7.5, 10, 20, 30, 60, 120)
 _TOKEN_BUCKETS = tuple(size * 2**power for power in range(4, 19) for size in (1, 1.5))
 """16 to 393,216 tokens. Each edge is at most 1.5 times the one before, so lengths are known to that precision."""
 _COUNT_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
@@ -45,6 +46,7 @@ class ModelMetrics:
         self._returns: Returns[bool] = Returns()
         self._retries = {sent: metrics.retries.labels(model=model, sent=str(sent).lower()) for sent in (True, False)}
         self._would = metrics.would
+        self._fallbacks = metrics.fallbacks
         self._model = model
         self._prompt = metrics.tokens.labels(model=model, kind="prompt")
         self._completion = metrics.tokens.labels(model=model, kind="completion")
@@ -68,6 +70,10 @@ class ModelMetrics:
         """Count a request that an endpoint failed on: sent again, or not, as too many fail."""
         self._retries[sent].inc()
 
+    def fell_back(self, to: str, reason: Outcome, outcome: Outcome) -> None:
+        """Count a request for this model that ended elsewhere. `reason`: the refusal of this model."""
+        self._fallbacks.labels(model=self._model, to=to, reason=reason.value, outcome=outcome.value).inc()
+
     def used(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count the tokens an endpoint processed for a request."""
         self._prompt.inc(prompt_tokens)
@@ -87,6 +93,26 @@ class ModelMetrics:
     def would(self, decision: str) -> None:
         """In observe mode, count what `enforce` would have done: "queued" or an outcome."""
         self._would.labels(model=self._model, decision=decision).inc()
+
+
+class TenantMetrics:
+    """The counters of one tenant, bound to its label."""
+
+    def __init__(self, metrics: "Metrics", tenant: str) -> None:
+        self._requests = {
+            outcome: metrics.tenant_requests.labels(tenant=tenant, outcome=outcome.value) for outcome in Outcome
+        }
+        self._prompt = metrics.tenant_tokens.labels(tenant=tenant, kind="prompt")
+        self._completion = metrics.tenant_tokens.labels(tenant=tenant, kind="completion")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Count a request that ended; call once for each."""
+        self._requests[outcome].inc()
+
+    def used(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count the tokens an endpoint processed for a request."""
+        self._prompt.inc(prompt_tokens)
+        self._completion.inc(completion_tokens)
 
 
 class Metrics:
@@ -116,6 +142,18 @@ class Metrics:
             registry=registry,
         )
         self.tokens = Counter("kvgate_tokens", "Tokens the endpoints processed.", ("model", "kind"), registry=registry)
+        self.tenant_requests = Counter(
+            "kvgate_tenant_requests",
+            "Requests of each configured key, by how they ended.",
+            ("tenant", "outcome"),
+            registry=registry,
+        )
+        self.tenant_tokens = Counter(
+            "kvgate_tenant_tokens",
+            "Tokens the endpoints processed for each configured key.",
+            ("tenant", "kind"),
+            registry=registry,
+        )
         self.drift = Counter(
             "kvgate_prompt_token_drift",
             "Tokens by which kvgate's count of prompts and the engine's usage differed.",
@@ -126,6 +164,12 @@ class Metrics:
             "kvgate_would",
             "What enforce would have done to requests that observe let through.",
             ("model", "decision"),
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "kvgate_fallbacks",
+            "Requests that a fallback took: why not their own model, and how they ended there.",
+            ("model", "to", "reason", "outcome"),
             registry=registry,
         )
         self.refused_connections = Counter(
@@ -143,7 +187,7 @@ class Metrics:
             "kvgate_ttft_seconds",
             "From the request to the first event of its stream, queue included.",
             (),
-            _TTFT_BUCKETS,
+            TTFT_EDGES,
         )
         overhead = Tallies(
             "kvgate_overhead_seconds",
@@ -176,6 +220,7 @@ class Metrics:
         registry.register(_Build(version))
         self._unknown = ModelMetrics(self, UNKNOWN)
         self._models: dict[str, ModelMetrics] = {}
+        self._tenants: dict[str, TenantMetrics] = {}
         for model in models:
             self.know(model)
 
@@ -199,6 +244,20 @@ class Metrics:
         """The counters of a model; those of `unknown` if it is not one of ours."""
         return self._unknown if name is None else self._models.get(name, self._unknown)
 
+    def know_tenants(self, names: Collection[str]) -> None:
+        """Give these tenants labels of their own, and drop those of all others: only what is configured has one."""
+        for gone in self._tenants.keys() - set(names):
+            del self._tenants[gone]
+            for counter in (self.tenant_requests, self.tenant_tokens):
+                counter.remove_by_labels({"tenant": gone})
+        for name in names:
+            if name not in self._tenants:
+                self._tenants[name] = TenantMetrics(self, name)
+
+    def tenant(self, flow: str) -> TenantMetrics | None:
+        """The counters of the tenant that this flow is; None if it is none."""
+        return self._tenants.get(flow)
+
     def sample(self, loads: Mapping[str, Load]) -> None:
         """Sample the load of each model's pool; call at even intervals."""
         for model, load in loads.items():
@@ -213,48 +272,57 @@ class Metrics:
 
     def _forget_model(self, model: str) -> None:
         del self._models[model]
-        for counter in (self.requests, self.returns, self.retries, self.tokens, self.drift, self.would):
+        for counter in (self.requests, self.returns, self.retries, self.tokens, self.drift, self.would, self.fallbacks):
             counter.remove_by_labels({"model": model})
         for tallies in (self.lengths, self._sequences, self._waiting):
             tallies.forget(model)
 
-    def exposition(self, decided: Decided | None = None) -> bytes:
-        """The answer to `GET /metrics`, to be sent as `CONTENT_TYPE`, with the gauges of this state."""
-        text: bytes = generate_latest(self.registry)
-        return text if decided is None else text + generate_latest(_State(decided))
+    def exposition(self, decided: Decided | None = None, *, openmetrics: bool = False) -> bytes:
+        """The answer to `GET /metrics`, with the gauges of this state; only OpenMetrics has exemplars."""
+        return exposition(self._collected(decided), openmetrics=openmetrics)
 
     def figures(self, decided: Decided | None = None, fronts: int | None = None) -> list[Family]:
         """What is counted and measured in this process, and the gauges of this state, to be merged with others'."""
-        collectors = [self.registry] if decided is None else [self.registry, _State(decided, fronts)]
-        return [_figures(metric) for collector in collectors for metric in collector.collect()]
+        return [_figures(metric) for metric in self._collected(decided, fronts)]
+
+    def _collected(self, decided: Decided | None, fronts: int | None = None) -> Iterator[Metric]:
+        yield from self.registry.collect()
+        if decided is not None:
+            yield from _gauges(decided, fronts)
 
 
-def exposed(figures: Figures) -> bytes:
-    """The answer to `GET /metrics` with these figures, to be sent as `CONTENT_TYPE`."""
-    text: bytes = generate_latest(_Shown(figures))
-    return text
+def exposed(figures: Figures, *, openmetrics: bool = False) -> bytes:
+    """The answer to `GET /metrics` with these figures; only OpenMetrics has exemplars."""
+    return exposition(_shown(figures), openmetrics=openmetrics)
+
+
+def content_type(text: bytes) -> str:
+    """The content type of an answer to `GET /metrics`: OpenMetrics has an end, and the older format none."""
+    found: str = OPENMETRICS if text.endswith(END.encode()) else CONTENT_TYPE_PLAIN_0_0_4
+    return found
 
 
 def _figures(metric: Metric) -> Family:
-    samples = [
-        (sample.name, tuple(chain.from_iterable(sample.labels.items())), float(sample.value))
-        for sample in metric.samples
-    ]
-    return Family(metric.name, metric.documentation, metric.type, samples)
+    samples: list[Sample] = []
+    exemplars: list[Shown] = []
+    for sample in metric.samples:
+        labels = tuple(chain.from_iterable(sample.labels.items()))
+        samples.append((sample.name, labels, float(sample.value)))
+        if (shown := sample.exemplar) is not None:
+            exemplars.append((sample.name, labels, shown.labels[TRACE], shown.value, shown.timestamp))
+    return Family(metric.name, metric.documentation, metric.type, samples, exemplars)
 
 
-class _Shown:
-    """A collector of figures that are known."""
-
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._figures:
-            metric = Metric(family.name, family.meaning, family.kind)
-            for name, labels, value in family.samples:
-                metric.add_sample(name, dict(zip(labels[::2], labels[1::2], strict=True)), value)
-            yield metric
+def _shown(figures: Figures) -> Iterator[Metric]:
+    for family in figures:
+        metric = Metric(family.name, family.meaning, family.kind)
+        exemplars = {
+            (name, labels): Exemplar({TRACE: trace}, value, at) for name, labels, trace, value, at in family.exemplars
+        }
+        for name, labels, value in family.samples:
+            exemplar = exemplars.get((name, labels))
+            metric.add_sample(name, dict(zip(labels[::2], labels[1::2], strict=True)), value, exemplar=exemplar)
+        yield metric
 
 
 class _Build:
@@ -269,41 +337,20 @@ class _Build:
         yield family
 
 
-class _State:
+def _gauges(state: Decided, fronts: int | None) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
     """The gauges. An unknown value has no sample: absent is not zero."""
-
-    def __init__(self, state: Decided, fronts: int | None = None) -> None:
-        self._state = state
-        self._fronts = fronts
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        state = self._state
-        if self._fronts is not None:
-            fronts = _gauge("kvgate_fronts", "Processes that serve clients.")
-            fronts.add_metric([], self._fronts)
-            yield fronts
-        depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
-        for queue in state.queues:
-            depth.add_metric([queue.model], queue.depth)
-        yield depth
-        yield from _endpoint_gauges(state)
-        yield from _engine_counters(state)
+    if fronts is not None:
+        processes = _gauge("kvgate_fronts", "Processes that serve clients.")
+        processes.add_metric([], fronts)
+        yield processes
+    yield from _queue_gauges(state)
+    yield from _endpoint_gauges(state)
+    yield from _engine_counters(state)
 
 
 def exposed_tier(tier: TierState) -> bytes:
-    """The text of the gauges of a tier."""
-    text: bytes = generate_latest(_Tier(tier))
-    return text
-
-
-class _Tier:
-    """The gauges of a tier, for an exposition."""
-
-    def __init__(self, tier: TierState) -> None:
-        self._tier = tier
-
-    def collect(self) -> Iterator[Metric]:
-        yield from _tier_gauges(self._tier)
+    """The text of the gauges of a tier, to stand before that of other metrics: gauges read the same in both formats."""
+    return exposition(_tier_gauges(tier), openmetrics=False)
 
 
 def _tier_gauges(tier: TierState) -> Iterator[GaugeMetricFamily]:
@@ -329,17 +376,45 @@ def _tier_gauges(tier: TierState) -> Iterator[GaugeMetricFamily]:
             yield family
 
 
+def _queue_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
+    depth = _gauge("kvgate_queue_depth", "Requests that wait.", "model")
+    saturation = _gauge(
+        "kvgate_saturation", "What runs and waits, as a share of what the endpoints may be filled to.", "model"
+    )
+    backlog = _gauge("kvgate_backlog_seconds", "How long all that waits takes to serve.", "model")
+    stranded = _gauge("kvgate_waiting_without_endpoint", "Requests that wait while no endpoint takes traffic.", "model")
+    for queue in state.queues:
+        for family, value in (
+            (depth, queue.depth),
+            (saturation, queue.saturation),
+            (backlog, queue.backlog_seconds),
+            (stranded, queue.waiting_without_endpoint),
+        ):
+            if value is not None:
+                family.add_metric([queue.model], value)
+    return iter((depth, saturation, backlog, stranded))
+
+
 def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
-    in_flight = _gauge("kvgate_in_flight", "Requests on the endpoint.", "endpoint")
+    in_flight = _gauge(
+        "kvgate_in_flight", "Requests on the endpoint, and those whose answers are only passed on.", "endpoint"
+    )
     peak = _gauge("kvgate_sequences_peak", "The most sequences that were on the endpoint at once.", "endpoint")
     usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
     gate = _gauge("kvgate_gate_open", "1 while the endpoint's gate lets requests through.", "endpoint")
     healthy = _gauge("kvgate_endpoint_healthy", "1 while the endpoint takes traffic.", "endpoint")
+    stands = _gauge("kvgate_endpoint_state", "1: the state in which the endpoint is.", "endpoint", "state")
+    ready_in = _gauge(
+        "kvgate_engine_ready_in_seconds", "Until an engine that starts on demand would be up.", "endpoint"
+    )
     age = _gauge("kvgate_scrape_age_seconds", "Since the last scrape of the endpoint's metrics.", "endpoint")
     for endpoint in state.endpoints:
         in_flight.add_metric([endpoint.id], endpoint.in_flight)
         peak.add_metric([endpoint.id], endpoint.peak_sequences)
         healthy.add_metric([endpoint.id], endpoint.healthy)
+        stands.add_metric([endpoint.id, endpoint.state], 1)
+        if endpoint.ready_in_seconds is not None:
+            ready_in.add_metric([endpoint.id], endpoint.ready_in_seconds)
         if endpoint.gate is not None:
             gate.add_metric([endpoint.id], endpoint.gate.open)
         if endpoint.scrape_age_seconds is not None:
@@ -349,7 +424,7 @@ def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
                 share = getattr(endpoint.kv, source)
                 if share is not None:
                     usage.add_metric([endpoint.id, source], share)
-    return iter((in_flight, peak, usage, gate, healthy, age))
+    return iter((in_flight, peak, usage, gate, healthy, stands, ready_in, age))
 
 
 def _engine_counters(state: Decided) -> Iterator[CounterMetricFamily]:

@@ -32,13 +32,18 @@ def _stopping(line: Mapping[str, Any]) -> str:
     return f"stopping: waits for {requests}, at most {line['at_most']:g} s; Ctrl-C again ends it now"
 
 
+def _listening(line: Mapping[str, Any]) -> str:
+    where = line["socket"] if "socket" in line else f"port {line['port']}"
+    return f"kvgate {line['version']} listens on {where}"
+
+
 def _unwell(line: Mapping[str, Any]) -> str:
     said = f"endpoint {line['endpoint']} is still {line['state']}: {line['reason']}"
     return f"{said}\n{line['help']}" if "help" in line else said
 
 
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "listening": lambda line: f"kvgate {line['version']} listens on port {line['port']}",
+    "listening": _listening,
     "stopping": _stopping,
     "stopped": _nothing,
     "endpoint changed": lambda line: f"endpoint {line['endpoint']} is {line['state']}: {line['reason']}",
@@ -87,7 +92,7 @@ def request(line: Mapping[str, Any], *, width: int | None, colors: bool) -> str:
     about = [] if line["outcome"] == "completed" else [line["outcome"]]
     if (line["queue_ms"] or 0) >= _WORTH_TELLING:
         about.append(f"queued {_duration(line['queue_ms'])}")
-    about += [line[name] for name in ("model", "flow", "endpoint") if line[name] is not None]
+    about += [line[name] for name in ("model", "fallback", "flow", "endpoint") if line[name] is not None]
     first = _duration(line["ttft_ms"])
     rest = f"{_SHORT.get(path, path):<11.11}  {tokens:<12}  {first:<7}  {_duration(line['duration_ms']):<7}  "
     text = f"  {status:<6}  {rest}{', '.join(about)}"

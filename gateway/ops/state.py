@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.ops.pace import Pace
+from gateway.ops.pictures.picture import Picture
 
 
 class _Shown(BaseModel):
@@ -54,13 +55,18 @@ class EndpointState(_Shown):
     url: str
     healthy: bool = Field(description="Whether it takes traffic now.")
     state: str = Field(
-        description="starting, up, trial, blocked, suspect, down, hung, refusing, asleep, scaling or draining."
+        description="starting, up, trial, blocked, suspect, down, hung, refusing, asleep, scaling, stopped or draining."
     )
     reason: str = Field(description="Why it is in that state.")
+    ready_in_seconds: float | None = Field(
+        None,
+        description="Of an engine that starts on demand and does not run: how long a request that comes now would wait "
+        "for it; below 0 while its start is late; null: not known.",
+    )
     since_seconds: float = Field(ge=0, description="How long it has been.")
     gate: GateState | None = Field(None, description="Null until it was healthy once.")
     kv: KvState | None = Field(None, description="Null until it was healthy once.")
-    in_flight: int = Field(0, ge=0, description="Requests on it.")
+    in_flight: int = Field(0, ge=0, description="Requests on it, and those whose answers are only passed on.")
     sequences: int = Field(0, ge=0, description="Sequences on it; a request may have several.")
     peak_sequences: int = Field(0, ge=0, description="The most at once so far.")
     max_num_seqs: int | None = Field(None, description="Its sequence limit, configured or learned.")
@@ -68,6 +74,9 @@ class EndpointState(_Shown):
     kind: str | None = Field(None, description="Of its engine: `vllm` or `llama-server`.")
     version: str | None = Field(None, description="Of its engine.")
     models: tuple[str, ...] = Field((), description="Names it serves, LoRA adapters included.")
+    adapters: dict[str, str] = Field(
+        default_factory=dict, description="LoRA adapters it is to have: loaded, loading, or why it is not loaded."
+    )
     missing_metrics: tuple[str, ...] = Field((), description="Metrics kvgate looks for that it does not export.")
     scrape_age_seconds: float | None = Field(None, description="Age of the last scrape; null: there was none.")
     model: str | None = Field(None, description="The model whose requests it gets; null until it was healthy once.")
@@ -86,6 +95,15 @@ class QueueState(_Shown):
     depth: int = Field(ge=0, description="Requests.")
     bytes: int = Field(0, ge=0, description="Bytes of their bodies.")
     oldest_seconds: float | None = Field(None, description="How long the oldest has waited; null: nobody waits.")
+    saturation: float | None = Field(
+        None,
+        description="What runs and waits, as a share of what kvgate fills the endpoints to: 1 is at target; null: not "
+        "known.",
+    )
+    backlog_seconds: float | None = Field(
+        None, description="How long all that waits takes to serve, at the present pace; null: not known."
+    )
+    waiting_without_endpoint: int = Field(0, ge=0, description="Requests that wait while no endpoint takes traffic.")
 
 
 class NotCountedHere(_Shown):
@@ -134,7 +152,9 @@ class GatewayState(_Shown):
     version: str = Field(description="Of kvgate.")
     mode: Literal["enforce", "observe"]
     draining: bool = Field(description="Shutting down: no new work is taken.")
-    ready: bool = Field(description="An endpoint has been healthy since start, and the gateway is not draining.")
+    ready: bool = Field(
+        description="An endpoint has been healthy since start, or starts on demand, and the gateway is not draining."
+    )
     endpoints: tuple[EndpointState, ...] = ()
     queues: tuple[QueueState, ...] = ()
     counting: tuple[CountingState, ...] = ()
@@ -153,11 +173,23 @@ class UnknownEndpointError(LookupError):
     """No endpoint has this id."""
 
 
+class UnknownModelError(LookupError):
+    """No endpoint serves a model of this name."""
+
+
 class Deciding(Protocol):
     """The owner of the decisions, as admin routes see it."""
 
     async def decided(self) -> Decided:
         """The endpoints and queues now."""
+        ...
+
+    async def picture(self, after: float) -> Picture:
+        """The picture for `/kvgate/events`, with the points of its history after this time.
+
+        Raises:
+            TimeoutError: the process that decides does not answer.
+        """
         ...
 
     async def drain(self, endpoint_id: str) -> None:
@@ -176,6 +208,14 @@ class Deciding(Protocol):
         """
         ...
 
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """Have every endpoint of a model load a LoRA adapter, or unload it where there is no path.
+
+        Raises:
+            UnknownModelError: no endpoint serves it.
+        """
+        ...
+
 
 class StateSource(Protocol):
     """The state that admin routes read and change; the composition root implements it."""
@@ -190,4 +230,8 @@ class StateSource(Protocol):
 
     async def undrain(self, endpoint_id: str) -> None:
         """See `Deciding.undrain`."""
+        ...
+
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """See `Deciding.give`."""
         ...

@@ -1,38 +1,59 @@
-"""A fast histogram for every request: counting costs one search among its edges, and no lock."""
+"""A fast histogram for every request: counting costs one search among its edges, and no lock.
+
+A value of a request that is traced may be remembered as an exemplar: in OpenMetrics each bucket shows its last one.
+"""
 
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import Exemplar, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
+
+TRACE = "trace_id"
+"""The label of an exemplar, as the OpenMetrics specification names it."""
 
 
 class Tally:
     """Counts values by the first edge that they do not exceed. For the event loop's thread only."""
 
-    __slots__ = ("_counts", "_edges", "_sum")
+    __slots__ = ("_counts", "_edges", "_exemplars", "_sum")
 
     def __init__(self, edges: Sequence[float]) -> None:
         """`edges` ascend. Values above the last edge count too."""
         self._edges = edges
         self._counts = [0] * (len(edges) + 1)
         self._sum = 0.0
+        self._exemplars: dict[int, Exemplar] = {}
+        """The last of each bucket."""
 
     def observe(self, value: float) -> None:
         """Count a value."""
         self._counts[bisect_left(self._edges, value)] += 1
         self._sum += value
 
-    def buckets(self) -> list[tuple[str, int]]:
-        """Cumulative buckets as in Prometheus: each edge, and the number of values up to it."""
-        edges = (*self._edges, float("inf"))
-        return [(floatToGoString(edge), count) for edge, count in zip(edges, accumulate(self._counts), strict=True)]
+    def exemplify(self, value: float, trace: str, at: float) -> None:
+        """Remember a value that was counted, with the id of its trace and its Unix time."""
+        self._exemplars[bisect_left(self._edges, value)] = Exemplar({TRACE: trace}, value, at)
+
+    def buckets(self) -> list[tuple[str, int, Exemplar | None]]:
+        """Cumulative buckets as in Prometheus: each edge, the number of values up to it, and an exemplar."""
+        counts, exemplars = accumulate(self._counts), self._exemplars
+        return [
+            (edge, count, exemplars.get(number))
+            for number, (edge, count) in enumerate(zip(_written(tuple(self._edges)), counts, strict=True))
+        ]
 
     @property
     def sum(self) -> float:
         """The sum of all values."""
         return self._sum
+
+
+@lru_cache
+def _written(edges: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(map(floatToGoString, (*edges, float("inf"))))
 
 
 class Tallies:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Back, Cancelled, Finished, Progress, RequestId, Returned, Verdict
 from gateway.admission.explanation import Explanation
+from gateway.admission.snapshot import Turn
 from gateway.pools.counts import Counts
 from gateway.pools.interface import Decider
 
@@ -45,29 +46,31 @@ class Admission:
         self._progressed = progressed
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
         self._interval = PROGRESS_INTERVAL
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         """Of the next batch. It runs while the core was told of a request that has not ended."""
+        self._due = 0.0
+        """When it fires."""
 
     async def admit(self, arrival: Arrived) -> Dispatch:
         """Wait until the request may go to an endpoint.
 
-        Cancelling gives up its place in the queue. After a return the caller owes one `finish` or `readmit`.
+        Cancelling gives up its position in the queue. After a return the caller owes one `finish` or `readmit`.
 
         Raises:
             RejectedError: it was refused.
         """
         return await self._ask(arrival.request, arrival)
 
-    async def readmit(self, request: RequestId, why: Back) -> Dispatch:
+    async def readmit(self, request: RequestId, cause: Back) -> Dispatch:
         """Give a dispatched request back, unanswered, and wait for another dispatch.
 
         Raises:
             RejectedError: it gets none. The request has ended.
         """
         self.counts.forget(request)
-        return await self._ask(request, Returned(request, why))
+        return await self._ask(request, Returned(request, cause))
 
-    def begun(self, request: RequestId, generated: int) -> None:
+    def first_tokens(self, request: RequestId, generated: int) -> None:
         """Note a request's first tokens: the core hears of them soon."""
         self._hurry(PROGRESS_INTERVAL)
         self.counts.moved[request] = generated
@@ -78,8 +81,8 @@ class Admission:
 
     def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Report that a dispatched request has left its endpoint."""
-        generated, news = self.counts.forget(request)
-        if generated is not None and not (news and completion_tokens):
+        generated, next_report = self.counts.forget(request)
+        if generated is not None and not (next_report and completion_tokens):
             self.decider.handle(Progress(((request, generated),)))
         self.decider.handle(Finished(request, verdict, completion_tokens))
 
@@ -94,6 +97,10 @@ class Admission:
             RejectedError: its model is not served any more.
         """
         return await self.decider.explained(arrival)
+
+    async def turn(self, request: RequestId) -> Turn | None:
+        """See `Decider.turn`."""
+        return await self.decider.turn(request)
 
     def close(self) -> None:
         """Stop the timer."""
@@ -113,11 +120,11 @@ class Admission:
             answer.set_exception(RejectedError(command))
         return True
 
-    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+    def want(self, next_reports: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note the counts at which the core wants to hear of requests again."""
         if everything and not self.counts.everything:
             self._hurry(0.0)  # or counts from before an abort would come so late that they seem to be from after it
-        self.counts.want(news, everything=everything)
+        self.counts.want(next_reports, everything=everything)
 
     def renew(self) -> None:
         """Tell every count: an endpoint came up, and its block size may have changed."""
@@ -159,14 +166,18 @@ class Admission:
         if moved:
             self.decider.handle(Progress(tuple(told.items())))
             self._progressed(moved)
-        if self.counts.news and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._fire)
+        if self.counts.next_reports and self._timer is None:
+            self._set_timer(self._interval)
 
     def _hurry(self, seconds: float) -> None:
         """Let the next batch go within this time."""
-        loop = asyncio.get_running_loop()
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if self._due <= asyncio.get_running_loop().time() + seconds:
                 return
             self._timer.cancel()
+        self._set_timer(seconds)
+
+    def _set_timer(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + seconds  # uvloop's handles of what is due at once do not tell it
         self._timer = loop.call_later(seconds, self._fire)

@@ -86,10 +86,23 @@ class Cores:
         known = self._known.get(endpoint)
         return None if known is None else known.model
 
+    def name(self, endpoint: EndpointId) -> str | None:
+        """The name under which an endpoint is configured; None if it is the one it reports."""
+        return self._configured.get(endpoint)
+
     def driver_of(self, endpoint: EndpointId) -> Driver | None:
         """The driver of the model that an endpoint serves; None if it was never reached."""
         known = self._known.get(endpoint)
         return None if known is None else self._drivers[known.model]
+
+    def of_another_kind(self, endpoint: EndpointId, identity: Identity) -> tuple[EndpointId, Identity] | None:
+        """An endpoint of another kind that serves the model that this one is to serve; None if there is none now."""
+        model = self._model(endpoint, identity)
+        for other in self._up - {endpoint}:
+            known = self._known[other]
+            if known.model == model and known.identity.kind != identity.kind:
+                return other, known.identity
+        return None
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
         """Add a configured endpoint, with the name its model is to have."""
@@ -129,7 +142,7 @@ class Cores:
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
         """An endpoint takes traffic, or its identity or capacity changed."""
         self._before()
-        model = self._configured[endpoint] or identity.names[0]
+        model = self._model(endpoint, identity)
         if self.serves(endpoint) not in {None, model}:
             self._leave(endpoint)
             _log.warning("endpoint serves another model now", endpoint=endpoint, model=model)
@@ -172,6 +185,9 @@ class Cores:
         if sample.endpoint in self._up:
             self._observed[sample.endpoint] = sample
         self._report(sample.endpoint, sample)
+
+    def _model(self, endpoint: EndpointId, identity: Identity) -> str:
+        return self._configured[endpoint] or identity.names[0]
 
     def _give(self, endpoint: EndpointId, observed: Observed | None = None) -> None:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""

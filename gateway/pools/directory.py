@@ -15,7 +15,7 @@ from gateway.pools.interface import Watch
 from gateway.pools.retry_budget import RetryBudget
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
-from gateway.wire.engine_kinds import KINDS, KvOut
+from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 
 _REMEMBERED_RESPONSES = 10_000
 _LONGEST_ID = 256
@@ -35,6 +35,10 @@ class Endpoint:
         identity: as it last reported it; None until it was first reached.
         healthy: whether it takes traffic now.
         relayed: requests without admission that are on it.
+        clamps: whether it cuts `max_tokens` to its length; None until it was asked.
+        on_demand: whether its engine starts when a request waits for it.
+        ready_at: when that is expected to be up, by the loop's clock; None if not known, or if it is up.
+        failures: how often that did not start.
     """
 
     id: EndpointId
@@ -46,15 +50,26 @@ class Endpoint:
     healthy: bool = False
     pool: "Pool | None" = None
     relayed: int = 0
+    clamps: bool | None = None
+    on_demand: bool = False
+    ready_at: float | None = None
+    failures: int = 0
+
+    @property
+    def kind(self) -> EngineKind:
+        """What engine it is; a vLLM until it was reached."""
+        return VLLM if self.identity is None else KINDS[self.identity.kind]
 
     @contextmanager
-    def relaying(self) -> Iterator[None]:
-        """Count a request without admission while the block runs."""
+    def relaying(self, request: RequestId) -> Iterator[None]:
+        """Count a request without admission while the block runs: its engine must not end meanwhile."""
         self.relayed += 1
+        self.watch.dispatched(request, None)
         try:
             yield
         finally:
             self.relayed -= 1
+            self.watch.finished(request)
 
 
 class Pool:
@@ -69,52 +84,68 @@ class Pool:
         self.retries = RetryBudget()
         self.endpoints: dict[EndpointId, Endpoint] = {}
         self._turn = 0
+        self.index()
 
-    @property
-    def identities(self) -> list[Identity]:
-        """The last identities of its endpoints; never empty, as an endpoint joins by its identity."""
-        return [endpoint.identity for endpoint in self.endpoints.values() if endpoint.identity is not None]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name a client may use, its own first."""
+    def index(self) -> None:
+        """Find out what follows from the identities of its endpoints, for all requests until one of them changes."""
+        self.identities = [there.identity for there in self.endpoints.values() if there.identity is not None]
+        """The last ones; never empty once it is found, as an endpoint joins by its identity."""
         names = dict.fromkeys([self.name])
         for identity in self.identities:
             names.update(dict.fromkeys((*identity.names, *identity.loras)))
-        return tuple(names)
-
-    @property
-    def max_model_len(self) -> int:
+        self.names = tuple(names)
+        """Every name a client may use, its own first."""
+        self.max_model_len = max([identity.max_model_len for identity in self.identities], default=0)
         """The longest length any of its endpoints takes, in tokens."""
-        return max([identity.max_model_len for identity in self.identities], default=0)
+        kinds = [KINDS[identity.kind] for identity in self.identities]
+        self.overriding = frozenset[str]().union(*(kind.overriding for kind in kinds))
+        """The fields in which some endpoint reads limits that its API does not have; see `EngineKind.overriding`."""
+        self.ignored = frozenset[str]().union(*(kind.ignored for kind in kinds))
+        """The fields of the output limit that some endpoint does not read."""
+
+    def flow_of(self, name: str | None) -> str | None:
+        """The flow of requests for this name, where it is an adapter that is a flow of its own."""
+        for endpoint in self.endpoints.values():
+            if endpoint.settings.lora_flows and endpoint.identity is not None and name in endpoint.identity.loras:
+                return f"adapter {name}"
+        return None
 
     def takes(self, total: int) -> bool:
-        """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping."""
-        return any(identity.clamps_max_tokens or total <= identity.max_model_len for identity in self.identities)
+        """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping.
 
-    @property
-    def overriding(self) -> frozenset[str]:
-        """The fields in which some endpoint reads limits that its API does not have; see `EngineKind.overriding`."""
-        return frozenset[str]().union(*(KINDS[identity.kind].overriding for identity in self.identities))
+        One that was not asked yet refuses by itself what it does not take.
+        """
+        endpoints = self.endpoints.values()
+        if any(endpoint.clamps is not False for endpoint in endpoints):
+            return True
+        return any(total <= identity.max_model_len for identity in self.identities)
 
     def default_max_tokens(self, prompt: int) -> int | None:
         """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.
 
-        Where all that runs fails once the KV cache runs out, a request holds its limit from its start. So an answer has
-        what its slot's share of the context leaves it, but at least a quarter of the share.
+        Where a request holds its limit from its start, it has the configured one. Where all that runs fails once the KV
+        cache runs out, it needs one: what its slot's share of the context leaves it, but at least a quarter of it.
         """
         given: list[int] = []
         for endpoint in self.endpoints.values():
-            identity = endpoint.identity
-            if identity is None or KINDS[identity.kind].kv_out is not KvOut.KILL_ALL:
+            identity, most = endpoint.identity, endpoint.settings.default_max_tokens
+            if identity is None or endpoint.kind.kv_out is KvOut.PREEMPT:
                 continue
-            share = identity.max_model_len // (identity.slots or 1)
-            given.append(endpoint.settings.default_max_tokens or max(share - prompt, share // 4, 1))
+            if most is not None:
+                given.append(most)
+            elif endpoint.kind.kv_out is KvOut.KILL_ALL:
+                share = identity.max_model_len // (identity.slots or 1)
+                given.append(max(share - prompt, share // 4, 1))
         return min(given, default=None)
 
     def healthy(self) -> list[Endpoint]:
         """The endpoints that take traffic now."""
         return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+
+    @property
+    def failures(self) -> int:
+        """How often an engine that was to start for a request did not."""
+        return sum(endpoint.failures for endpoint in self.endpoints.values())
 
     def in_turn(self) -> list[Endpoint]:
         """The healthy endpoints for a request without admission, that with the fewest of these first.
@@ -129,11 +160,17 @@ class Pool:
         return sorted(healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.watch.on_trial, e.relayed))
 
 
+class NotStartedError(Exception):
+    """The engine that a request waited for does not start."""
+
+
 class Made(NamedTuple):
-    """A stored response: the endpoint that made it, and its model as its client named it."""
+    """A stored response: the endpoint that made it, its model as its client named it, and whose key asked for it."""
 
     endpoint: EndpointId
     model: str
+    key: str | None = None
+    """Its name; None if it was asked for without a key."""
 
 
 class Directory:
@@ -177,8 +214,14 @@ class Directory:
         """The pool that serves a name; the only pool if no name is given.
 
         Waits while endpoints have not said yet what they serve.
+
+        Raises:
+            NotStartedError: the engine that serves it does not start.
         """
-        while (pool := self.lookup(model)) is None and self.undiscovered():
+        failures = sum(there.failures for there in self.starting(model))
+        while (pool := self.lookup(model)) is None and self.undiscovered(model):
+            if sum(there.failures for there in self.starting(model)) > failures:
+                raise NotStartedError
             await self._changed.wait()
         return pool
 
@@ -194,14 +237,36 @@ class Directory:
         names = [endpoint.settings.name for endpoint in self.endpoints.values() if endpoint.identity is None]
         return tuple(dict.fromkeys(name for name in names if name is not None and name not in self._by_name))
 
-    def undiscovered(self) -> bool:
-        """Whether an endpoint has not yet said what it serves, or is yet to be found."""
-        return self.expecting or any(endpoint.identity is None for endpoint in self.endpoints.values())
+    def undiscovered(self, model: str | None) -> bool:
+        """Whether an endpoint that may serve this name has not yet said so, or is yet to be found."""
+        unknown = (endpoint for endpoint in self.endpoints.values() if endpoint.identity is None)
+        return self.expecting or any(not there.on_demand or _named(there.settings, model) for there in unknown)
+
+    def starting(self, model: str | None) -> list[Endpoint]:
+        """The endpoints whose engines start for a request of this name, as far as settings say.
+
+        Without a name: those of the only model.
+        """
+        if model is None and len({there.settings.name for there in self.endpoints.values()}) > 1:
+            return []
+        return [there for there in self.endpoints.values() if there.on_demand and _named(there.settings, model)]
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether an engine starts when a request waits for it."""
+        return any(endpoint.on_demand for endpoint in self.endpoints.values())
 
     async def wait_for_endpoint(self, pool: Pool) -> None:
-        """Wait until an endpoint of the pool is healthy."""
+        """Wait until an endpoint of the pool is healthy.
+
+        Raises:
+            NotStartedError: its engine does not start.
+        """
+        failures = pool.failures
         while not pool.healthy():
             await self._changed.wait()
+            if pool.failures > failures:
+                raise NotStartedError
 
     def remember_response(self, response_id: str, made: Made) -> None:
         """Note where a stored response was made."""
@@ -224,7 +289,10 @@ class Directory:
         if known.pool is None or known.pool.name != model:
             self._move(known, identity, model)
         was_healthy, known.healthy = known.healthy, True
+        another = not was_healthy and known.identity != identity
         known.identity = identity
+        if another:
+            known.clamps = known.kind.clamps
         self.ever_healthy = True
         self._index()
         self._announce()
@@ -234,6 +302,14 @@ class Directory:
     def down(self, endpoint: EndpointId) -> None:
         """An endpoint takes no traffic."""
         self.endpoints[endpoint].healthy = False
+
+    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        """An engine is expected to be up in so many seconds, or does not start."""
+        known = self.endpoints[endpoint]
+        known.ready_at = None if ready_in is None else asyncio.get_running_loop().time() + ready_in
+        if failed:
+            known.failures += 1
+            self._announce()
 
     def gone(self, endpoint: EndpointId) -> None:
         """An endpoint is no longer configured, and has no requests."""
@@ -259,9 +335,16 @@ class Directory:
                 del self.pools[pool.name]
 
     def _index(self) -> None:
+        for pool in self.pools.values():
+            pool.index()
         pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it
         self._by_name = {name: pool for pool in pools for name in pool.names}
 
     def _announce(self) -> None:
         self._changed.set()
         self._changed.clear()
+
+
+def _named(model: ModelSettings, name: str | None) -> bool:
+    """Whether requests of this name are for a model, by its settings."""
+    return name is None or name == model.name or any(adapter.name == name for adapter in model.lora)

@@ -23,6 +23,7 @@ from gateway.admission.events import (
 from gateway.admission.explanation import Explanation
 from gateway.admission.limits.tenants import Tenants
 from gateway.admission.outcomes import Outcome
+from gateway.admission.snapshot import Turn
 from gateway.pools.interface import Asker
 
 
@@ -68,7 +69,7 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Pass an event to the core and carry out its commands."""
-        if type(event) is Progress and not event.generated and not self._controller.tries_again:
+        if type(event) is Progress and not event.generated and not self._controller.time_may_dispatch:
             return
         if self._before is not None:
             self._before()
@@ -86,8 +87,8 @@ class Driver:
             if commands:
                 events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
-                news = self._controller.news(dict(event.generated))
-                self._asker.want(news, everything=self._controller.aborting)
+                next_reports = self._controller.next_reports(dict(event.generated))
+                self._asker.want(next_reports, everything=self._controller.aborting)
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)
 
@@ -119,9 +120,11 @@ class Driver:
             case Arrived(request, demand, charged=charged):
                 if charged:
                     self._tenants.declare(event.flow, request, demand.prompt_tokens)
-                elif exceeded := self._tenants.take(event.flow, request, demand.prompt_tokens, now):
+                elif exceeded := self._tenants.charge(event.flow, request, demand.prompt_tokens, now):
                     standing = self._tenants.standing(event.flow, now)
-                    return Reject(request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing)
+                    return Reject(
+                        request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing, "limit"
+                    )
             case Declared(arrival, _, generated):
                 self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
             case Progress(generated):
@@ -144,6 +147,10 @@ class Driver:
         self.handle(Tick())  # an arriving request would find the accounts up to date, too
         now, size = self._clock(), arrival.demand.prompt_tokens
         return self._controller.explain(arrival, now).over(self._tenants.exceeded(arrival.flow, size, now))
+
+    async def turn(self, request: RequestId) -> Turn | None:
+        """See `Decider.turn`."""
+        return self._controller.turn(request, self._clock())
 
     def close(self) -> None:
         """Stop the timer."""

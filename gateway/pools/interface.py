@@ -10,6 +10,7 @@ from typing import Protocol
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, EndpointId, Event, RequestId
 from gateway.admission.explanation import Explanation
+from gateway.admission.snapshot import Turn
 from gateway.endpoints.identity import Identity
 
 
@@ -24,6 +25,10 @@ class Decider(Protocol):
         """Decision about a request if it arrived now, and its reasons. Changes nothing."""
         ...
 
+    async def turn(self, request: RequestId) -> Turn | None:
+        """Turn of a waiting request; None if it is not known. Raises TimeoutError."""
+        ...
+
 
 class Asker(Protocol):
     """A front, as the core of a model answers it."""
@@ -32,10 +37,10 @@ class Asker(Protocol):
         """Pass on a decision; False if nobody waits for it any more, so that no engine will see the request."""
         ...
 
-    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
+    def want(self, next_reports: Mapping[RequestId, float], *, everything: bool) -> None:
         """Note the token counts at which the core wants to hear of requests again.
 
-        `everything`: it wants every count for now. See `AdmissionController.news` and `aborting`.
+        `everything`: it wants every count for now. See `AdmissionController.next_reports` and `aborting`.
         """
         ...
 
@@ -60,10 +65,10 @@ class Watch(Protocol):
     def dispatched(
         self,
         request: RequestId,
-        prompt_tokens: int,
+        prompt_tokens: int | None,
         *,
         streams: bool = True,
-        brought: bool = False,
+        evacuated: bool = False,
         started: bool = False,
     ) -> None:
         """Note a request sent to it; see `gateway.endpoints.silence.Progress.dispatched`."""
@@ -91,6 +96,13 @@ class Follower(Protocol):
 
     def down(self, endpoint: EndpointId) -> None:
         """The endpoint takes no new requests."""
+        ...
+
+    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        """An engine that does not run is expected to be up in so many seconds; None: not known, or it is up.
+
+        `failed`: it does not start, and those that wait for it wait in vain.
+        """
         ...
 
     def gone(self, endpoint: EndpointId) -> None:

@@ -15,7 +15,7 @@ from gateway.admission.commands import Command, WakeAt
 from gateway.admission.events import Event
 
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-_OF_DRIVER = frozenset({"standing", "exceeded"})
+_OF_DRIVER = frozenset({"standing", "exceeded", "rule"})
 """Fields of commands that are for its client alone."""
 
 

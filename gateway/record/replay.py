@@ -33,6 +33,8 @@ class Step:
         since: seconds since the first event of its run.
         controller: its core, which has handled all events before it and not yet this one.
         decided: the decisions on it, in plain values.
+        model: its core's.
+        policy: the one in force.
     """
 
     key: PoolKey
@@ -41,6 +43,8 @@ class Step:
     event: Event
     controller: AdmissionController
     decided: Sequence[dict[str, Any]]
+    model: str
+    policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,16 @@ def steps(file: Path, replayed: Replayed, changes: Changes) -> Iterator[Step]:
                 event = line.read()
                 if changes and isinstance(event, PolicyChanged):
                     event = PolicyChanged(wanted)
-                yield Step(key, line.at, line.at - began, event, controllers[line.pool], line.decisions)
+                yield Step(
+                    key,
+                    line.at,
+                    line.at - began,
+                    event,
+                    controllers[line.pool],
+                    line.decisions,
+                    replayed.models[key],
+                    wanted,
+                )
 
 
 def verify(file: Path) -> Replayed:

@@ -1,4 +1,4 @@
-"""The account of a record: the fate of each request and the load of each endpoint, in one pass over the file."""
+"""A recording, read in one pass over its file: the fate of each request and the load of each endpoint."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,7 @@ def _moved(before: float | None, now: float | None) -> float:
 
 
 @dataclass(slots=True)
-class Account:
+class Recording:
     """A whole record. Its runs are joined; the time between them does not count.
 
     Attributes:
@@ -119,13 +119,13 @@ class Account:
     gaps: bool = False
 
 
-def account(file: Path) -> Account:
+def recording(file: Path) -> Recording:
     """Read a record.
 
     Raises:
         EventLogError: the file is not an event log.
     """
-    found = Account()
+    found = Recording()
     run = _Run(found)
     for line in read(file):
         match line:
@@ -148,7 +148,7 @@ def account(file: Path) -> Account:
 class _Run:
     """One run of a gateway, with its own requests and clock."""
 
-    def __init__(self, found: Account) -> None:
+    def __init__(self, found: Recording) -> None:
         self.models: dict[int, str] = {}
         self._found = found
         self._open: dict[tuple[int, RequestId], Served] = {}

@@ -11,7 +11,7 @@ and are not counted.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     Arrived,
     Cancelled,
@@ -122,6 +121,11 @@ def waits(fates: Iterable[Fate]) -> list[float]:
     return sorted(fate.at - fate.arrived_at for fate in fates if fate.ended == DISPATCHED)
 
 
+Heard = Callable[[Step, Event, Sequence[Command], float], None]
+"""Told each event that a core handled in a replay, with the decisions and the time. The step is the latest one of the
+record for that core."""
+
+
 def compare(file: Path, changes: Changes) -> Compared:
     """Run a record with other settings.
 
@@ -129,18 +133,57 @@ def compare(file: Path, changes: Changes) -> Compared:
         EventLogError: the file is not an event log.
         ConfigurationError: the settings are invalid.
     """
-    compared = Compared()
-    recorded = _Recorded(compared.recorded)
-    for step in steps(file, Replayed(), {}):
-        recorded.take(step)
-    recorded.end()
-    alternatives: dict[PoolKey, _Alternative] = {}
-    for step in steps(file, compared.replayed, changes):
-        alternative = alternatives.get(step.key)
-        if alternative is None:
-            alternative = alternatives[step.key] = _Alternative(step.key, step.controller, recorded, compared)
-        alternative.take(step)
-    return compared
+    other = WhatIf(file, changes)
+    for step in other.steps():
+        other.take(step)
+    return other.compared
+
+
+class WhatIf:
+    """A record under other settings, event by event.
+
+    Args:
+        file: the record.
+        changes: to the settings.
+        heard: is told what happens.
+
+    Raises:
+        EventLogError: the file is not an event log.
+        ConfigurationError: the settings are invalid.
+    """
+
+    def __init__(self, file: Path, changes: Changes, heard: Heard | None = None) -> None:
+        self.compared = Compared()
+        self._file, self._changes, self._heard = file, changes, heard
+        self._recorded = _Recorded(self.compared.recorded)
+        for step in steps(file, Replayed(), {}):
+            self._recorded.take(step)
+        self._recorded.end()
+        self._cores: dict[PoolKey, _Alternative] = {}
+
+    def steps(self) -> Iterator[Step]:
+        """The events of the record, to take in order.
+
+        Raises: as the constructor.
+        """
+        return steps(self._file, self.compared.replayed, self._changes)
+
+    def take(self, step: Step) -> None:
+        """Take the next recorded event."""
+        core = self._cores.get(step.key)
+        if core is None:
+            core = self._cores[step.key] = _Alternative(step, self._recorded, self.compared, self._heard)
+        core.take(step)
+
+    def advance(self, run: int, to: float) -> None:
+        """Let the stand-ins of a run serve up to this time, which is before that of the next event."""
+        for key, core in self._cores.items():
+            if key.run == run and core.diverged:
+                core.advance(to)
+
+    def diverged(self, key: PoolKey) -> bool:
+        """Whether this core has decided otherwise than in the record."""
+        return key in self._cores and self._cores[key].diverged
 
 
 class _Recorded:
@@ -223,20 +266,16 @@ def _mean(services: list[Service]) -> Service:
 class _Alternative:
     """One core under the other settings, with stand-in engines once it has decided differently."""
 
-    def __init__(
-        self,
-        key: PoolKey,
-        controller: AdmissionController,
-        recorded: _Recorded,
-        compared: Compared,
-    ) -> None:
-        self._key = key
-        self._controller = controller
+    def __init__(self, step: Step, recorded: _Recorded, compared: Compared, heard: Heard | None) -> None:
+        self._key = step.key
+        self._controller = step.controller
+        self._step = step
+        self._heard = heard
         self._recorded = recorded
         self._never_came: set[RequestId] = set()
         """Later tries of requests that are not refused here, so that they never come."""
         self._compared = compared
-        self._diverged = False
+        self.diverged = False
         self._arrived: set[RequestId] = set()
         self._running: dict[RequestId, tuple[float, Service]] = {}
         self._ends: list[tuple[float, RequestId]] = []
@@ -244,8 +283,9 @@ class _Alternative:
 
     def take(self, step: Step) -> None:
         """Take the next recorded event."""
-        if self._diverged:
-            self._advance(step.at)
+        self._step = step
+        if self.diverged:
+            self.advance(step.at)
             if (event := self._event(step)) is not None:
                 self._handle(event, step.at)
             return
@@ -254,7 +294,7 @@ class _Alternative:
             self._running.pop(step.event.request, None)
         decided = decisions(commands)
         if _gist(decided) != _gist(list(step.decided)):
-            self._diverged = True
+            self.diverged = True
             self._compared.differences.append(Difference(self._key, step.since, step.decided, decided))
             for request, (since, service) in self._running.items():
                 heappush(self._ends, (max(step.at, since + service.duration), request))
@@ -282,7 +322,7 @@ class _Alternative:
         first = self._first(request)
         return first[1] != request and self._compared.changed[first].ended not in FOR_WANT_OF_ROOM
 
-    def _advance(self, to: float) -> None:
+    def advance(self, to: float) -> None:
         """Advance to this time: end the services that are due, and wake the core when it asked for it."""
         while (due := min(self._wake_at, self._ends[0][0] if self._ends else inf)) <= to:
             if self._ends and self._ends[0][0] == due:
@@ -302,7 +342,11 @@ class _Alternative:
             case Cancelled() if event.request in self._arrived:
                 changed[self._first(event.request)].decide(LEFT, now)
         commands = self._controller.handle(event, now)
-        if isinstance(event, Declared) and self._controller.news({event.arrival.request} - self._running.keys()):
+        if self._heard is not None:
+            self._heard(self._step, event, commands, now)
+        if isinstance(event, Declared) and self._controller.next_reports(
+            {event.arrival.request} - self._running.keys()
+        ):
             self._begin(event.arrival.request, now)
         for command in commands:
             match command:
@@ -318,7 +362,7 @@ class _Alternative:
     def _begin(self, request: RequestId, now: float) -> None:
         service = self._recorded.service(self._key, request)
         self._running[request] = (now, service)
-        if self._diverged:
+        if self.diverged:
             heappush(self._ends, (now + service.duration, request))
 
     def _decide(self, request: RequestId, ended: str, now: float) -> None:

@@ -1,9 +1,9 @@
-"""The relay's own ASGI helpers: read a body within limits, send an answer, notice that the client left."""
+"""The relay's own ASGI helpers: read a body within limits, send an answer."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from gateway.runtime.shares import Shares
 from gateway.wire.errors import ErrorAnswer
@@ -19,40 +19,46 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LINGER = 10.0
 """Seconds during which a client may keep sending a body that was refused."""
 
-BODY_EXTENSION = "kvgate.body"
-"""Key in `scope["extensions"]` of a function `bytes -> bool` that writes a piece of an answer's body at once and
-returns False when the client is behind. `http_protocol` offers it. Under other servers `send` does the same, one task
-switch slower."""
-
-CHUNKS_EXTENSION = "kvgate.chunks"
-"""Key of a function that returns how to write a chunk of an answer that has begun, in its HTTP frame: `bytes -> bool`,
-as above. None if this client gets no chunks."""
-
-ARRIVED_EXTENSION = "kvgate.arrived"
-"""Key of a function `-> bytes | None` that takes the request's body if all of it has arrived: without a timer."""
-LEAVING_EXTENSION = "kvgate.leaving"
-"""Key of a function that takes what to call once the client has left, and returns what ends that: without a task."""
+DIRECT = "kvgate.direct"
+"""Key in `scope["extensions"]` of the `Direct` that our own server offers. Under others `send` and `receive` do the
+same, slower."""
 
 WITH_BODY = "kvgate.with_body"
 """Key in `http.response.start`: the body follows at once, and the head may wait for it."""
 
 
+class Direct(Protocol):
+    """One request, for those that need not go through ASGI's messages."""
+
+    def write(self, data: bytes) -> bool:
+        """Write a piece of an answer's body at once; False when the client is behind."""
+
+    def chunks(self) -> Callable[[bytes], bool] | None:
+        """What writes a chunk of an answer that has begun, in its HTTP frame; None if this client gets no chunks."""
+
+    def arrived(self) -> bytes | None:
+        """Take the request's body if all of it has arrived: without a timer."""
+
+    def leaving(self, left: Callable[[], None]) -> Callable[[], object]:
+        """Have `left` called once the client has left: without a task. Returns what ends that."""
+
+
 class Body:
     """The body of an answer that has started, written piece by piece."""
 
-    __slots__ = ("_chunks", "_late", "_send", "write")
+    __slots__ = ("_direct", "_late", "_send", "write")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._late = b""
-        direct: Callable[[bytes], bool] | None = _extension(scope, BODY_EXTENSION)
-        self.write = direct or self._keep
+        direct = direct_access(scope)
+        self._direct = direct
+        self.write = self._keep if direct is None else direct.write
         """Take a piece. After False, await `drained` before the next one."""
-        self._chunks: Callable[[], Callable[[bytes], bool] | None] = _extension(scope, CHUNKS_EXTENSION) or _no_chunks
 
     def chunks(self) -> Callable[[bytes], bool] | None:
         """What takes a chunk as it came, in its HTTP frame, once the answer has begun; None if the client gets none."""
-        return self._chunks()
+        return None if self._direct is None else self._direct.chunks()
 
     async def drained(self) -> None:
         """Wait until the client has caught up."""
@@ -62,10 +68,6 @@ class Body:
     def _keep(self, data: bytes) -> bool:
         self._late += data
         return False
-
-
-def _no_chunks() -> None:
-    return None
 
 
 class ClientGoneError(Exception):
@@ -95,12 +97,13 @@ class Payload:
         data: the body, first as it came and later as its endpoint gets it; empty before it has arrived and once it was
             dropped.
         ids: the token ids of its prompt, for an endpoint that takes them; empty for others.
+        given: the body as it came, where it is kept for another model.
     """
 
     SMALL = 64 * 2**10
 
     def __init__(self, shares: Shares, flow: str) -> None:
-        self.data = self.ids = b""
+        self.data = self.ids = self.given = b""
         self._field: IdsField | None = None
         """The field in which the body has the ids now."""
         self._end = 0
@@ -126,8 +129,21 @@ class Payload:
     def keep(self, ids: bytes) -> None:
         """Keep the token ids too, if there is memory for them."""
         with contextlib.suppress(NoRoomError):
-            self.grown(len(self.data) + len(ids))
+            self.grown(len(self.data) + len(self.given) + len(ids))
             self.ids = ids
+
+    def keep_given(self) -> bool:
+        """Keep the body as it came beside what an endpoint gets; False if there is no memory for both."""
+        try:
+            self.grown(2 * len(self.data))
+        except NoRoomError:
+            return False
+        self.given = self.data
+        return True
+
+    def replace(self, body: bytes) -> None:
+        """Go on with another body in the place of the one that an endpoint was to get."""
+        self.data, self.ids, self._field = body, b"", None
 
     def towards(self, field: IdsField | None) -> bytes:
         """The body for an endpoint that takes token ids in this field, or none. It takes the place of the other."""
@@ -142,7 +158,7 @@ class Payload:
 
     def drop(self) -> None:
         """Forget the bytes: nobody needs them any more. May be called again."""
-        self.data = self.ids = b""
+        self.data = self.ids = self.given = b""
         if self._held:
             self._shares.add(self._flow, -self._held)
             self._held = 0
@@ -221,8 +237,8 @@ async def read_body(
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:
         raise BodyTooLargeError(int(announced))
-    arrived = _extension(scope, ARRIVED_EXTENSION)
-    whole: bytes | None = None if arrived is None else arrived()
+    direct = direct_access(scope)
+    whole = None if direct is None else direct.arrived()
     if whole is not None:
         if len(whole) > limit:
             raise BodyTooLargeError(len(whole))
@@ -260,54 +276,10 @@ async def _next(receive: Receive, timeout: float) -> Message:
     return message
 
 
-class while_connected:  # noqa: N801  # used like a function
-    """Cancel what is done inside once the client has left. Enter it only after the body was read.
-
-    Raises:
-        ClientGoneError: it has left.
-    """
-
-    __slots__ = ("_end", "_gone", "_inside", "_receive", "_scope", "_task")
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._gone = False
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # we are in a coroutine
-        self._task = task
-        self._inside = True
-        watch = _extension(self._scope, LEAVING_EXTENSION)
-        if watch is not None:
-            self._end: Callable[[], object] = watch(self._left)
-        else:
-            waiting = asyncio.create_task(_disconnected(self._receive))
-            waiting.add_done_callback(lambda done: None if done.cancelled() else self._left())
-            self._end = waiting.cancel
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._inside = False
-        self._end()
-        if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError):
-            self._task.uncancel()
-            raise ClientGoneError from None
-
-    def _left(self) -> None:
-        if self._inside:
-            self._gone = True
-            self._task.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _extension(scope: Scope, name: str) -> Any:
+def direct_access(scope: Scope) -> Direct | None:
     """What the server offers beside ASGI; None if it is not ours."""
-    return scope.get("extensions", {}).get(name)
+    direct: Direct | None = scope.get("extensions", {}).get(DIRECT)
+    return direct
 
 
 async def send_answer(

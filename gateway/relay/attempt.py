@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
@@ -12,9 +13,9 @@ from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import towards_client
-from gateway.relay.place import Place
 from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Headers, Upstream, UpstreamError
 from gateway.relay.upstream_connection import BODILESS
+from gateway.wire.engine_kinds import Meaning
 from gateway.wire.errors import stream_error
 from gateway.wire.request import Api
 from gateway.wire.stream import (
@@ -23,8 +24,6 @@ from gateway.wire.stream import (
     FailureKind,
     StreamReader,
     error_message,
-    is_busy,
-    is_dead,
     is_preliminary,
     read_body,
 )
@@ -46,28 +45,28 @@ _LAST_EVENT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The client has its answer, or as much of it as it will get."""
+class Ended:
+    """The client has its answer, or as much of it as it will get. `verdict`: how the request left the endpoint."""
 
     outcome: Outcome
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retryable:
     """Nothing of an answer has reached the client: `generate.py` may send the request again.
 
     Attributes:
-        reason: told to the client if this was the last attempt.
+        cause: why it comes back.
+        message: told to the client if this was the last attempt.
         evacuated: it was taken off the endpoint.
-        answered: an endpoint that lives answered with an error. What is sent again for that is bounded
-            (`RetryBudget`).
+        live_error: an endpoint that lives answered with an error. Retries for that are limited by `RetryBudget`.
     """
 
-    why: Back
-    reason: str
+    cause: Back
+    message: str
     evacuated: bool = False
-    answered: bool = False
+    live_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Outgoing:
     """The request as the endpoint gets it.
 
     Attributes:
-        payload: its body is there until the answer begins.
+        payload: has the body until the answer begins, then drops it.
         strip_usage: kvgate asked for usage in the stream; the client did not.
         stream_interval: tokens that the client wants in each event.
         sequences: number of sequences it generates.
@@ -90,6 +89,18 @@ class Outgoing:
     sequences: int = 1
 
 
+class TokenListener(Protocol):
+    """What hears of the tokens that a request has generated."""
+
+    def first_tokens(self, generated: int) -> None:
+        """Note the first tokens."""
+        ...
+
+    def progress(self, generated: int) -> None:
+        """Note the tokens generated so far."""
+        ...
+
+
 class _FailedMidwayError(Exception):
     """The answer failed after part of it was passed on. The reader knows how."""
 
@@ -97,15 +108,15 @@ class _FailedMidwayError(Exception):
 class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
-    Nothing of the answer reaches the client before its first event is known to be good, so any failure until then can
-    be retried elsewhere. The `place` hears of the tokens generated so far. `made` is called before the client
+    Nothing of the answer reaches the client before its first event is known to be good, so a failure until then can be
+    retried. The `place` hears of the tokens generated so far. `made` is called before the client
     learns the id of a stored response: the client may ask for that response at once.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        place: Place,
+        place: TokenListener,
         flights: Flights,
         upstream: Upstream,
         endpoint: Endpoint,
@@ -123,19 +134,19 @@ class Attempt:
         """The reader of a streamed answer."""
 
     async def run(
-        self, outgoing: Outgoing, headers: Headers, *, brought: bool = False, ids: IdsField | None = None
-    ) -> Settled | Again:
+        self, outgoing: Outgoing, headers: Headers, *, evacuated: bool = False, ids: IdsField | None = None
+    ) -> Ended | Retryable:
         """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once.
 
         Args:
             outgoing: the request.
             headers: for the endpoint.
-            brought: it was taken off another endpoint.
+            evacuated: it was taken off another endpoint.
             ids: the field in which its token ids go along.
         """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
-            outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, brought=brought
+            outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, evacuated=evacuated
         )
         try:
             return await self._exchanged(flight, outgoing, headers, ids)
@@ -148,15 +159,15 @@ class Attempt:
 
     async def _exchanged(
         self, flight: Flight, outgoing: Outgoing, headers: Headers, ids: IdsField | None
-    ) -> Settled | Again:
+    ) -> Ended | Retryable:
         try:
             answer = await self._upstream.send(
                 self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.towards(ids)
             )
         except UpstreamError as error:
             self._endpoint.watch.failed(str(error))
-            why = Back.UNREACHED if isinstance(error, ConnectFailedError) else Back.FAILED
-            return Again(why, f"The endpoint did not answer: {error}.")
+            cause = Back.UNREACHED if isinstance(error, ConnectFailedError) else Back.FAILED
+            return Retryable(cause, f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
                 return await self._not_ok(flight, answer)
@@ -169,41 +180,46 @@ class Attempt:
         finally:
             answer.close()
 
-    async def _not_ok(self, flight: Flight, answer: Answer) -> Settled | Again:
+    async def _not_ok(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
         message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
-        if is_busy(answer.status, message):
-            return Again(Back.BUSY, message)
-        if answer.status >= _SERVER_ERRORS:
-            self._endpoint.watch.failed(f"it answered {answer.status}", dead=is_dead(message))
-            reason = f"The endpoint answered {answer.status}: {message}"
-            return Again(Back.FAILED, reason, answered=not is_dead(message))
+        means = self._endpoint.kind.meaning(answer.status, message)
+        if means is Meaning.BUSY:
+            return Retryable(Back.BUSY, message)
+        if answer.status >= _SERVER_ERRORS or means is Meaning.FAILED:
+            dead = means is Meaning.DEAD
+            self._endpoint.watch.failed(f"it answered {answer.status}", dead=dead)
+            return Retryable(
+                Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
+            )
         flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
                 Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
             )
-            return Settled(outcome, Verdict.DONE)
-        if self._response.opened:
+            return Ended(outcome, Verdict.DONE)
+        if means is Meaning.TOO_LONG:
+            return Ended(await self._exchange.refuse(Outcome.CONTEXT_LENGTH_EXCEEDED, message), Verdict.DONE)
+        if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
             await self._send(flight, answer, body, complete=complete)
-        return Settled(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
+        return Ended(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
 
-    async def _whole(self, flight: Flight, answer: Answer) -> Settled | Again:
+    async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)
         facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
         if facts.failure is not None:
             return await self._failed_unseen(flight, facts.failure)
-        if self._response.opened:  # the head of a stream has already left
-            return Again(Back.FAILED, "The endpoint did not stream its answer.", answered=True)
-        self._flights.answers(flight, computed=True)
+        if self._response.head_sent:  # the head of a stream has already left
+            return Retryable(Back.FAILED, "The endpoint did not stream its answer.", live_error=True)
+        self._flights.note_answer(flight, engine_done=True)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
         await self._send(flight, answer, body, complete=complete)
-        return Settled(Outcome.COMPLETED, Verdict.DONE)
+        return Ended(Outcome.COMPLETED, Verdict.DONE)
 
-    async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Settled | Again:
+    async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Ended | Retryable:
         exchange = self._exchange
         reader = self.reader = StreamReader(
             exchange.api or Api.CHAT,
@@ -232,14 +248,16 @@ class Attempt:
         held = await self._first_events(answer, reader)
         if reader.failure is not None:
             return await self._failed_unseen(flight, reader.failure)
-        self._flights.answers(flight)
+        self._flights.note_answer(flight)
         self._remember(reader.response_id)
         exchange.first_event = exchange.clock()
         await self._start(flight, answer)
+        answer.headers = ()  # as nobody needs them any more
         try:
             if held and not write(held):
                 await drained()
-            self._place.begun(reader.tokens)
+            held = b""  # freed: a stream may be long
+            self._place.first_tokens(reader.tokens)
             await answer.deliver(take, drained, _chunk_sink(reader, body.chunks(), progress))
         except _FailedMidwayError:
             await drained()
@@ -250,7 +268,7 @@ class Attempt:
         self._flights.progressed((outgoing.request,))  # the next batch would come when the flight is closed
         flight.delivering = True
         await self._response.end(rest)
-        return Settled(Outcome.COMPLETED, Verdict.DONE)
+        return Ended(Outcome.COMPLETED, Verdict.DONE)
 
     def _remember(self, response_id: str | None) -> None:
         if response_id is not None and self._exchange.api is Api.RESPONSES:
@@ -291,64 +309,75 @@ class Attempt:
         flight.delivering = True
         await self._response.end(body)
 
-    async def _failed_unseen(self, flight: Flight, failure: Failure) -> Settled | Again:
+    async def _failed_unseen(self, flight: Flight, failure: Failure) -> Ended | Retryable:
         """The answer had status 200 and is a failure, whole or in its first event. The client has seen none of it."""
-        if failure.kind is FailureKind.BUSY:
-            return Again(Back.BUSY, failure.message)
+        kind = self._endpoint.kind
+        if failure.kind is FailureKind.BUSY or (failure.kind is FailureKind.ABORTED and kind.aborts_if_full):
+            return Retryable(Back.BUSY, failure.message)
         if failure.kind is FailureKind.REFUSED:
             flight.delivering = True
-            outcome = await self._exchange.refuse(Outcome.INVALID_REQUEST, failure.message)
-            return Settled(outcome, Verdict.DONE)
+            too_long = kind.meaning(failure.status, failure.message) is Meaning.TOO_LONG
+            outcome = Outcome.CONTEXT_LENGTH_EXCEEDED if too_long else Outcome.INVALID_REQUEST
+            return Ended(await self._exchange.refuse(outcome, failure.message), Verdict.DONE)
         self._report(failure)
-        lives = failure.kind is not FailureKind.ABORTED and not is_dead(failure.message)
-        return Again(Back.FAILED, f"The endpoint failed: {failure.message}.", answered=lives)
+        lives = failure.kind is not FailureKind.ABORTED and not self._dead(failure)
+        return Retryable(Back.FAILED, f"The endpoint failed: {_sentence(failure.message)}", live_error=lives)
 
-    async def _failed_midway(self, failure: Failure) -> Settled:
+    async def _failed_midway(self, failure: Failure) -> Ended:
         self._report(failure)
-        return await self._end_with(failure.event or self._error_event(f"The endpoint failed: {failure.message}."))
-
-    def _report(self, failure: Failure) -> None:
-        self._endpoint.watch.failed(
-            failure.message, aborted=failure.kind is FailureKind.ABORTED, dead=is_dead(failure.message)
+        return await self._end_with(
+            failure.event or self._error_event(f"The endpoint failed: {_sentence(failure.message)}")
         )
 
-    async def _broken(self, message: str) -> Settled | Again:
+    def _report(self, failure: Failure) -> None:
+        aborted = failure.kind is FailureKind.ABORTED
+        self._endpoint.watch.failed(failure.message, aborted=aborted, dead=self._dead(failure))
+
+    def _dead(self, failure: Failure) -> bool:
+        return self._endpoint.kind.meaning(failure.status, failure.message) is Meaning.DEAD
+
+    async def _broken(self, message: str) -> Ended | Retryable:
         """The connection was lost: start again, unless the client has seen part of the answer."""
-        if not self._response.begun:
-            return Again(Back.FAILED, message)
+        if not self._response.answer_begun:
+            return Retryable(Back.FAILED, message)
         return await self._end_with(self._error_event(message))
 
-    async def _interrupted(self, flight: Flight) -> Settled | Again:
+    async def _interrupted(self, flight: Flight) -> Ended | Retryable:
         if flight.delivering:  # the client is the one that stopped
-            return Settled(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
-        message = "The endpoint did not go on in time."
-        if self._response.begun:
+            return Ended(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
+        message = "The endpoint sent nothing for too long."
+        if self._response.answer_begun:
             await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
         elif flight.interruption is Interruption.EVACUATED:
-            return Again(Back.FAILED, "The endpoint went down, or hangs.", evacuated=True)
+            return Retryable(Back.FAILED, "The endpoint went down, or hangs.", evacuated=True)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
                     await self._exchange.refuse(Outcome.UPSTREAM_TIMEOUT, message)
-        return Settled(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
+        return Ended(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
 
     def _error_event(self, message: str, outcome: Outcome = Outcome.UPSTREAM_ERROR) -> bytes:
         return stream_error(self._exchange.api or Api.CHAT, outcome, message)
 
-    async def _end_with(self, event: bytes) -> Settled:
+    async def _end_with(self, event: bytes) -> Ended:
         """End the HTTP body cleanly, with the error as its last event and without `[DONE]`.
 
         A body that is not an event stream is cut off: no error can be told inside of it.
         """
         if self.reader is None:
-            return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+            return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
         self._exchange.usage = self.reader.usage
         if self.reader.torn:
             event = b"\n\n" + event
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
                 await self._response.end(event)
-        return Settled(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+        return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+
+
+def _sentence(message: str) -> str:
+    """An engine's words with a full stop, as ours follow."""
+    return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
 def _is_stream(headers: Headers) -> bool:
@@ -356,7 +385,7 @@ def _is_stream(headers: Headers) -> bool:
 
 
 async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
-    """Read at most `most` bytes of a body; return them and whether the body is complete."""
+    """Read a body until it ends or has over `most` bytes; return what was read and whether it is complete."""
     body = bytearray()
     while len(body) <= most:
         piece = await answer.read_some()

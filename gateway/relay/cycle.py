@@ -1,14 +1,33 @@
 """One request and its answer on a client's connection: the ASGI cycle, and a direct writer of the answer's body."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.relay.asgi import WITH_BODY, Message
 
+_NOBODY: deque[Any] = deque()
+"""Of all signals for which nobody waits. A deque takes 760 bytes."""
 
-class News(asyncio.Event):
+
+class Signal(asyncio.Event):
+    """An event for which seldom anybody waits: it makes room for those who do when the first one comes."""
+
+    def __init__(self) -> None:
+        self._value = False
+        self._waiters = _NOBODY
+
+    async def wait(self) -> Literal[True]:
+        """Wait until it is set."""
+        if self._waiters is _NOBODY:
+            self._waiters = deque()
+        return await super().wait()
+
+
+class News(Signal):
     """Set when `receive` has something to tell; then calls `told`, too, if anything."""
 
     told: Callable[[], None] | None = None
@@ -21,7 +40,7 @@ class News(asyncio.Event):
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its answer.
+    """One request and its answer. It is its own `Direct`.
 
     Attributes:
         half_closed: the client sends no more. It may have left, or only have closed its sending side. `receive` reports
@@ -35,6 +54,8 @@ class Cycle(RequestResponseCycle):
     last = False
     until_close = False
     _body_taken = False
+    _left: Callable[[], None] | None = None
+    """What to call once the client has left."""
 
     async def receive(self) -> Message:  # type: ignore[override]  # uvicorn's types are narrower
         """The next message from the client."""
@@ -44,7 +65,7 @@ class Cycle(RequestResponseCycle):
         return message
 
     def arrived(self) -> bytes | None:
-        """Take the body, if it has arrived whole; else None."""
+        """See `Direct.arrived`."""
         if self.more_body or self.disconnected or self._body_taken:
             return None
         self._body_taken = True
@@ -54,24 +75,44 @@ class Cycle(RequestResponseCycle):
         return body
 
     def leaving(self, left: Callable[[], None]) -> Callable[[], None]:
-        """Have `left` called once the client has left. To be called after the body was taken; returns what ends it."""
-
-        def look() -> None:
-            if self.message_event.told is None or self.response_complete:
-                return
-            self._note_half_closed()
-            if self.disconnected:
-                end()
-                left()
-
-        def end() -> None:
-            self.message_event.told = None
-
+        """See `Direct.leaving`. To be called after the body was taken."""
         self.flow.resume_reading()
-        self.message_event.told = look
+        self._left, self.message_event.told = left, self._look
         if self.half_closed or self.disconnected:  # what needs nothing else is answered first
-            asyncio.get_running_loop().call_soon(look)
-        return end
+            asyncio.get_running_loop().call_soon(self._look)
+        return self._stay
+
+    def _look(self) -> None:
+        left = self._left
+        if left is None or self.response_complete:
+            return
+        self._note_half_closed()
+        if self.disconnected:
+            self._stay()
+            left()
+
+    def _stay(self) -> None:
+        self._left = self.message_event.told = None
+
+    def write(self, data: bytes) -> bool:
+        """See `Direct.write`. It does exactly what `send` does with `http.response.body` once an answer has started."""
+        if self.disconnected:
+            return True
+        if self.response_complete or not (self.chunked_encoding or self.until_close):
+            raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
+        self.transport.write(data if self.until_close else b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.flow.write_paused
+
+    def chunks(self) -> Callable[[bytes], bool] | None:
+        """See `Direct.chunks`."""
+        goes_on = self.response_started and not self.response_complete
+        return self._write_chunk if goes_on and self.chunked_encoding and not self.until_close else None
+
+    def _write_chunk(self, chunk: bytes) -> bool:
+        if self.disconnected:
+            return True
+        self.transport.write(chunk)
+        return not self.flow.write_paused
 
     def _note_half_closed(self) -> None:
         if self.half_closed and self._body_taken:
@@ -114,39 +155,3 @@ class _WithBody:
 
 def _has_length(head: Message) -> bool:
     return any(name == b"content-length" for name, _ in head["headers"])
-
-
-def body_writer(cycle: Cycle) -> Callable[[bytes], bool]:
-    """Write a piece of an answer's body of unknown length without a coroutine; False when the client is behind.
-
-    It does exactly what `send` does with `http.response.body` once an answer has started.
-    """
-    flow, transport = cycle.flow, cycle.transport
-
-    def write(data: bytes) -> bool:
-        if cycle.disconnected:
-            return True
-        if cycle.response_complete or not (cycle.chunked_encoding or cycle.until_close):
-            raise RuntimeError("only the body of a chunked answer that has started can be written to directly")
-        transport.write(data if cycle.until_close else b"%x\r\n%b\r\n" % (len(data), data))
-        return not flow.write_paused
-
-    return write
-
-
-def chunk_writer(cycle: Cycle) -> Callable[[bytes], bool] | None:
-    """Write a chunk of an answer's body, framed as it came from the endpoint; see `body_writer`.
-
-    None if the answer has not begun, or does not go out in chunks.
-    """
-    if not cycle.response_started or cycle.response_complete or cycle.until_close or not cycle.chunked_encoding:
-        return None
-    flow, send = cycle.flow, cycle.transport.write
-
-    def write(chunk: bytes) -> bool:
-        if cycle.disconnected:
-            return True
-        send(chunk)
-        return not flow.write_paused
-
-    return write

@@ -1,13 +1,26 @@
 """The pool of a request: found by its model, waited for while endpoints have not answered yet."""
 
+import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools.directory import Pool
-from gateway.relay.clients import Client
+from gateway.admission.snapshot import Turn
+from gateway.pools.directory import Endpoint, NotStartedError, Pool
+from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
 from gateway.wire.shown import shown
+
+_Ready = TypeVar("_Ready")
+_UNKNOWN = 10.0
+"""Seconds until a retry where nothing is known of when an endpoint is back."""
+_SOONEST, _LATEST = 1.0, 60.0
+"""Seconds: the shortest and the longest that are told."""
+_SURELY = 2.0
+"""Times as long as it is expected to take: then an engine is late, as in `TUNING.sure_multiple`."""
 
 
 async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: int) -> Pool:
@@ -24,12 +37,15 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
     Raises:
         RefusedError: there is no such pool, or the client may not use it.
     """
+    if model is not None and not exchange.client.may_use(model):
+        raise _missing(model)  # before it is waited for: that may start an engine, and end another
     directory = plane.directory
     pool = directory.lookup(model)
-    if pool is None and directory.undiscovered():
-        with contextlib.suppress(TimeoutError):
-            timeout = plane.settings.admission.queue.no_endpoint_ttl
-            pool = await plane.lobby.wait(exchange, size, lambda: directory.find(model), timeout)
+    if pool is None and directory.undiscovered(model):
+        starting = directory.starting(model)
+        if model is None and (names := [there.settings.name for there in starting]) and names[0] is not None:
+            return await find_pool(plane, exchange, names[0], size)  # as if it had been named
+        pool = await _waited(plane, exchange, size, lambda: directory.find(model), starting)
     if pool is None:
         raise unknown_model(plane, model)
     permit(exchange.client, pool, model)
@@ -50,9 +66,9 @@ def permit(client: Client, pool: Pool, model: str | None) -> None:
 
 def unknown_model(plane: Plane, model: str | None) -> RefusedError:
     """The refusal of a request that no pool serves; `model` as the client wrote it."""
-    if plane.directory.undiscovered():
+    if plane.directory.undiscovered(model):
         message = "No endpoint that may serve this model could be reached yet."
-        return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=10.0)
+        return RefusedError(Outcome.NO_ENDPOINT, message, retry_after=retry_after(plane.directory.starting(model)))
     if model is None:
         return RefusedError(Outcome.INVALID_REQUEST, "`model` is required: several models are served.", "model")
     return _missing(model)
@@ -70,6 +86,55 @@ async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, size: 
         RefusedError: the request may not wait.
     """
     if not pool.healthy():
-        with contextlib.suppress(TimeoutError):
-            timeout = plane.settings.admission.queue.no_endpoint_ttl
-            await plane.lobby.wait(exchange, size, lambda: plane.directory.wait_for_endpoint(pool), timeout)
+        await _waited(plane, exchange, size, lambda: plane.directory.wait_for_endpoint(pool), pool.endpoints.values())
+
+
+def retry_after(endpoints: Iterable[Endpoint]) -> float:
+    """When a request that waited in vain for an endpoint should come back, in seconds.
+
+    An engine whose start is late is expected to be as late again.
+    """
+    now = asyncio.get_running_loop().time()
+    expected = [abs(there.ready_at - now) for there in endpoints if there.ready_at is not None]
+    return min(max(min(expected), _SOONEST), _LATEST) if expected else _UNKNOWN
+
+
+async def _waited(
+    plane: Plane,
+    exchange: Exchange,
+    size: int,
+    ready: Callable[[], Awaitable[_Ready]],
+    endpoints: Iterable[Endpoint],
+) -> _Ready | None:
+    """Wait in the lobby, with heartbeats, for what `ready` returns; None if that took too long.
+
+    It waits `no_endpoint_ttl`, or twice as long as an engine that starts on demand is expected to take.
+
+    Raises:
+        RefusedError: the request may not wait, or the engine does not start.
+    """
+    queue, clock = plane.settings.admission.queue, asyncio.get_running_loop().time
+    came = clock()
+    starting = [there for there in endpoints if there.on_demand]
+    exchange.held("no_endpoint")
+    with contextlib.ExitStack() as awaited:
+        name = next((there.settings.name for there in starting), None)
+        place = None if name is None else awaited.enter_context(plane.awaited.waiting(name))
+
+        async def turn() -> Turn | None:
+            expected = [there.ready_at for there in starting if there.ready_at is not None]
+            return None if place is None else Turn(place(), max(0.0, min(expected) - clock()) if expected else None)
+
+        async with heartbeat(exchange, queue.heartbeat, turn):
+            while True:
+                takes = (there.ready_at - came for there in starting if there.ready_at is not None)
+                left = came + max(queue.no_endpoint_ttl, _SURELY * max(takes, default=0.0)) - clock()
+                if left <= 0:
+                    return None
+                try:
+                    return await plane.lobby.wait(exchange, size, ready, left)
+                except TimeoutError:
+                    continue  # it may be expected later by now
+                except NotStartedError:
+                    message = "The engine of this model does not start. kvgate's log says why."
+                    raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=_UNKNOWN) from None

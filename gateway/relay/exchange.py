@@ -1,20 +1,26 @@
 """One request on its way through the gateway, and the single report of its end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import time
+from typing import NamedTuple
 
-from gateway.admission.events import Demand, EndpointId
+from gateway.admission.events import Back, Demand, EndpointId, RequestId
 from gateway.admission.limits.standing import Standing
 from gateway.admission.outcomes import Outcome
+from gateway.admission.placing.request import service
 from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
+from gateway.ops.otlp.trace import Kind, Trace
+from gateway.ops.pictures.digest import Digests
 from gateway.relay.asgi import Receive, Scope, Send
-from gateway.relay.clients import Client
-from gateway.relay.headers import rate_limits, request_id
+from gateway.relay.client_identity import Client
+from gateway.relay.headers import FALLBACK_HEADER, rate_limits, request_id, sampled_trace
 from gateway.relay.response import Response
 from gateway.tokens.count import PromptCount
-from gateway.wire.errors import REFUSALS, error_answer, stream_error
+from gateway.wire.errors import REFUSALS, error_answer, reasons, stream_error
 from gateway.wire.request import Api
+from gateway.wire.shown import shown
 from gateway.wire.usage import Usage
 
 
@@ -30,6 +36,20 @@ class RefusedError(Exception):
         self.param = param
         self.retry_after = retry_after
 
+    def afresh(self) -> "RefusedError":
+        """The same without its traceback, whose frames have the body: a client may not read this for long."""
+        return RefusedError(self.outcome, self.message, self.param, self.retry_after)
+
+
+class Fallback(NamedTuple):
+    """What answers in the place of the model that was asked for."""
+
+    name: str
+    pool: str | None
+    """The name of its pool; None for a server elsewhere."""
+    reason: Outcome
+    """The refusal that the model asked for gave, or would have given."""
+
 
 _NOBODY = Client("")
 
@@ -38,24 +58,30 @@ _NOBODY = Client("")
 class Exchange:
     """One request: its response, and the facts of it. Times are monotonic seconds.
 
-    A fact is None until it is known. Each is set once, but for the endpoint and the time waited.
+    A fact is None until it is known. Each is set once, but for the endpoint, the failures and the time waited; and for
+    the facts of a try, which another model sets anew.
 
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
         client: whose it is.
         stream: whether it asks for a stream.
-        model: name of its pool.
+        model: name of the pool that it asks for.
+        request: its id at the core.
+        fallback: what answers instead of that.
         count: the tokens of its prompts.
         demand: its demand on the KV cache.
         max_tokens: the output limit that kvgate set for it.
         endpoint: the last one it was sent to.
+        failures: number of endpoints here that failed on it.
         overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
         waited: seconds in the queue, over all attempts, and in the lobby.
         standing: where its tenant stands with its rates.
-        queued: whether its time in the queue is reported: of every admitted request, and of one refused after a wait.
+        reports_wait: whether its queue time is reported: of every admitted request, and of one refused after a wait.
+        trace: the id of the trace that its client or kvgate keeps of it.
+        recorded: what it notes for its spans; None if they are not recorded.
     """
 
     path: str
@@ -68,16 +94,21 @@ class Exchange:
     client: Client = _NOBODY
     stream: bool = False
     model: str | None = None
+    request: RequestId | None = None
+    fallback: Fallback | None = None
     count: PromptCount | None = None
     demand: Demand | None = None
     max_tokens: int | None = None
     endpoint: EndpointId | None = None
+    failures: int = 0
     overhead: float | None = None
     first_event: float | None = None
     usage: Usage | None = None
     waited: float = 0.0
-    queued: bool = False
+    reports_wait: bool = False
     standing: Standing | None = None
+    trace: str | None = None
+    recorded: Trace | None = None
 
     @property
     def flow(self) -> str:
@@ -87,22 +118,43 @@ class Exchange:
     @classmethod
     def begin(cls, scope: Scope, send: Send, clock: Callable[[], float], api: Api | None) -> "Exchange":
         """The exchange of a request whose head has just arrived."""
-        now = clock()
-        return cls(scope["path"], api, request_id(scope), Response(scope, send), clock, now, now)
+        now, response = clock(), Response(scope, send)
+        return cls(scope["path"], api, request_id(scope), response, clock, now, now, trace=sampled_trace(scope))
 
     def waiting(self) -> "_Wait":
         """A block whose time counts as time waited; its value is the time at which it began."""
         return _Wait(self)
 
-    def sent_to(self, endpoint: EndpointId) -> None:
-        """Note that it goes to an endpoint now."""
+    def counted(self, since: float) -> None:
+        """Note that the counting of its prompt, begun at this time, has ended."""
+        if self.recorded is not None:
+            self.recorded.did(Kind.COUNT, since, self.clock())
+
+    def held(self, rule: str | None, position: int | None = None) -> None:
+        """Note what holds it back or refused it, and its position in the queue. The first of each stays."""
+        if self.recorded is not None:
+            self.recorded.held(rule, position)
+
+    def sent_to(self, endpoint: EndpointId, engine: str | None = None) -> Sequence[tuple[bytes, bytes]]:
+        """Note that it goes to an endpoint now; returns the headers that tell its place in the trace.
+
+        `engine`: the kind of engine there.
+        """
         self.endpoint = endpoint
         if self.overhead is None:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
+        return () if self.recorded is None else self.recorded.sent(endpoint, engine, self.clock())
+
+    def unanswered(self, why: Back) -> None:
+        """Note that the endpoint it went to did not answer it."""
+        if self.recorded is not None:
+            self.recorded.unanswered(why.name.lower(), self.clock())
 
     def facts(self) -> list[tuple[bytes, bytes]]:
         """Response headers with its counts, queue time, endpoint and rates; none before its prompt was counted."""
         facts = self._counted()
+        if self.fallback is not None:
+            facts.append((FALLBACK_HEADER, self.fallback.name.encode("ascii", "replace")))
         if self.standing is not None:
             facts += rate_limits(self.standing)
         if facts:
@@ -148,12 +200,11 @@ class Exchange:
         `close` and `unread`: see `send_answer`.
         """
         answer = error_answer(outcome, message, api=self.api, param=param, retry_after=retry_after)
-        if self.response.opened:
+        if self.response.head_sent:
             await self.response.begin(answer.status, answer.headers)
             await self.response.end(stream_error(self.api or Api.CHAT, outcome, message))
             return outcome
-        reason = (b"x-kvgate-reason", outcome.value.encode())
-        extra = ((b"x-request-id", self.identifier), reason, *self.facts())
+        extra = ((b"x-request-id", self.identifier), *reasons(outcome), *self.facts())
         await self.response.answer(answer, extra, close=close, unread=unread)
         return outcome
 
@@ -171,40 +222,71 @@ class _Wait:
         return self._began
 
     def __exit__(self, *_: object) -> None:
-        self._exchange.waited += self._exchange.clock() - self._began
+        exchange, now = self._exchange, self._exchange.clock()
+        exchange.waited += now - self._began
+        if exchange.recorded is not None:
+            exchange.recorded.did(Kind.QUEUE, self._began, now)
 
 
 class Reporter:
-    """Counts and logs each exchange once, when it has ended."""
+    """Counts and logs each exchange once, when it has ended.
 
-    def __init__(self, metrics: Metrics, access: AccessLog | None) -> None:
+    `export` is told of those whose spans are recorded.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        access: AccessLog | None,
+        digests: Digests | None = None,
+        export: Callable[[Trace, Exchange, Outcome, float], None] = lambda *_: None,
+    ) -> None:
         self._metrics = metrics
         self._access = access
+        self._digests = digests
+        self._export = export
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         """Report an exchange's end; call once for each."""
         now = exchange.clock()
+        fallback = exchange.fallback
         metrics = self._metrics.model(exchange.model)
         metrics.ended(outcome)
-        if exchange.overhead is not None:
-            self._metrics.overhead.observe(exchange.overhead)
-        if exchange.queued:
-            self._metrics.queue_wait.observe(exchange.waited)
-        ttft = None
-        if exchange.first_event is not None:
-            ttft = exchange.first_event - exchange.started
-            self._metrics.ttft.observe(ttft)
-        count, usage = exchange.count, exchange.usage
-        prompt_tokens = None if count is None else count.tokens
-        if usage is not None:
-            prompt_tokens = usage.prompt_tokens
-            metrics.used(usage.prompt_tokens, usage.completion_tokens)
+        if (tenant := self._metrics.tenant(exchange.flow)) is not None:
+            tenant.ended(outcome)
+        if fallback is not None:
+            metrics.fell_back(fallback.name, fallback.reason, outcome)
+        ttft = None if exchange.first_event is None else exchange.first_event - exchange.started
+        self._time(exchange, ttft)
+        if exchange.recorded is not None:
+            self._export(exchange.recorded, exchange, outcome, now)
+        prompt_tokens = self._count(exchange, outcome)
+        if self._digests is not None and exchange.api is not None:
+            _digest(self._digests, exchange, outcome, prompt_tokens, now)
+        if self._access is not None:
+            self._note(self._access, exchange, outcome, prompt_tokens, ttft)
+
+    def _count(self, exchange: Exchange, outcome: Outcome) -> int | None:
+        """Count its tokens; returns those of its prompt."""
+        usage, fallback = exchange.usage, exchange.fallback
+        if usage is None:
+            return None if exchange.count is None else exchange.count.tokens
+        if fallback is None or fallback.pool is not None:  # else no endpoint here had to do with it
+            answering = self._metrics.model(exchange.model if fallback is None else fallback.pool)
+            answering.used(usage.prompt_tokens, usage.completion_tokens)
+            if (tenant := self._metrics.tenant(exchange.flow)) is not None:
+                tenant.used(usage.prompt_tokens, usage.completion_tokens)
             if outcome is Outcome.COMPLETED and (demand := exchange.demand) is not None:
-                metrics.answered(*_length(demand, usage))
-        if self._access is None:
-            return
+                answering.answered(*_length(demand, usage))
+        return usage.prompt_tokens
+
+    @staticmethod
+    def _note(
+        access: AccessLog, exchange: Exchange, outcome: Outcome, prompt_tokens: int | None, ttft: float | None
+    ) -> None:
+        count, usage, fallback = exchange.count, exchange.usage, exchange.fallback
         status = REFUSALS[outcome].status if outcome is Outcome.CLIENT_CLOSED else exchange.response.status
-        self._access(
+        access(
             request_id=exchange.identifier.decode("ascii"),
             path=exchange.path,
             model=exchange.model,
@@ -212,6 +294,7 @@ class Reporter:
             status=status,
             outcome=outcome.value,
             endpoint=exchange.endpoint,
+            fallback=None if fallback is None else fallback.name,
             stream=exchange.stream,
             prompt_tokens=prompt_tokens,
             counted=None if count is None else count.source,
@@ -219,8 +302,47 @@ class Reporter:
             queue_ms=_milliseconds(exchange.waited),
             ttft_ms=None if ttft is None else _milliseconds(ttft),
             overhead_ms=None if exchange.overhead is None else _milliseconds(exchange.overhead),
-            duration_ms=_milliseconds(now - exchange.started),
+            duration_ms=_milliseconds(exchange.clock() - exchange.started),
         )
+
+    def _time(self, exchange: Exchange, ttft: float | None) -> None:
+        metrics, trace = self._metrics, exchange.trace
+        waited = exchange.waited if exchange.reports_wait else None
+        at = 0.0 if trace is None else time()
+        for tally, seconds in (
+            (metrics.overhead, exchange.overhead),
+            (metrics.queue_wait, waited),
+            (metrics.ttft, ttft),
+        ):
+            if seconds is not None:
+                tally.observe(seconds)
+                if trace is not None:
+                    tally.exemplify(seconds, trace, at)
+
+
+def _digest(digests: Digests, exchange: Exchange, outcome: Outcome, prompt: int | None, now: float) -> None:
+    ttft = None if exchange.first_event is None else exchange.first_event - exchange.started
+    usage, demand = exchange.usage, exchange.demand
+    generated, gap = None if usage is None else usage.completion_tokens, None
+    if ttft is not None and generated and demand is not None and outcome is Outcome.COMPLETED:
+        gaps = generated / demand.sequences - 1
+        gap = (now - exchange.started - ttft) / gaps if gaps >= 1 else None
+    digests.ended(
+        number=exchange.request,
+        request_id=exchange.identifier.decode("ascii"),
+        model="" if exchange.model is None else exchange.model,
+        flow=shown(exchange.flow),
+        outcome=outcome,
+        endpoint=exchange.endpoint,
+        prompt=prompt,
+        generated=generated,
+        service=0.0 if usage is None else service(usage.prompt_tokens, usage.completion_tokens),
+        began=exchange.started,
+        waited=exchange.waited,
+        first=ttft,
+        gap=gap,
+        now=now,
+    )
 
 
 def _length(demand: Demand, usage: Usage) -> tuple[int, int]:

@@ -3,8 +3,9 @@
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
 from gateway.pools.admission import RejectedError
-from gateway.relay.asgi import ClientGoneError, Receive, Scope, while_connected
-from gateway.relay.clients import Client, UnknownKeyError, peer
+from gateway.relay.asgi import ClientGoneError, Receive, Scope
+from gateway.relay.client_departure import while_connected
+from gateway.relay.client_identity import Client, UnknownKeyError, peer
 from gateway.relay.destination import permit, unknown_model
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
@@ -17,13 +18,13 @@ from gateway.relay.understand import (
     bounded,
     counted,
     demanded,
-    foreground,
-    limited_by_its_api,
     parsed,
-    present,
+    refuse_background,
+    refuse_overriding,
+    require_endpoints,
     ttft_target,
 )
-from gateway.wire.errors import ErrorAnswer, error_answer
+from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
 
 _FLOW = "explain"
@@ -69,10 +70,10 @@ class RelayExplainer:
         if pool is None:
             raise unknown_model(plane, request.model)
         permit(client, pool, request.model)
-        foreground(request)
+        refuse_background(request)
         count = await counted(pool, request, _FLOW)
-        present(pool)
-        limited_by_its_api(pool, request)
+        require_endpoints(pool)
+        refuse_overriding(pool.overriding, request)
         key = await fingerprint(client.flow, body, plane.key)
         demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
         work = Work(request, len(body), pool, count, demand, client, target, key, most)
@@ -98,5 +99,4 @@ def _refusal(refused: RefusedError, api: Api | None) -> ErrorAnswer:
     answer = error_answer(
         refused.outcome, refused.message, api=api, param=refused.param, retry_after=refused.retry_after
     )
-    reason = (b"x-kvgate-reason", refused.outcome.value.encode())
-    return ErrorAnswer(answer.status, (*answer.headers, reason), answer.body)
+    return ErrorAnswer(answer.status, (*answer.headers, *reasons(refused.outcome)), answer.body)

@@ -16,7 +16,7 @@ SWEEP_INTERVAL = 1.0
 
 
 class Interruption(Enum):
-    """The reason why the gateway cancelled a flight's task."""
+    """The cause for which the gateway cancelled a flight's task."""
 
     OVERDUE = auto()
     """It was silent for longer than its timeout. It is not retried: it may be what its endpoint chokes on."""
@@ -29,9 +29,9 @@ class Flight:
 
     __slots__ = (
         "answering",
-        "computed",
         "delivering",
         "endpoint",
+        "engine_done",
         "interruption",
         "moved_at",
         "request",
@@ -50,18 +50,19 @@ class Flight:
         self.moved_at = now
         self.answering = False
         """Whether a first event has come."""
-        self.computed = False
+        self.engine_done = False
         """Whether the engine has finished with it, so that its server only sends what is there."""
         self.delivering = False
         """Whether a piece is being handed to the client; meanwhile nothing is read."""
         self.watched = True
-        """Whether its silence counts against its endpoint: not while it waits for its client, nor once computed."""
+        """Whether its silence counts against its endpoint: not while it waits for its client, nor once the engine is
+        done."""
         self.interruption: Interruption | None = None
 
-    def interrupt(self, why: Interruption) -> None:
-        """Cancel the request's task, which reads the reason from here."""
+    def interrupt(self, interruption: Interruption) -> None:
+        """Cancel the request's task, which reads the cause from here."""
         if self.interruption is None:
-            self.interruption = why
+            self.interruption = interruption
             self.task.cancel()
 
 
@@ -82,16 +83,16 @@ class Flights:
         return len(self._flights)
 
     def open(
-        self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool, brought: bool = False
+        self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool, evacuated: bool = False
     ) -> Flight:
         """Note that the current task sends a request to an endpoint.
 
-        `streams`: its tokens arrive one by one. `brought`: it was taken off another endpoint.
+        `streams`: its tokens arrive one by one. `evacuated`: it was taken off another endpoint.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
-        endpoint.watch.dispatched(request, prompt_tokens, streams=streams, brought=brought)
+        endpoint.watch.dispatched(request, prompt_tokens, streams=streams, evacuated=evacuated)
         return flight
 
     def close(self, flight: Flight) -> None:
@@ -99,13 +100,13 @@ class Flights:
         del self._flights[flight.request]
         flight.endpoint.watch.finished(flight.request, delivering=flight.delivering)
 
-    def answers(self, flight: Flight, *, computed: bool = False) -> None:
-        """Note the first piece of an answer; `computed`: the engine has finished with it, and only sends the rest."""
+    def note_answer(self, flight: Flight, *, engine_done: bool = False) -> None:
+        """Note the first piece of an answer; `engine_done`: the engine only sends the rest."""
         flight.answering = True
         flight.moved_at = self._clock()
         flight.endpoint.watch.progressed((flight.request,))
-        if computed:
-            flight.computed, flight.watched = True, False
+        if engine_done:
+            flight.engine_done, flight.watched = True, False
             flight.endpoint.watch.finished(flight.request)
 
     def progressed(self, requests: Collection[RequestId]) -> None:
@@ -150,7 +151,7 @@ class Flights:
             elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
                 flight.watched = False
                 flight.endpoint.watch.finished(flight.request, delivering=True)
-            elif not (flight.watched or flight.delivering or flight.computed):
+            elif not (flight.watched or flight.delivering or flight.engine_done):
                 flight.watched = True
                 flight.endpoint.watch.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)
 

@@ -1,14 +1,17 @@
 """The raw ASGI application that every request meets first."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
 from gateway.admission.outcomes import Outcome
-from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, send_answer, while_connected
-from gateway.relay.clients import Client, UnknownKeyError
+from gateway.ops.otlp.trace import Trace
+from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, send_answer
+from gateway.relay.client_departure import while_connected
+from gateway.relay.client_identity import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
-from gateway.relay.generate import generate
+from gateway.relay.fallback import serve
 from gateway.relay.intake import read_request
 from gateway.relay.models import list_models
 from gateway.relay.passthrough import follow, relay
@@ -28,11 +31,19 @@ class Gateway:
         plane: what all requests share.
         reporter: told of every exchange's end.
         admin: health, metrics, state, and the 404 for everything else. May be replaced.
+        record: begins the trace of a request of a route, if its spans are to be recorded.
     """
 
-    def __init__(self, plane: Plane, reporter: Reporter, admin: Application) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        reporter: Reporter,
+        admin: Application,
+        record: Callable[[Scope, str], Trace | None] | None = None,
+    ) -> None:
         self._plane = plane
         self._reporter = reporter
+        self._record = record
         self.admin = admin
         self.draining = False
         self.active = 0
@@ -74,6 +85,8 @@ class Gateway:
     async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         plane = self._plane
         exchange = Exchange.begin(scope, send, plane.clock, route.api)
+        if self._record is not None and (recorded := self._record(scope, route.path)) is not None:
+            exchange.recorded, exchange.trace = recorded, f"{recorded.context.trace_id:032x}"
         outcome = Outcome.INTERNAL_ERROR
         try:
             client = plane.clients.identify(scope)
@@ -108,7 +121,7 @@ class Gateway:
         try:
             match route.action:
                 case Action.ADMIT:
-                    return await generate(self._plane, scope, exchange, client, payload)
+                    return await serve(self._plane, scope, exchange, client, payload)
                 case Action.RELAY | Action.LOOK_UP as action:
                     return await relay(self._plane, scope, exchange, payload, computes=action is Action.RELAY)
                 case Action.FOLLOW:
@@ -116,8 +129,7 @@ class Gateway:
                 case Action.ANSWER:
                     return await list_models(self._plane, scope, exchange)
         except RefusedError as error:
-            refused = RefusedError(error.outcome, error.message, error.param, error.retry_after)
-        # Out here the frames that `error` came from are gone, and the body with them: a client may never read this.
+            refused = error.afresh()
         return await exchange.refuse(
             refused.outcome, refused.message, param=refused.param, retry_after=refused.retry_after
         )
@@ -132,7 +144,7 @@ async def _failed(exchange: Exchange, error: Exception) -> Outcome:
     else:
         _log.exception("defect", request_id=identifier, error=type(error).__name__)
         outcome, message, retry_after = Outcome.INTERNAL_ERROR, "kvgate failed on this request; its log says why.", None
-    if not exchange.response.begun:
+    if not exchange.response.answer_begun:
         await exchange.refuse(outcome, message, retry_after=retry_after)
     return outcome
 

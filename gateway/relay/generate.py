@@ -1,5 +1,9 @@
-"""The path of a generation request: read, counted, admitted, tried, reported."""
+"""The path of a generation request that was read, through one pool: counted, admitted, tried, settled.
 
+`prepare` and `generate` are apart so that what only `prepare` needed is freed while a stream lasts.
+"""
+
+import asyncio
 from dataclasses import replace
 
 from msgspec import structs
@@ -8,71 +12,77 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
-from gateway.pools.directory import Made, Pool
-from gateway.relay.asgi import Payload, Scope, path
-from gateway.relay.attempt import Again, Attempt, Outgoing, Settled
-from gateway.relay.clients import Client
-from gateway.relay.destination import find_pool, wait_for_endpoint
+from gateway.pools.directory import Endpoint, Made, Pool
+from gateway.relay.asgi import path
+from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
+from gateway.relay.client_identity import Client
+from gateway.relay.destination import retry_after, wait_for_endpoint
+from gateway.relay.editing import asks_usage, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
+from gateway.relay.held_back import noting
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read_apart
-from gateway.relay.refusals import refusal
+from gateway.relay.refusal_sentences import refusal
 from gateway.relay.understand import (
+    Asked,
     UncountedError,
     Work,
     bounded,
     counted,
     demanded,
-    foreground,
-    limited_by_its_api,
-    parsed,
-    present,
-    ttft_target,
+    refuse_background,
+    refuse_overriding,
+    require_endpoints,
 )
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, GenerationRequest, edited, rewrites
+from gateway.wire.engine_kinds import KINDS
+from gateway.wire.request import Edits, GenerationRequest
+from gateway.wire.usage import Usage
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
 _AT_ONCE = 0.001
 """Seconds: a request refused sooner has not waited."""
+SECOND_TRY = 0.25
+"""Seconds before a request is sent again to the only healthy endpoint, which failed on it: time for a probe."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
 
-async def generate(plane: Plane, scope: Scope, exchange: Exchange, client: Client, payload: Payload) -> Outcome:
-    """Serve one request of a generation API; returns how it ended.
+async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
+    """Count a request for this pool, and make its body what an endpoint gets.
 
     Raises:
         RefusedError: it ends with an error.
-        asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
+        asyncio.CancelledError: the client left.
     """
-    request = await parsed(plane.counting, client.flow, exchange.api or Api.CHAT, payload.data)
-    exchange.stream = request.stream
-    target = ttft_target(scope)
-    size = len(payload.data)
-    pool = await find_pool(plane, exchange, request.model, size)
+    exchange, client, payload = asked.exchange, asked.client, asked.payload
+    request, size = structs.replace(asked.request, body=payload.data), len(payload.data)
     try:
-        foreground(request)
+        refuse_background(request)
     except RefusedError as refused:
         _raise_unless_observing(plane, pool, refused)
-    count = await _counted(plane, exchange, pool, request, client)
+    since = plane.clock()
+    try:
+        count = await _counted(plane, exchange, pool, request, client)
+    finally:
+        exchange.counted(since)
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
     exchange.count = count
-    limited_by_its_api(pool, request)
-    asked, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
-    exchange.demand, exchange.max_tokens = asked, most
+    refuse_overriding(pool.overriding, request)
+    demand, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
+    exchange.demand, exchange.max_tokens = demand, most
     key = await fingerprint(client.flow, payload.data, plane.key)
-    request = structs.replace(request, body=b"")  # from here on only the payload has the bytes
-    work = Work(request, size, pool, count, asked, client, target, key, most)
-    await _edit(plane, work, payload)
-    return await _admitted(plane, scope, exchange, work, payload)
+    request = asked.request  # from here on only the payload has the bytes
+    work = Work(request, size, pool, count, demand, client, asked.ttft_target, key, most)
+    edits = Edits(asks_usage(request), work.band, most)
+    payload.data = await edited_for(plane, client, payload.data, request, edits)
+    return work
 
 
 def _raise_unless_observing(plane: Plane, pool: Pool, refused: RefusedError) -> None:
@@ -89,20 +99,23 @@ def _raise_unless_observing(plane: Plane, pool: Pool, refused: RefusedError) -> 
 async def _counted(
     plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
 ) -> PromptCount:
-    try:
-        return await counted(pool, request, client.flow)
-    except UncountedError:
-        pass
-    except RefusedError as refused:
-        _raise_unless_observing(plane, pool, refused)
-        return _estimate(request)
-    # Only an engine can count this, and none is up: wait for one, at most `no_endpoint_ttl`.
-    await wait_for_endpoint(plane, exchange, pool, len(request.body))
-    try:
-        return await counted(pool, request, client.flow)
-    except RefusedError as refused:
-        _raise_unless_observing(plane, pool, refused)
-        return _estimate(request)
+    waited = came_up = False
+    while True:
+        try:
+            return await counted(pool, request, client.flow)
+        except UncountedError as uncounted:
+            # After one wait: an engine is up and still cannot count, or none came.
+            if waited and (pool.healthy() or not came_up):
+                again = retry_after(pool.endpoints.values())
+                refused = RefusedError(uncounted.outcome, uncounted.message, retry_after=again)
+                _raise_unless_observing(plane, pool, refused)
+                return _estimate(request)
+        except RefusedError as refused:
+            _raise_unless_observing(plane, pool, refused)
+            return _estimate(request)
+        # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
+        await wait_for_endpoint(plane, exchange, pool, len(request.body))
+        waited, came_up = True, bool(pool.healthy())
 
 
 def _estimate(request: GenerationRequest) -> PromptCount:
@@ -110,7 +123,7 @@ def _estimate(request: GenerationRequest) -> PromptCount:
 
 
 def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
-    present(pool)
+    require_endpoints(pool)
     try:
         return demanded(pool, request, count)
     except RefusedError as refused:
@@ -118,30 +131,25 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
         return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))
 
 
-def _asks_usage(request: GenerationRequest) -> bool:
-    """Whether kvgate asks for usage that the client did not ask for."""
-    return request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
+    """Serve a request that was prepared; returns how it ended.
 
-
-async def _edit(plane: Plane, work: Work, payload: Payload) -> None:
-    """Put the body for an endpoint in the place of the client's, off the event loop if that takes long."""
-    request, edits = work.request, Edits(_asks_usage(work.request), work.band, work.max_tokens)
-    if len(payload.data) > EDITED_INLINE_BYTES and rewrites(request, edits):
-        payload.data = await read_apart(plane.counting, work.client.flow, edited, payload.data, request, edits)
-    else:
-        payload.data = edited(payload.data, request, edits)
-
-
-async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, payload: Payload) -> Outcome:
+    Raises:
+        RefusedError: it ends with an error.
+        asyncio.CancelledError: the client left. The endpoint's connection is closed, the reservation released.
+    """
+    scope, exchange, payload = asked.scope, asked.exchange, asked.payload
     pool, request, band = work.pool, work.request, work.band
     interval = plane.settings.admission.queue.heartbeat
     place = Place(pool.admission, plane.new_request(), work.demand)
+    exchange.request = place.request
 
     def made(response_id: str, endpoint: EndpointId) -> None:
-        plane.directory.remember_response(response_id, Made(endpoint, request.model or pool.name))
+        key = work.client.flow if work.client.keyed else None
+        plane.directory.remember_response(response_id, Made(endpoint, request.model or pool.name, key))
 
     try:
-        async with heartbeat(exchange, interval):
+        async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
             dispatch = await _first(plane, exchange, place, work)
         exchange.standing = dispatch.standing
         pool.retries.sent(plane.clock())
@@ -152,11 +160,11 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
             path=path(scope),
             payload=payload,
             prompt_tokens=work.demand.prompt_tokens,
-            strip_usage=_asks_usage(request),
+            strip_usage=asks_usage(request),
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
         )
-        brought = failed = False
+        evacuated = failed = False
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]
             headers = towards_endpoint(
@@ -165,9 +173,9 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
                 api_key=endpoint.api_key,
                 keep_credentials=plane.keeps_credentials,
                 priority=band if band or request.priority else None,
+                trace=exchange.sent_to(endpoint.id, endpoint.kind.name),
             )
             ids = pool.counter.ids_field(endpoint.base_url) if payload.ids else None
-            exchange.sent_to(endpoint.id)
             attempt = Attempt(
                 exchange,
                 place,
@@ -176,23 +184,38 @@ async def _admitted(plane: Plane, scope: Scope, exchange: Exchange, work: Work, 
                 endpoint,
                 made=made,
             )
-            result = await attempt.run(outgoing, headers, brought=brought, ids=ids)
-            if isinstance(result, Settled):
-                usage = exchange.usage
-                known = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
-                place.release(result.verdict, known if usage is None else usage.completion_tokens)
+            result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids)
+            if isinstance(result, Ended):
+                usage = _of_all(exchange.usage, work.demand, endpoint)
+                if usage is not exchange.usage:
+                    exchange.usage = usage
+                unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
+                place.release(result.verdict, unreported if usage is None else usage.completion_tokens)
                 if usage is not None:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
-            if result.answered and not failed:
+            exchange.unanswered(result.cause)
+            if result.cause is Back.FAILED:
+                exchange.failures += 1
+            if result.live_error and not failed:
                 failed = True  # a second failure ends it anyway
                 _spend_retry(plane, place, pool, result)
-            brought = brought or result.evacuated
-            async with heartbeat(exchange, interval):
+            evacuated = evacuated or result.evacuated
+            async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
+                if result.cause is Back.FAILED and exchange.failures == 1 and pool.healthy() == [endpoint]:
+                    await asyncio.sleep(SECOND_TRY)
                 dispatch = await _another(plane, exchange, place, work, result)
     finally:
         place.release(Verdict.ABORTED)
+
+
+def _of_all(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
+    """The usage of all sequences, estimated where the engine tells that of one."""
+    identity = endpoint.identity
+    if usage is None or demand.sequences == 1 or identity is None or not KINDS[identity.kind].tells_one:
+        return usage
+    return Usage(demand.prompt_tokens, usage.completion_tokens * demand.sequences)
 
 
 async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:
@@ -200,34 +223,36 @@ async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> 
     with exchange.waiting() as since:
         metrics.came(work.key, since)
         try:
-            dispatch = await place.take(work.arrival(place.request))
+            dispatch = await place.take(work.arrival(place.request, exchange.failures))
         except RejectedError as error:
             now, outcome = plane.clock(), error.command.outcome
             exchange.standing = error.command.standing
+            exchange.held(error.command.rule)
             if outcome in FOR_WANT_OF_ROOM:
                 metrics.turned_away(work.key, now)
-            exchange.queued = outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
+            exchange.reports_wait |= outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
             raise refusal(error.command) from None
-        exchange.queued = True
+        exchange.reports_wait = True
         return dispatch
 
 
-async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, result: Again) -> Dispatch:
+async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, result: Retryable) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     try:
         with exchange.waiting():
-            dispatch = await place.again(result.why)
+            dispatch = await place.again(result.cause)
     except RejectedError as error:
         command = error.command
+        exchange.held(command.rule)
         if command.outcome in FOR_WANT_OF_ROOM:
             metrics.turned_away(work.key, plane.clock())
-        raise refusal(command, result.reason) from None
-    if result.why is not Back.BUSY:
+        raise refusal(command, result.message) from None
+    if result.cause is not Back.BUSY:
         metrics.retried(sent=True)
     return dispatch
 
 
-def _spend_retry(plane: Plane, place: Place, pool: Pool, result: Again) -> None:
+def _spend_retry(plane: Plane, place: Place, pool: Pool, result: Retryable) -> None:
     """Take a retry from the pool's budget.
 
     Raises:
@@ -237,4 +262,4 @@ def _spend_retry(plane: Plane, place: Place, pool: Pool, result: Again) -> None:
         return
     plane.metrics.model(pool.name).retried(sent=False)
     place.release(Verdict.FAILED)
-    raise RefusedError(Outcome.UPSTREAM_ERROR, f"{result.reason} It is not sent again: too many requests are failing.")
+    raise RefusedError(Outcome.UPSTREAM_ERROR, f"{result.message} It is not sent again: too many requests are failing.")

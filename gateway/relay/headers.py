@@ -5,6 +5,7 @@ import re
 from math import ceil
 
 from gateway.admission.limits.standing import Standing
+from gateway.ops.otlp.trace import TRACE_HEADERS, told
 from gateway.relay.asgi import Scope, header
 from gateway.relay.upstream import Headers
 
@@ -28,6 +29,8 @@ So do the headers that `Connection` names."""
 
 TTFT_HEADERS = (b"x-kvgate-ttft-ms", b"x-llm-d-slo-ttft-ms")
 """Headers in which a client asks for a time to first token, in milliseconds; the first one present counts."""
+FALLBACK_HEADER = b"x-kvgate-fallback"
+"""Of a request: `allow` lets another model answer. Of an answer: the one that does."""
 _OURS = b"x-kvgate-"
 """Prefix of headers between client and kvgate. They never go to an endpoint, and an endpoint's never to a client."""
 
@@ -65,6 +68,12 @@ def request_id(scope: Scope) -> bytes:
     return _spare.pop()
 
 
+def sampled_trace(scope: Scope) -> str | None:
+    """The id of the trace that the client keeps of this request, as its `traceparent` says (W3C Trace Context 1)."""
+    parent = told(header(scope, b"traceparent"))
+    return f"{parent.trace_id:032x}" if parent is not None and parent.sampled else None
+
+
 def bearer(scope: Scope) -> str | None:
     """The key that a client presents, in the header of OpenAI's SDKs or of Anthropic's."""
     authorization = header(scope, b"authorization")
@@ -88,7 +97,13 @@ def rate_limits(standing: Standing) -> list[tuple[bytes, bytes]]:
 
 
 def towards_endpoint(
-    scope: Scope, identifier: bytes, *, api_key: str | None, keep_credentials: bool, priority: int | None = None
+    scope: Scope,
+    identifier: bytes,
+    *,
+    api_key: str | None,
+    keep_credentials: bool,
+    priority: int | None = None,
+    trace: Headers = (),
 ) -> Headers:
     """The headers an endpoint gets.
 
@@ -98,9 +113,12 @@ def towards_endpoint(
         api_key: the endpoint's own key, in place of what the client sent.
         keep_credentials: pass on the client's key if the endpoint has none of its own.
         priority: the priority band, for engines that schedule by it. It overrides the client's body.
+        trace: the place of the request in its trace, in place of what the client sent.
     """
     drop_credentials = api_key is not None or not keep_credentials
     named = _named_by_connection(scope["headers"])
+    if trace:
+        named |= TRACE_HEADERS
     headers = [
         (name, value)
         for name, value in scope["headers"]
@@ -111,10 +129,25 @@ def towards_endpoint(
     ]
     headers.append((b"x-request-id", identifier))
     headers.append((b"accept-encoding", b"identity"))
+    headers += trace
     if api_key is not None:
         headers.append((b"authorization", b"Bearer " + api_key.encode()))
     if priority is not None:
         headers.append((b"x-vllm-priority", b"%d" % priority))
+    return headers
+
+
+def towards_elsewhere(scope: Scope, api_key: str | None, *, anthropic: bool) -> Headers:
+    """The headers that a server elsewhere gets: none of the client's but its version of Anthropic's API.
+
+    `anthropic`: the request is one of that API, where the key has a header of its own.
+    """
+    headers = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity"), (b"user-agent", b"kvgate")]
+    if api_key is not None:
+        headers.append((b"authorization", b"Bearer " + api_key.encode()))
+    if anthropic:
+        headers += [(b"x-api-key", api_key.encode())] if api_key is not None else []
+        headers += [(name, value) for name, value in scope["headers"] if name == b"anthropic-version"]
     return headers
 
 

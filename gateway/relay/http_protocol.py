@@ -8,16 +8,16 @@ import asyncio
 import fcntl
 import sys
 import termios
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.relay.asgi import ARRIVED_EXTENSION, BODY_EXTENSION, CHUNKS_EXTENSION, LEAVING_EXTENSION
-from gateway.relay.cycle import Cycle, News, body_writer, chunk_writer
+from gateway.relay.asgi import DIRECT
+from gateway.relay.cycle import Cycle, News, Signal
 from gateway.relay.framing import BadRequestError, Body, framed, head_end
 from gateway.relay.last_call import LAST_WORD, LINGER
 from gateway.wire.errors import openai_error
@@ -34,10 +34,15 @@ _PHRASES = {
 }
 _NOT_HTTP = "The request is not valid HTTP."
 
+_NO_PIPELINE: deque[Any] = deque()
+"""uvicorn's line of requests that wait for their turn: here they wait in the buffer."""
 _HIGH_WATER = 64 * 2**10
 """Buffered bytes at which reading pauses."""
 _UNSENT = 64 * 2**10
 """Bytes waiting to be encrypted at which writing pauses: as many as without TLS, where asyncio would have 512 KiB."""
+STALLED = 60.0
+"""Seconds a client may leave its data unread before its connection ends, in any phase, also after we closed our side.
+Like nginx's `send_timeout`. Over TCP the kernel sees to it."""
 _LINGER = 2.0
 """Seconds during which a client may keep sending what is then dropped."""
 
@@ -53,24 +58,34 @@ class LimitedProtocol(HttpToolsProtocol):
     ending = False
     """Whether the process ends: nothing more is taken up."""
 
-    _buffer: bytearray
-    """Bytes that have arrived and were not taken yet."""
-    _in_head = False
-    _parsed = 0
-    """Bytes of an incomplete head, at the front of the buffer, that the parser already has."""
-    _head_complete = False
-    _keeps = True
-    """Whether the current request allows keep-alive; the parser knows that only while it reads the head."""
-    _body: Body | None = None
-    """The current request's body, while part of it is still to come."""
-    _ended = False
-    """Whether the client has closed its sending side."""
-    _timer: asyncio.TimerHandle | None = None
-    _refused = False
+    # Slots: with uvicorn's own, they would be more attributes than Python keeps in little room.
+    __slots__ = (
+        "_body", "_buffer", "_ended", "_head_complete", "_in_head", "_keeps", "_parsed", "_refused", "_timer"
+    )  # fmt: skip
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._buffer = bytearray()
+        """Bytes that have arrived and were not taken yet."""
+        self._in_head = False
+        self._parsed = 0
+        """Bytes of an incomplete head, at the front of the buffer, that the parser already has."""
+        self._head_complete = False
+        self._keeps = True
+        """Whether the current request allows keep-alive; the parser knows that only while it reads the head."""
+        self._body: Body | None = None
+        """The current request's body, while part of it is still to come."""
+        self._ended = False
+        """Whether the client has closed its sending side."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        self._no_parser()
+        self.pipeline = _NO_PIPELINE
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._buffer = bytearray()
+        self.flow._is_writable_event = Signal()  # noqa: SLF001  # uvicorn's takes 800 bytes
+        self.flow._is_writable_event.set()  # noqa: SLF001
         if self.scheme == "https":
             transport.set_write_buffer_limits(_UNSENT)
         self._set_timer(self.head_timeout, self._overdue)
@@ -166,6 +181,10 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             raise BadRequestError(_NOT_HTTP) from None
 
+    def _no_parser(self) -> None:
+        """Let go of the parser: it is for heads alone, and the next one gets another."""
+        self.parser = None  # uvicorn does so itself, at the end
+
     def on_headers_complete(self) -> None:
         self._head_complete = True
         self._keeps = self.parser.should_keep_alive()
@@ -202,13 +221,9 @@ class LimitedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.half_closed = self._ended
-        extensions: dict[str, Any] = {
-            BODY_EXTENSION: body_writer(self.cycle),
-            CHUNKS_EXTENSION: partial(chunk_writer, self.cycle),
-            ARRIVED_EXTENSION: self.cycle.arrived,
-            LEAVING_EXTENSION: self.cycle.leaving,
-        }
+        extensions: dict[str, Any] = {DIRECT: self.cycle}
         scope["extensions"] = extensions
+        self._no_parser()
         if self._body is None:
             self._end_body()
         self._start_asgi_task(self.cycle, self.app)
@@ -380,12 +395,15 @@ class LimitedProtocol(HttpToolsProtocol):
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def limited_protocol(max_header_bytes: int, head_timeout: float) -> type[LimitedProtocol]:
+def limited_protocol(
+    protocol: type[LimitedProtocol], max_header_bytes: int, head_timeout: float
+) -> type[LimitedProtocol]:
     """A protocol class for uvicorn's `http`.
 
     Args:
+        protocol: what is limited.
         max_header_bytes: limit of the request line and all headers together; above it the answer is 431.
         head_timeout: seconds from the first byte of a head (or from the connection) to its end; then 408.
     """
     limits = {"max_header_bytes": max_header_bytes, "head_timeout": head_timeout}
-    return type("LimitedProtocol", (LimitedProtocol,), limits)
+    return type(protocol.__name__, (protocol,), limits)

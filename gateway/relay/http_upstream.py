@@ -10,12 +10,9 @@ from gateway.config.settings import UpstreamSettings
 from gateway.relay.unix_connection import connect
 from gateway.relay.upstream import (
     Answer,
-    ChunkSink,
     ConnectFailedError,
     ConnectionLostError,
-    Drained,
     Headers,
-    Sink,
 )
 from gateway.relay.upstream_connection import Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
@@ -190,12 +187,9 @@ class _HttpAnswer:
         self._connection: Connection | None = connection
         self.status = connection.status
         self.headers: Headers = connection.headers
+        connection.headers = []
         self.read_some = connection.read
-
-    async def deliver(self, sink: Sink, drained: Drained, chunks: ChunkSink | None = None) -> None:
-        """See `Answer.deliver`."""
-        if self._connection is not None:
-            await self._connection.deliver(sink, drained, chunks)
+        self.deliver = connection.deliver
 
     def close(self) -> None:
         """See `Answer.close`."""

@@ -17,7 +17,7 @@ from typing import cast
 from gateway.admission.outcomes import Outcome
 from gateway.relay.accepting import Accepting
 from gateway.relay.unix_listening import UnixListening
-from gateway.wire.errors import error_answer
+from gateway.wire.errors import error_answer, reasons
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may connect at once."""
@@ -45,7 +45,7 @@ _FILTER = b"".join(
 def closing_answer(outcome: Outcome, message: str) -> bytes:
     """A whole answer that sends a client away for a moment and ends its connection."""
     answer = error_answer(outcome, message, retry_after=_RETRY_AFTER)
-    headers = (*answer.headers, (b"x-kvgate-reason", outcome.value.encode()), (b"connection", b"close"))
+    headers = (*answer.headers, *reasons(outcome), (b"connection", b"close"))
     lines = b"".join(b"%b: %b\r\n" % header for header in headers)
     return b"HTTP/1.1 %d Service Unavailable\r\n%b\r\n%b" % (answer.status, lines, answer.body)
 

@@ -24,9 +24,9 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
     directory = plane.directory
     cards = [card for pool in directory.pools.values() for card in _cards(pool)]
     cards += [_card(name, name) for name in directory.awaited]
-    known = bool(cards)
+    every = cards
     cards = [card for card in cards if exchange.client.may_use(card["id"])]
-    if not known:
+    if not every:
         raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint has said yet which models it serves.", retry_after=10.0)
     name = scope["path"].removeprefix("/v1/models").removeprefix("/")
     answer: Any = {"object": "list", "data": cards}

@@ -4,24 +4,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from gateway.admission.events import Arrived, Demand, EndpointId, Verdict
+from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
-from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
-from gateway.relay.destination import find_pool, wait_for_endpoint
+from gateway.relay.charge import charged
+from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
 from gateway.relay.headers import rate_limits, towards_client, towards_endpoint
-from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
-from gateway.relay.refusals import refusal
 from gateway.relay.upstream import Answer, Headers, UpstreamError
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
-from gateway.wire.request import named_model
+from gateway.wire.request import relayed_model
 
 _TRIES = 2
 _BYTES_PER_TOKEN = 4
@@ -52,52 +50,24 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     elif is_form(kind):
         name = await read(plane.counting, exchange.flow, form_model, payload.data, kind)
     else:
-        name = await read(plane.counting, exchange.flow, named_model, payload.data)
+        name = await read(plane.counting, exchange.flow, relayed_model, payload.data)
     size = len(payload.data)
     pool = await find_pool(plane, exchange, name, size)
     estimated = 0 if is_form(kind) else size // _BYTES_PER_TOKEN  # a form has a recording, whose bytes are no tokens
     prompt_tokens = min(estimated, pool.max_model_len) if computes else None
-    async with _charged(plane, exchange, pool, size, estimated) if computes else contextlib.nullcontext():
-        await wait_for_endpoint(plane, exchange, pool, size)
-        async with _place(plane, exchange, pool, size) as leave:
-            if pool.healthy():
-                return await _pass(
-                    plane, scope, exchange, payload, pool.in_turn, begun=leave, prompt_tokens=prompt_tokens
-                )
-        raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=10.0)
-
-
-@contextlib.asynccontextmanager
-async def _charged(plane: Plane, exchange: Exchange, pool: Pool, size: int, estimated: int) -> AsyncIterator[None]:
-    """Charge a request to the limits of its tenant while the block runs: its tokens by `usage`, at its end.
-
-    Nobody counts its prompt, and each of its bytes might be an input of its own: so no more than the model's length for
-    each is charged. What reaches no endpoint is charged nothing. Where the client leaves before `usage`, which comes
-    last, the prompt is charged as it was `estimated`.
-
-    Raises:
-        RefusedError: it is over a limit.
-    """
-    if not exchange.client.limited:
-        yield
-        return
-    demand = Demand((0,), size * pool.max_model_len)
-    place = Place(pool.admission, plane.new_request(), demand)
-    try:
-        dispatch = await place.take(Arrived(place.request, demand, flow=exchange.flow, relayed=True))
-    except RejectedError as error:
-        exchange.standing = error.command.standing
-        raise refusal(error.command) from None
-    exchange.standing = dispatch.standing
-    unseen = estimated
-    try:
-        yield
-        unseen = 0
-    finally:
-        if exchange.endpoint is None:
-            place.withdraw()
-        usage = exchange.usage
-        place.release(Verdict.DONE, unseen if usage is None else usage.prompt_tokens + usage.completion_tokens)
+    most = size * pool.max_model_len  # each byte might be an input of its own
+    async with charged(plane, exchange, pool, most, lambda: estimated) if computes else contextlib.nullcontext():
+        came_up = True
+        while came_up:  # the last one may have left again before there was a place
+            await wait_for_endpoint(plane, exchange, pool, size)
+            came_up = bool(pool.healthy())
+            async with _place(plane, exchange, pool, size) as leave:
+                if pool.healthy():
+                    return await _pass(
+                        plane, scope, exchange, payload, pool.in_turn, on_answer=leave, prompt_tokens=prompt_tokens
+                    )
+        again = retry_after(pool.endpoints.values())
+        raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=again)
 
 
 async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload) -> Outcome:
@@ -108,7 +78,8 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
     """
     response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
     made = plane.directory.made_response(response_id)
-    if made is None or not exchange.client.may_use(made.model):
+    client = exchange.client
+    if made is None or not client.may_use(made.model) or made.key not in (None, client.flow):
         message = "This response is not known here: it was not made through this gateway, or long ago."
         raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
     endpoint = plane.directory.endpoints[made.endpoint]
@@ -140,20 +111,23 @@ async def _pass(
     payload: Payload,
     offered: Callable[[], Iterable[Endpoint]],
     *,
-    begun: Callable[[], None] = lambda: None,
+    on_answer: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
 ) -> Outcome:
     """Try it on the endpoints that are offered.
 
-    `begun` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing.
+    `on_answer` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing.
     """
     tried: set[EndpointId] = set()
-    reason, brought = "", False
+    reason, evacuated = "", False
     while len(tried) < _TRIES and (endpoint := next((e for e in offered() if e.id not in tried), None)):
         tried.add(endpoint.id)
-        exchange.sent_to(endpoint.id)
         headers = towards_endpoint(
-            scope, exchange.identifier, api_key=endpoint.api_key, keep_credentials=plane.keeps_credentials
+            scope,
+            exchange.identifier,
+            api_key=endpoint.api_key,
+            keep_credentials=plane.keeps_credentials,
+            trace=exchange.sent_to(endpoint.id, endpoint.kind.name),
         )
 
         async def begin(endpoint: Endpoint = endpoint, headers: Headers = headers) -> tuple[Answer, bytes]:
@@ -164,24 +138,26 @@ async def _pass(
                 answer.close()
                 raise
 
-        with endpoint.relaying():
+        with endpoint.relaying(plane.new_request()):
             try:
                 async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
                     if prompt_tokens is None:
                         answer, piece = await begin()
                     else:
-                        answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, brought=brought)
+                        answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, evacuated=evacuated)
             except TimeoutError:
                 return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
             except _EvacuatedError:
-                reason, brought = "it went down, or hangs", True
+                exchange.unanswered(Back.FAILED)
+                reason, evacuated = "it went down, or hangs", True
                 continue
             except UpstreamError as error:
+                exchange.unanswered(Back.FAILED)
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
             if not _goes_on(answer):
-                begun()
+                on_answer()
             try:
                 return await _through(plane.settings, exchange, answer, piece, computed=prompt_tokens is not None)
             finally:
@@ -192,7 +168,7 @@ async def _pass(
 def _goes_on(answer: Answer) -> bool:
     """Whether the engine works on after the answer's beginning."""
     kind = next((value for name, value in answer.headers if name.lower() == b"content-type"), b"")
-    return kind.startswith(b"text/event-stream")
+    return kind[:17].lower() == b"text/event-stream"
 
 
 async def _watched(
@@ -201,7 +177,7 @@ async def _watched(
     begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
     prompt_tokens: int,
     *,
-    brought: bool,
+    evacuated: bool,
 ) -> tuple[Answer, bytes]:
     """Wait for the first piece of an answer, and let the endpoint's monitor know.
 
@@ -209,7 +185,7 @@ async def _watched(
         _EvacuatedError: as it says.
         TimeoutError: it was silent for longer than its endpoint's load explains.
     """
-    flight = plane.flights.open(plane.new_request(), endpoint, prompt_tokens, streams=False, brought=brought)
+    flight = plane.flights.open(plane.new_request(), endpoint, prompt_tokens, streams=False, evacuated=evacuated)
     try:
         answer, piece = await begin()
     except asyncio.CancelledError:
@@ -218,7 +194,7 @@ async def _watched(
         raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
     else:
         if answer.status == _OK:
-            plane.flights.answers(flight, computed=True)
+            plane.flights.note_answer(flight, engine_done=True)
         return answer, piece
     finally:
         plane.flights.close(flight)

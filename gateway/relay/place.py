@@ -2,6 +2,7 @@
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Arrived, Back, Demand, RequestId, Verdict
+from gateway.admission.snapshot import Turn
 from gateway.pools.admission import Admission
 
 
@@ -25,12 +26,16 @@ class Place:
         self._held = True
         return dispatch
 
-    async def again(self, why: Back) -> Dispatch:
+    async def again(self, cause: Back) -> Dispatch:
         """Give the place back, the request unanswered, and wait for another one."""
         self._held = False
-        dispatch = await self._admission.readmit(self.request, why)
+        dispatch = await self._admission.readmit(self.request, cause)
         self._held = True
         return dispatch
+
+    async def turn(self) -> Turn | None:
+        """The turn of the request, while it waits; see `Decider.turn`."""
+        return await self._admission.turn(self.request)
 
     def withdraw(self) -> None:
         """Give back a place at `NOWHERE` that no engine was asked for: its tenant is charged nothing."""
@@ -38,9 +43,9 @@ class Place:
             self._held = False
             self._admission.withdraw(self.request)
 
-    def begun(self, generated: int) -> None:
+    def first_tokens(self, generated: int) -> None:
         """Note the first tokens."""
-        self._admission.begun(self.request, min(generated, self._most))
+        self._admission.first_tokens(self.request, min(generated, self._most))
 
     def progress(self, generated: int) -> None:
         """Note the tokens generated so far. Called for every event: the core hears of them in batches."""

@@ -1,14 +1,16 @@
 """The parts of the data plane that all requests share."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gateway.admission.events import RequestId
+from gateway.config.fallback import FallbackSettings
 from gateway.config.settings import Settings
 from gateway.ops.metrics import Metrics
-from gateway.pools.directory import Directory
+from gateway.pools.awaited import Awaited
+from gateway.pools.directory import Directory, Endpoint
 from gateway.relay.asgi import Room
-from gateway.relay.clients import Clients
+from gateway.relay.client_identity import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
 from gateway.relay.upstream import Upstream
@@ -20,8 +22,10 @@ class Plane:
     """Everything a request may need on its way.
 
     Attributes:
-        settings: those in force. Like `clients`, they are replaced when the operator changes them: read them here at
-            each use.
+        settings: those in force. Like `clients` and `elsewhere`, they are replaced when the operator changes them: read
+            them here at each use.
+        awaited: says for which models requests wait for an engine to start.
+        elsewhere: the servers elsewhere that are fallbacks.
         clock: monotonic seconds.
         counting: does the slow work on bodies, off the event loop.
         bodies: memory that request bodies may hold until their answers begin.
@@ -37,10 +41,12 @@ class Plane:
     metrics: Metrics
     clock: Callable[[], float]
     lobby: Lobby
+    awaited: Awaited
     counting: CountingPool
     bodies: Room
     key: bytes
     ids: Iterator[int]
+    elsewhere: Mapping[FallbackSettings, Endpoint] = field(default_factory=dict)
 
     def new_request(self) -> RequestId:
         """An id that no request had before."""

@@ -65,12 +65,12 @@ class Response:
         self.begins: Callable[[], None] = _nothing
 
     @property
-    def opened(self) -> bool:
+    def head_sent(self) -> bool:
         """Whether the head of a stream has left, but no answer has begun."""
         return self.state is State.OPENED
 
     @property
-    def begun(self) -> bool:
+    def answer_begun(self) -> bool:
         """Whether an answer has begun."""
         return self.state in (State.BEGUN, State.ENDED)
 
@@ -82,9 +82,9 @@ class Response:
 
     async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, whole: bool = False) -> None:
         """Begin the answer. Its head is left out if one has left. `whole`: `end` follows at once, with the body."""
-        opened, self.state = self.opened, self._after(Step.BEGIN)
+        head_sent, self.state = self.head_sent, self._after(Step.BEGIN)
         self.begins()
-        if not opened:
+        if not head_sent:
             await self._head(status, headers, whole=whole)
 
     async def write(self, piece: bytes) -> None:

@@ -64,16 +64,16 @@ NOT_SERVED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("/invocations", "/generative_scoring", "/v1/systemone", "/cohere/*"),
-        "They generate, from bodies that are not counted here. What they do, the four APIs do.",
+        "They generate from bodies that kvgate does not count. Use one of the four APIs.",
     ),
     (
         ("/inference/*", "*/render", "*/derender"),
-        "Their prompts are token ids of another machine's making, and their answers need it too.",
+        "Their prompts are token ids that another machine made, and their answers must go back through it.",
     ),
     (("/v1/realtime",), "A WebSocket: it generates for as long as somebody speaks."),
     (
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/*"),
-        "They change which models one engine has. Ask each engine itself.",
+        "They change which adapters one engine has. `/kvgate/adapters/load` and `/unload` do so for all of a model.",
     ),
     (
         (

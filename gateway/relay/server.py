@@ -17,10 +17,11 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.fields import UNIX
 from gateway.config.settings import ServerSettings
 from gateway.relay.accepting import Accepting
-from gateway.relay.http_protocol import LimitedProtocol, limited_protocol
+from gateway.relay.http_protocol import STALLED, LimitedProtocol, limited_protocol
 from gateway.relay.last_call import BACKLOG, HANDSHAKES, SentAway, closing_answer, let_none_begin
 from gateway.relay.loads import Loads
 from gateway.relay.unix_listening import UnixListening
+from gateway.relay.unix_protocol import UnixProtocol
 from gateway.runtime.descriptors import most_connections
 
 KEEP_ALIVE = 75
@@ -38,9 +39,6 @@ _IDLE = 1.0
 """Seconds without a whole head after which a connection gives way to a new one, and between two looks for these."""
 _MOST_LOOKED_AT = 10_000
 """Connections that one look takes in: some milliseconds."""
-STALLED = 60.0
-"""Seconds a client may leave its data unread before the kernel ends its connection, in any phase, also after we closed
-our side. Like nginx's `send_timeout`."""
 
 
 class PortTakenError(Exception):
@@ -198,7 +196,8 @@ class Listener:
         self._socket = listening
         self._tls = tls
         self._shared = shared
-        limited = limited_protocol(settings.max_header_bytes, settings.body_timeout)
+        protocol = UnixProtocol if listening.family == socket.AF_UNIX else LimitedProtocol
+        limited = limited_protocol(protocol, settings.max_header_bytes, settings.body_timeout)
         self._given_most = most
         self._most = _most(settings, most)
         self._protocol = _bounded(limited, lambda: self._most, on_refused)

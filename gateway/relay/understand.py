@@ -1,6 +1,7 @@
 """The translation of a generation request into the core's terms, for the relay and for `/kvgate/explain`."""
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -9,13 +10,13 @@ from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import LAST_BAND
 from gateway.pools.directory import Pool
-from gateway.relay.asgi import Scope
-from gateway.relay.clients import Client
-from gateway.relay.exchange import RefusedError
+from gateway.relay.asgi import Payload, Scope
+from gateway.relay.client_identity import Client
+from gateway.relay.context_length import TooLongError, demand, untokenized
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import TTFT_HEADERS
-from gateway.relay.length import TooLongError, demand, untokenized
 from gateway.relay.reading import read
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError, Source
+from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
 from gateway.tokens.pool import CountingPool
 from gateway.wire.request import INLINE_BYTES, MAX_SEQUENCES, Api, GenerationRequest, InvalidRequestError, parse
 from gateway.wire.shown import shown
@@ -26,6 +27,23 @@ NO_ENDPOINT = "No endpoint is ready to serve this model."
 
 class UncountedError(RefusedError):
     """The engine must count the prompt, and no engine is up to do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read, before a model is found for it.
+
+    Attributes:
+        payload: has its body, which `request` has not.
+        ttft_target: seconds; None if the client asks for none.
+    """
+
+    scope: Scope
+    exchange: Exchange
+    client: Client
+    payload: Payload
+    request: GenerationRequest
+    ttft_target: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +72,27 @@ class Work:
         """Its priority band: as its client asks, but no more urgent than its key allows, and at most the last."""
         return min(max(self.client.band, self.request.priority), LAST_BAND)
 
-    def arrival(self, identifier: RequestId) -> Arrived:
-        """The event that tells the core of it."""
+    @property
+    def flow(self) -> str:
+        """Its flow in the queue: the adapter that it asks for where adapters are flows, else its client's."""
+        adapter = None if self.client.keyed else self.pool.flow_of(self.request.model)
+        return self.client.flow if adapter is None else adapter
+
+    def arrival(self, identifier: RequestId, failures: int = 0) -> Arrived:
+        """The event that tells the core of it. `failures`: endpoints of another model that failed on it."""
         request = self.request
         return Arrived(
             identifier,
             self.demand,
             band=self.band,
-            flow=self.client.flow,
+            flow=self.flow,
             body_bytes=self.body_bytes,
             streamed=request.stream and request.stream_interval == 1,
             tools=request.tools,
             ttft_target=self.ttft_target,
             prefix=self.count.prefix,
             key=self.key,
+            failures=failures,
         )
 
 
@@ -106,7 +131,7 @@ def ttft_target(scope: Scope) -> float | None:
     return None
 
 
-def foreground(request: GenerationRequest) -> None:
+def refuse_background(request: GenerationRequest) -> None:
     """Refuse a background request: the engine would answer at once and generate later, unseen by the ledger.
 
     Raises:
@@ -119,13 +144,15 @@ def foreground(request: GenerationRequest) -> None:
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
 
 
-def limited_by_its_api(pool: Pool, request: GenerationRequest) -> None:
+def refuse_overriding(fields: Container[str], request: GenerationRequest) -> None:
     """Refuse a request whose engine would read another limit, or another number of answers, than was accounted for.
+
+    `fields`: in which it reads them.
 
     Raises:
         RefusedError: it sets such a field.
     """
-    if name := next((name for name in request.overriding if name in pool.overriding), None):
+    if name := next((name for name in request.overriding if name in fields), None):
         message = (
             f"`{name}` cannot be used here: the engine would read it in place of `{request.max_tokens_field}` and `n`, "
             "by which the request is accounted for. Set those."
@@ -161,7 +188,7 @@ async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCo
     return count
 
 
-def present(pool: Pool) -> None:
+def require_endpoints(pool: Pool) -> None:
     """Refuse a request whose model is no longer served, so that its length is unknown.
 
     Raises:
@@ -177,7 +204,7 @@ def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
     An estimate may be far above the prompt, and would cut the answer short.
     """
     clamps = pool.takes(pool.max_model_len + 1)
-    unknown = count.source is Source.ESTIMATE and clamps
+    unknown = not count.source.exact and clamps
     return pool.max_model_len if unknown else pool.max_model_len - demand.longest_prompt
 
 
@@ -191,14 +218,17 @@ def bounded(
     """
     has_none = request.max_tokens is None or request.by_default
     default = pool.default_max_tokens(asked.longest_prompt) if has_none else None
+    unread = request.max_tokens if request.max_tokens_field in pool.ignored else None
     if default is None and client.max_tokens is None:
-        return asked, None
+        return asked, unread
     left = room(pool, asked, count)
     most = limit(client, request, left)
     if default is not None:
         most = min(default, left if most is None else most)
         return replace(asked, max_tokens=most), most
-    return asked if most is None else replace(asked, max_tokens=min(asked.max_tokens, most)), most
+    if most is None:
+        return asked, unread
+    return replace(asked, max_tokens=min(asked.max_tokens, most)), most
 
 
 def limit(client: Client, request: GenerationRequest, room: int) -> int | None:

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import struct
-from collections import deque
 from typing import cast
 
 import httptools
@@ -12,6 +11,10 @@ from gateway.relay.upstream import ChunkSink, ConnectionLostError, Drained, Sink
 
 _HIGH_WATER = 64 * 2**10
 """Unread bytes at which the connection stops reading: the most a slow client costs us here."""
+_PIECE = 256 * 2**10
+"""Most bytes of a request that are written in one turn of the event loop: with TLS they are encrypted in it."""
+_NOTHING = memoryview(b"")
+"""Instead of an empty rest of a body, which would keep all of it."""
 _MAX_UNFRAMED = 64 * 2**10
 """Most bytes an endpoint may send that are no body: heads, trailers, interim answers, and what frames small chunks."""
 _EARNED = 2
@@ -73,7 +76,11 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._arrived: list[bytes] = []
         """Pieces of a body in the read that is being parsed."""
-        self._pieces: deque[bytes] = deque()
+        self._unsent = _NOTHING
+        """What is left of a large request."""
+        self._full = False
+        """Whether the endpoint has yet to take what was written."""
+        self._pieces: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = False
         self._sink: Sink | None = None
@@ -104,7 +111,7 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether it can take another request: the last is sent and its answer read, and both sides stay connected."""
-        if self._transport is None or self._transport.get_write_buffer_size():
+        if self._transport is None or self._unsent or self._transport.get_write_buffer_size():
             return False  # it answered before it had read the request: what follows would wait behind the rest
         return self.open and self._complete and self._keep_alive and not self._pieces and not self._paused
 
@@ -127,12 +134,14 @@ class Connection(asyncio.Protocol):
         self._head = self._loop.create_future()
         self._transport.write(head + body if len(body) < _HIGH_WATER else head)
         if len(body) >= _HIGH_WATER:
-            self._transport.write(body)
+            self._unsent = memoryview(body)
+            self._write_on()
         try:
             await self._head
         except BaseException:
             self.abort()
             raise
+        self._head = None
 
     async def read(self) -> bytes:
         """Wait for the next part of the body and return it; empty at the end.
@@ -146,7 +155,7 @@ class Connection(asyncio.Protocol):
             if self._lost is not None:
                 raise ConnectionLostError(self._lost)
             await self._arrival()
-        data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._waiting_bytes = 0
         self._resume()
@@ -166,15 +175,15 @@ class Connection(asyncio.Protocol):
                     self._behind = False
                     await drained()
                 while self._pieces:
-                    piece = self._pieces.popleft()
-                    self._waiting_bytes -= len(piece)
-                    try:
-                        keeps_up = sink(piece)
-                    except Exception:
-                        self._keep_alive = False
-                        raise
-                    if not keeps_up:
-                        await drained()
+                    pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
+                    for piece in pieces:
+                        try:
+                            keeps_up = sink(piece)
+                        except Exception:
+                            self._keep_alive = False
+                            raise
+                        if not keeps_up:
+                            await drained()
                 if self._complete:
                     return
                 if self._lost is not None:
@@ -196,6 +205,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the class
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._write_on()
 
     def data_received(self, data: bytes) -> None:
         passing = self._passing
@@ -238,6 +254,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._unsent = _NOTHING
         if self._until_close and exc is None and not self._complete:
             self._complete = True
             self._wake()
@@ -291,6 +308,15 @@ class Connection(asyncio.Protocol):
 
     # Helpers.
 
+    def _write_on(self) -> None:
+        """Write the next piece of a large request; the one after it when this one has gone."""
+        if self._unsent and self._transport is not None:
+            piece, rest = self._unsent[:_PIECE], self._unsent[_PIECE:]
+            self._unsent = rest or _NOTHING
+            self._transport.write(piece)
+            if not self._full:
+                self._loop.call_soon(self._write_on)
+
     def _earn(self, arrived: int, body: int) -> None:
         """Account for bytes that arrived, and those of a body among them."""
         self._unframed = max(0, self._unframed + arrived - _EARNED * body)
@@ -326,10 +352,10 @@ class Connection(asyncio.Protocol):
         self._pause()
         self._wake()
 
-    async def _arrival(self) -> None:
-        """Wait for the next piece, the end or an error."""
+    def _arrival(self) -> asyncio.Future[None]:
+        """The next piece, the end or an error, to wait for."""
         self._waiter = self._loop.create_future()
-        await self._waiter
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

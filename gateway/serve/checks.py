@@ -9,6 +9,7 @@ from gateway.config.auth import AuthSettings
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, read_secret
 from gateway.config.tls import expect_usable, ssl_context
+from gateway.ops.otlp import environment
 from gateway.tier.key_file import tier_key
 
 
@@ -31,11 +32,12 @@ def _faults(settings: Settings) -> Iterator[str]:
         yield str(error)
     auth = settings.auth
     yield from _of_clients(auth)
-    secrets: Mapping[str, Callable[[], object]] = {
+    readable: Mapping[str, Callable[[], object]] = {
         "auth.admin_key_file": lambda: read_secret(auth.admin_key, auth.admin_key_file),
         "tier.key_file": lambda: tier_key(settings.tier),
+        "OpenTelemetry": lambda: environment.read(os.environ),
     }
-    for where, read in secrets.items():
+    for where, read in readable.items():
         try:
             read()
         except ConfigurationError as error:
@@ -50,6 +52,7 @@ def _faults(settings: Settings) -> Iterator[str]:
         named = [
             *((endpoint.address, endpoint) for endpoint in model.endpoints),
             *((d.name, d) for d in model.discover),
+            *((server.address, server) for one in model.fallbacks if (server := one.elsewhere) is not None),
         ]
         for name, endpoint in named:
             try:
@@ -79,20 +82,22 @@ def preflight(settings: Settings) -> None:
         ConfigurationError: a model or a template is gated, missing, misspelt, offline or broken. The message gives the
             way out.
     """
-    from engine.arguments import Arguments  # noqa: PLC0415 - only who launches an engine needs all this
+    from engine.kinds import kind_of  # noqa: PLC0415 - only who launches an engine needs all this
     from engine.plan.hub import CheckpointError  # noqa: PLC0415
-    from engine.preflight import check_model  # noqa: PLC0415
+    from gateway.serve.adapters import check_adapters  # noqa: PLC0415
 
     for model in settings.models:
         if model.engine is None:
             chat_template(model)
             continue
-        arguments = Arguments.parse(model.engine.args)
-        chat_template(model.model_copy(update={"chat_template": template_of(model, arguments)}))
+        kind, args = kind_of(model.engine.model), model.engine.args
+        given = kind.fronted(model.engine.model, args).chat_template
+        chat_template(model.model_copy(update={"chat_template": template_of(model, given)}))
         environ = {**os.environ, **{name: value.get_secret_value() for name, value in model.engine.env.items()}}
         try:
-            check_model(model.engine.model, arguments, environ)
+            base = kind.check(model.engine.model, args, environ)
         except CheckpointError as error:
             raise ConfigurationError(
                 f"model {model.name or model.engine.model}: {error.cause}\n{error.remedy}"
             ) from None
+        check_adapters(model, kind, args, base)

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 from pydantic import SecretStr
 
-from engine.arguments import Arguments
-from engine.command import DEBUG_ENVIRONMENT, EngineSpec
-from engine.filling import filled, gpus_needed, share_of
 from engine.gpu import Gpu
+from engine.kinds import kind_of
 from engine.memory_ladder import Bounds
 from engine.placement import PlacementError, Wish, devices, place, visible
 from engine.program import Engine
+from engine.spec import EngineSpec
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
@@ -53,8 +52,13 @@ def seats(
     Raises:
         ConfigurationError: the engines cannot be placed.
     """
-    wanted = [(engine, group) for engine in engines for group in engine.gpus or (None,) * engine.replicas]
-    wishes = [Wish(group, gpus_needed(Arguments.parse(engine.args)), engine.share_gpu) for engine, group in wanted]
+    wanted = [(engine, given) for engine in engines for given in engine.gpus or (None,) * engine.replicas]
+    turns = [engine.group or number for number, (engine, _) in enumerate(wanted)]
+    wishes: dict[str | int, Wish] = {}
+    """Engines of one group are placed as one: they take turns."""
+    for turn, (engine, given) in zip(turns, wanted, strict=True):
+        wish = Wish(given, kind_of(engine.model).gpus_needed(engine.args), engine.share_gpu)
+        wishes[turn] = wish if turn not in wishes else _together(wishes[turn], wish, engine.group)
     present = [card.index for card in cards]
     if present and len(wishes) > 1 and any("CUDA_VISIBLE_DEVICES" in engine.env for engine in engines):
         raise ConfigurationError(
@@ -62,7 +66,7 @@ def seats(
             "know of it: give `gpus`"
         )
     try:
-        placed = place(wishes, present, environ)
+        placed = dict(zip(wishes, place([*wishes.values()], present, environ), strict=True))
     except PlacementError as error:
         raise ConfigurationError(f"engines: {error}") from None
     ours = _shares(running, present, environ)
@@ -72,9 +76,10 @@ def seats(
         for held in [ours.get(str(card.index), 0.0)]
     ]
 
-    def seat(given: tuple[str, ...], wish: Wish, engine: EngineSettings) -> Seat:
+    def seat(turn: str | int, engine: EngineSettings) -> Seat:
+        given, wish = placed[turn], wishes[turn]
         used = given or visible(present, {**environ, **revealed(engine)["env"]})[: wish.size]
-        sharing = max((sum(device in other for other in placed) for device in given), default=1)
+        sharing = max((sum(device in other for other in placed.values()) for device in given), default=1)
         return Seat(
             given,
             tuple(card for card in unheld if str(card.index) in used),
@@ -82,26 +87,38 @@ def seats(
             sharing,
         )
 
-    return [seat(given, wish, engine) for given, wish, (engine, _) in zip(placed, wishes, wanted, strict=True)]
+    return [seat(turn, engine) for turn, (engine, _) in zip(turns, wanted, strict=True)]
+
+
+def _together(one: Wish, other: Wish, group: str | None) -> Wish:
+    """The GPUs that two engines need which take turns.
+
+    Raises:
+        ConfigurationError: they name different ones.
+    """
+    if one.gpus != other.gpus:
+        raise ConfigurationError(f"engines: those of the group {group!r} take turns on the same GPUs: name them alike")
+    return replace(one, size=max(one.size, other.size), shares=one.shares and other.shares)
 
 
 def _shares(running: Sequence[Engine], present: Sequence[int], environ: Mapping[str, str]) -> Mapping[str, float]:
     """The share of each GPU's memory given to kvgate's engines."""
     shares: dict[str, float] = defaultdict(float)
     for engine in running:
-        arguments = engine.spec.arguments
-        for device in devices(engine.spec, present, environ)[: gpus_needed(arguments)]:
-            shares[device] += share_of(arguments)
+        kind, args = engine.spec.kind, engine.spec.args
+        for device in devices(engine.spec, present, environ)[: kind.gpus_needed(args)]:
+            shares[device] += kind.share_of(args)
     return shares
 
 
 def debugged(settings: Settings) -> Settings:
-    """The same, with each engine in vLLM's debug environment. Its own `env` overrides that."""
+    """The same, with each engine in the debug environment of its kind. Its own `env` overrides that."""
 
     def debug(model: ModelSettings) -> ModelSettings:
         if model.engine is None:
             return model
-        env = {**{name: SecretStr(value) for name, value in DEBUG_ENVIRONMENT.items()}, **model.engine.env}
+        debugging = kind_of(model.engine.model).debug
+        env = {**{name: SecretStr(value) for name, value in debugging.items()}, **model.engine.env}
         return model.model_copy(update={"engine": model.engine.model_copy(update={"env": env})})
 
     return settings.model_copy(update={"models": tuple(map(debug, settings.models))})
@@ -109,9 +126,8 @@ def debugged(settings: Settings) -> Settings:
 
 def fitted(spec: EngineSpec, settings: EngineSettings, seat: Seat) -> tuple[EngineSpec, tuple[str, ...], Bounds | None]:
     """Return the engine with filled-in arguments, what was filled and why, and what may be lowered to fit."""
-    given = Arguments.parse(settings.args)
-    more = filled(given, seat.cards, named=settings.gpus is not None, engines=seat.engines)
-    bounds = Bounds(given.flags, settings.min_model_len, on_gpus=seat.on_gpus)
+    more = spec.kind.filled(spec.model, settings.args, seat.cards, settings.gpus is not None, seat.engines)
+    bounds = Bounds(spec.kind.flags(settings.args), settings.min_model_len, on_gpus=seat.on_gpus)
     return (
         replace(spec, args=(*spec.args, *(arg for fill in more for arg in fill.args))),
         tuple(map(str, more)),

@@ -15,18 +15,22 @@ from engine.plan.remedies import FREE_MEMORY
 from engine.plan.shape import ModelShape, UnknownShapeError
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import Settings
+from gateway.serve.adapters import doubts
 from gateway.serve.hardware import hardware_here
 from gateway.serve.launch import served_name
 
 
 def foreseen(settings: Settings) -> Iterator[str]:
-    """A line for each engine that may not start as described; none for engines that cannot be planned.
+    """A line for each engine that may not start as described, and each adapter that names another base.
+
+    There is none for engines that cannot be planned.
 
     It changes nothing: an engine starts with the settings and the filled-in arguments.
     """
     for model in settings.models:
         if model.engine is not None and (line := _foreseen(model.engine)) is not None:
             yield f"{served_name(model)}: {line}"
+        yield from (f"{served_name(model)}: {line}" for line in doubts(model))
 
 
 def _foreseen(engine: EngineSettings) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.app.owner_process import OwnerProcess
 
 from engine.process import NEWS, READY
+from gateway.config.engine import Launched
 from gateway.config.live import ANSWER
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
@@ -40,16 +41,14 @@ _LOOK = 1.0
 """Seconds between two looks at the application's state."""
 
 
-def alone(settings: Settings, listening: Sequence[int] = (), launched: Sequence[str] = ()) -> "Application":
+def alone(settings: Settings, listening: Sequence[int] = (), launched: Launched = {}) -> "Application":  # noqa: B006
     """A gateway that decides for itself, on inherited sockets for clients and admin routes, else on its own."""
     from gateway.app.application import Application  # noqa: PLC0415
 
     return Application(settings, [inherited(descriptor) for descriptor in listening], launched)
 
 
-def owner_process(
-    settings: Settings, listening: int, fronts: int, launched: Sequence[str]
-) -> "OwnerProcess | Candidate":
+def owner_process(settings: Settings, listening: int, fronts: int, launched: Launched) -> "OwnerProcess | Candidate":
     """The owner of the decisions of so many fronts; in a tier, who may be that."""
     if settings.tier.redis is not None:
         from gateway.app.candidate import Candidate  # noqa: PLC0415
@@ -60,13 +59,13 @@ def owner_process(
     return OwnerProcess(settings, inherited(listening), fronts, launched)
 
 
-def front(settings: Settings, listening: Sequence[int], owner: Path) -> "Application":
+def front(settings: Settings, listening: Sequence[int], owner: Path, launched: Launched) -> "Application":
     """A front: it carries requests, and the owner behind this socket decides."""
-    from gateway.app.apart import Place  # noqa: PLC0415
+    from gateway.app.apart import FrontSpec  # noqa: PLC0415
     from gateway.app.application import Application  # noqa: PLC0415
 
-    place = Place(secrets.randbits(_FRONT_BITS), owner, bytes.fromhex(os.environ.pop(KEY)))
-    return Application(settings, [inherited(descriptor) for descriptor in listening], place=place)
+    spec = FrontSpec(secrets.randbits(_FRONT_BITS), owner, bytes.fromhex(os.environ.pop(KEY)))
+    return Application(settings, [inherited(descriptor) for descriptor in listening], launched, spec)
 
 
 async def run(
@@ -136,6 +135,7 @@ async def _converse(application: Served, descriptor: str | None) -> None:
     try:
         async with asyncio.TaskGroup() as talks:
             talks.create_task(_tell_states(application, supervisor))
+            talks.create_task(_ask_for_engines(application, supervisor))
             talks.create_task(_hear_settings(application, told, supervisor))
     finally:
         supervisor.close()
@@ -151,12 +151,21 @@ async def _tell_states(application: Served, supervisor: asyncio.StreamWriter) ->
         await asyncio.sleep(_LOOK)
 
 
-async def _hear_settings(application: Served, told: asyncio.StreamReader, supervisor: asyncio.StreamWriter) -> None:
-    """Apply other settings, each a line of JSON. Answer with `ANSWER` and what is wrong with them, if anything.
+async def _ask_for_engines(application: Served, supervisor: asyncio.StreamWriter) -> None:
+    while True:
+        line = await application.parent.next_line()
+        supervisor.write(f"{line}\n".encode())
 
-    A defect of the code gets no answer, and a supervisor without an answer replaces this gateway.
+
+async def _hear_settings(application: Served, told: asyncio.StreamReader, supervisor: asyncio.StreamWriter) -> None:
+    """Take news of engines, and apply other settings, each a line of JSON.
+
+    Settings are answered with `ANSWER` and what is wrong with them, if anything. A defect of the code gets no answer,
+    and a supervisor without an answer replaces this gateway.
     """
     while line := await told.readline():
+        if application.parent.heard(line):
+            continue
         try:
             await application.change(Settings.model_validate_json(line))
             wrong = ""

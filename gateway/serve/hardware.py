@@ -1,8 +1,10 @@
 """This machine's hardware for a plan: equal cards, measured now, or its CPU."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from engine.gpu import Gpu
+from engine.host_cores import are_wide
 from engine.host_memory import free_bytes, total_bytes
 from engine.nvml import gpus, holders
 from engine.placement import visible
@@ -22,34 +24,66 @@ def hardware_here(
         count: the number of cards, the freest ones; None for all that are about as free as the freest.
         indices: NVML indices to choose from.
     """
-    cards = _visible(environ, indices)
+    cards = cards_here(environ, indices)
     if not cards:
-        total = total_bytes()
-        return Hardware("the CPU", 1, total, min(total, free_bytes()), cpu=True, measured=True)
+        return host_here()
     if count is not None and count > len(cards):
         return None
-    freest = sorted(cards, key=lambda card: -card.free_bytes)
-    chosen = freest[:count] if count else [card for card in freest if card.free_bytes >= _ALIKE * freest[0].free_bytes]
-    least = min(chosen, key=lambda card: card.total_bytes)
+    return hardware_of(freest(cards, count))
+
+
+def host_here() -> Hardware:
+    """This machine's CPU."""
+    total = total_bytes()
+    return Hardware("the CPU", 1, total, min(total, free_bytes()), cpu=True, wide=are_wide(), measured=True)
+
+
+def freest(cards: Sequence[Gpu], count: int | None = None) -> list[Gpu]:
+    """The freest cards: so many of them, or all that are about as free as the freest."""
+    ordered = sorted(cards, key=lambda card: -card.free_bytes)
+    return ordered[:count] if count else [card for card in ordered if card.free_bytes >= _ALIKE * ordered[0].free_bytes]
+
+
+def hardware_of(cards: Sequence[Gpu], ours: Collection[int] = ()) -> Hardware:
+    """Cards as the hardware of one engine, which has as much on each as there is on the least of them.
+
+    Args:
+        cards: one at least.
+        ours: processes whose memory counts as free.
+    """
+    least = min(cards, key=lambda card: card.total_bytes)
     known, total = of_driver(least.name, least.total_bytes)
     return Hardware(
         known.name if known else least.name,
-        len(chosen),
+        len(cards),
         total,
-        min(total, *(card.free_bytes for card in chosen)),
+        min(total, *(card.free_bytes for card in cards)),
         known.capability if known else None,
         known.nvlink if known else None,
-        processes=tuple(Process(held.pid, held.used_bytes) for card in chosen for held in holders(card.index)),
+        processes=tuple(
+            Process(held.pid, held.used_bytes) for card in cards for held in holders(card.index) if held.pid not in ours
+        ),
         measured=True,
     )
 
 
-def cards_here(environ: Mapping[str, str]) -> int:
-    """The number of cards kvgate may use on this machine."""
-    return len(_visible(environ, None))
-
-
-def _visible(environ: Mapping[str, str], indices: Collection[int] | None) -> list[Gpu]:
+def cards_here(
+    environ: Mapping[str, str], indices: Collection[int] | None = None, ours: Collection[int] = ()
+) -> list[Gpu]:
+    """The cards that kvgate may use on this machine, of these NVML indices. The memory of `ours` counts as free."""
     cards = gpus()
     seen = visible([card.index for card in cards], environ)
-    return [card for card in cards if str(card.index) in seen and (indices is None or card.index in indices)]
+    return [
+        replace(card, free_bytes=min(card.total_bytes, card.free_bytes + _held(card, ours)))
+        for card in cards
+        if str(card.index) in seen and (indices is None or card.index in indices)
+    ]
+
+
+def _held(card: Gpu, ours: Collection[int]) -> int:
+    return sum(held.used_bytes or 0 for held in holders(card.index) if held.pid in ours) if ours else 0
+
+
+def tells(cards: Sequence[Gpu], ours: Collection[int]) -> bool:
+    """Whether the driver says what `ours` hold on one of these cards. In a container it may not, or by other ids."""
+    return any(held.used_bytes is not None for card in cards for held in holders(card.index) if held.pid in ours)

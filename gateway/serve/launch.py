@@ -10,19 +10,23 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 
-from engine.arguments import Arguments
 from engine.assembly import assembled
-from engine.command import EngineSpec
 from engine.environment import engine_python
-from engine.lifecycle import Policy
+from engine.kinds import kind_of
+from engine.llama.program import llama_server
 from engine.nvml import gpus
+from engine.plan.gguf import is_gguf
 from engine.process import free_port
 from engine.program import Engine, Program, Role
-from gateway.app.chat_templates import FLAG, template_of
+from engine.program_lifecycle import Policy
+from engine.spec import EngineKind, EngineSpec, Sleep
+from engine.vllm import VLLM
+from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.engine import EngineSettings
+from gateway.config.engine import EngineSettings, as_word
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
+from gateway.serve.adapters import UPDATING, modules, switches
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.processes import KEY, USAGE_ERROR
@@ -36,9 +40,9 @@ _OWNER_BACKOFF = 0.05
 """Seconds before the first new start of an owner that ended by itself."""
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
-    | {"hung_timeout", "reload"}
+    | {"hung_timeout", "reload", "choice", "alternatives", "quality"}
 )
-"""Settings of an engine that do not reach its process. `gpus` counts by its result for each replica."""
+"""Settings of an engine that do not reach its process. `gpus` and `choice` count by their result for each replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def programs(
 
     Raises:
         ConfigurationError: an engine cannot be placed or described.
-        SetupError: the engine's environment could not be made.
+        SetupError: the engine's environment could not be made, or there is no llama-server.
     """
     launched = [model.engine for model in settings.models if model.engine is not None]
     left = [program for program in running if isinstance(program, Engine)]
@@ -75,52 +79,74 @@ def programs(
     taken = {program.name for program in running}
     engines: list[Engine] = []
     fronting: list[ModelSettings] = []
+    launches: list[str] = []
     for model in settings.models:
         if model.engine is None:
             fronting.append(model)
             continue
-        interpreter = model.engine.python or python or engine_python()
+        kind, executable = _program(model.engine, python)
         of_model: list[Engine] = []
         for number in range(model.engine.replicas):
             seat = next(placed)
-            described = _description(model, model.engine, interpreter, seat.gpus)
+            described = _description(model, model.engine, executable, seat.gpus)
             program = next((program for program in left if program.described == described), None)
             if program is not None:
                 left.remove(program)
             else:
                 name = _unused(_name(model, model.engine, number), taken)
-                spec = _spec(model, model.engine, interpreter, seat.gpus, name)
+                spec = _spec(model, model.engine, (kind, executable), seat.gpus, name)
                 spec, choices, bounds = fitted(spec, model.engine, seat)
                 policy = _policy(model.engine)
                 program = assembled(spec, policy, fit=bounds, choices=choices, described=described)
+                sleeps = _sleep(model.engine, kind) is not None
+                program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps)
             of_model.append(program)
+            launches.append(f"--launched={as_word(program.spec.address, model.engine)}")
         engines += of_model
-        fronting.append(_fronting(model, model.engine, of_model))
+        fronting.append(_fronting(model, of_model))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
-    launches = tuple(f"--launched={engine.spec.address}" for engine in engines)
-    return engines, list(_gateways(resolved, listening, launches, owner))
+    return engines, list(_gateways(resolved, listening, tuple(launches), owner))
 
 
-def _spec(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...], name: str) -> EngineSpec:
+def _program(engine: EngineSettings, python: Path | None) -> tuple[EngineKind, Path]:
+    """How this engine is launched, and its program."""
+    if is_gguf(engine.model):
+        return llama_server(engine.llama_server)
+    return VLLM, engine.python or python or engine_python()
+
+
+def _spec(
+    model: ModelSettings, engine: EngineSettings, program: tuple[EngineKind, Path], gpus: tuple[str, ...], name: str
+) -> EngineSpec:
+    kind, executable = program
+    sleep = _sleep(engine, kind)
+    env = (UPDATING if model.lora else {}) | (dict(sleep.env) if sleep is not None else {})
     try:
         return EngineSpec(
+            kind=kind,
             name=name,
             model=engine.model,
             served_name=served_name(model),
             port=free_port(),
-            python=python,
+            executable=executable,
             gpus=gpus,
-            args=_args(model, engine),
-            env={key: value.get_secret_value() for key, value in engine.env.items()},
+            args=(*_args(model, engine, kind), *modules(model)),
+            env=env | {key: value.get_secret_value() for key, value in engine.env.items()},
         )
     except ValueError as error:
         raise ConfigurationError(f"model {served_name(model)}: {error}") from None
 
 
-def _args(model: ModelSettings, engine: EngineSettings) -> tuple[str, ...]:
-    if model.chat_template is None or Arguments.parse(engine.args).has(FLAG):
-        return engine.args
-    return (*engine.args, FLAG, model.chat_template)
+def _args(model: ModelSettings, engine: EngineSettings, kind: EngineKind) -> tuple[str, ...]:
+    sleep = _sleep(engine, kind)
+    args = (*engine.args, *switches(model, engine.args), *(sleep.args if sleep is not None else ()))
+    if model.chat_template is None or kind.template_flag in kind.flags(engine.args):
+        return args
+    return (*args, kind.template_flag, model.chat_template)
+
+
+def _sleep(engine: EngineSettings, kind: EngineKind) -> Sleep | None:
+    return kind.sleep if engine.idle == "sleep" else None
 
 
 def _name(model: ModelSettings, engine: EngineSettings, number: int) -> str:
@@ -133,34 +159,32 @@ def _unused(name: str, taken: set[str]) -> str:
     return next(name for name in chain([name], (f"{name} #{n}" for n in count(2))) if name not in taken)
 
 
-def _description(model: ModelSettings, engine: EngineSettings, python: Path, gpus: tuple[str, ...]) -> str:
+def _description(model: ModelSettings, engine: EngineSettings, executable: Path, gpus: tuple[str, ...]) -> str:
     """A digest of everything whose change needs a restart of the engine. A digest, since it may include secrets."""
     described = {name: value for name, value in revealed(engine).items() if name not in _OF_SUPERVISION}
-    whole = json.dumps([served_name(model), model.chat_template, str(python), gpus, described], sort_keys=True)
+    # Which adapters it has changes while it runs; that it has any, or of which rank, does not.
+    described["lora"] = switches(model, engine.args)
+    whole = json.dumps([served_name(model), model.chat_template, str(executable), gpus, described], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def served_name(model: ModelSettings) -> str:
-    """The name clients use for a launched model: the configured one, else the folder's name or the hub id."""
+    """The name clients use for a launched model: the configured one, else the folder's or file's name or the hub id."""
     assert model.engine is not None  # noqa: S101  # only asked for models with an engine
-    folder = Path(model.engine.model)
-    return model.name or (folder.resolve().name if folder.is_dir() else model.engine.model)
+    return model.name or kind_of(model.engine.model).served_name(model.engine.model)
 
 
-def _fronting(model: ModelSettings, engine: EngineSettings, engines: list[Engine]) -> ModelSettings:
+def _fronting(model: ModelSettings, engines: Sequence[Engine]) -> ModelSettings:
     """The model as the gateway sees it: every engine is an endpoint."""
-    arguments = Arguments.parse(engine.args)
-    limit = arguments.integer("--max-num-seqs")
-    if limit is not None and limit < 1:  # vLLM refuses it
-        limit = None
-    launched = [
-        EndpointSettings.model_validate({"url": program.spec.url, "max_num_seqs": limit}) for program in engines
-    ]
+    spec = engines[0].spec
+    known = spec.kind.fronted(spec.model, spec.args)
+    limits = {"max_num_seqs": known.max_num_seqs, "kv_tokens": known.kv_tokens}
+    launched = [EndpointSettings.model_validate({"url": program.spec.url, **limits}) for program in engines]
     return model.model_copy(
         update={
             "name": served_name(model),
-            "chat_template": template_of(model, arguments),
-            "tokenizer": model.tokenizer or arguments.text("--tokenizer") or engine.model,
+            "chat_template": template_of(model, known.chat_template),
+            "tokenizer": model.tokenizer or known.tokenizer,
             "endpoints": (*model.endpoints, *launched),
             "engine": None,
         }
@@ -187,7 +211,7 @@ def _gateways(
     yield replace(deciding, role=Role.OWNER, policy=policy)
     of_front = _part(settings, fronts)
     for number in range(1, fronts + 1):
-        front = _gateway(f"front {number}", of_front, (*listens, f"--owner-at={owner.path}"), fds)
+        front = _gateway(f"front {number}", of_front, (*listens, f"--owner-at={owner.path}", *launches), fds)
         yield replace(front, env={**front.env, KEY: owner.key.hex()})
 
 

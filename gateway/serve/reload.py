@@ -20,11 +20,9 @@ from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
 from engine.host_memory import free_bytes
 from engine.nvml import gpus
-from engine.plan.checkpoint import read_checkpoint
-from engine.plan.hub import CheckpointError
 from engine.program import Engine, Program, Role
-from engine.room import shortage
 from engine.supervisor import Supervisor
+from gateway.app.parent import END, RUN, EngineNews, as_line
 from gateway.config.live import ANSWER, FIXED
 from gateway.config.live import Change as SettingsChange
 from gateway.config.settings import Settings
@@ -35,6 +33,7 @@ from gateway.relay.server import bind_all, close_all, port_of
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
+from gateway.serve.engine_attendant import Attendant
 from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import Gateway, programs, served_name, telling
 from gateway.serve.owner_socket import OwnerSocket, expect_free
@@ -108,7 +107,12 @@ class Deployment:
             for listening in self._sockets:
                 listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
-        self._supervisor = Supervisor([*self.engines, *self._gateways], self._on_event, self._on_news, self._on_ended)
+        always = [engine for engine in self.engines if not engine.on_demand]
+        self._supervisor = Supervisor([*always, *self._gateways], self._on_event, self._on_news, self._on_ended)
+        self._attendant = Attendant(self._supervisor, self._on_engine)
+        for engine in self.engines:
+            if engine.on_demand:
+                self._attendant.add(engine)
         self._last_call: asyncio.Task[None] | None = None
         self._took: dict[str, float] = {}
         """Seconds of an engine's last start, by its program's name."""
@@ -145,6 +149,7 @@ class Deployment:
             loop.remove_signal_handler(signal.SIGHUP)
             if self._last_call is not None:
                 await self._last_call
+            self._attendant.close()
             self._close()
 
     async def reload(self, request: Reload, say: Say) -> int:
@@ -242,7 +247,7 @@ class Deployment:
         same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
         if not same_engines or change.later or before[0].described != gateways[0].described:
             return False
-        if any(self._supervisor.gave_up(engine.name) for engine in engines):
+        if any(self._gave_up(engine) for engine in engines):
             return False
         try:
             await self._become([replace(new, name=old.name) for old, new in zip(before, gateways, strict=True)])
@@ -290,7 +295,7 @@ class Deployment:
         if await self._go_by(engines, gateways):
             return
         for engine in [kept for kept in engines if kept in self.engines]:
-            if self._supervisor.gave_up(engine.name):
+            if self._gave_up(engine):
                 await self._stop(engine)
         change = Change.between(self.engines, engines)
         for engine in change.added:
@@ -305,9 +310,10 @@ class Deployment:
             await self._stop(engine)
 
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
-        why = await self._no_surge(new, settings)
+        why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
-            self._say(f"{old.name}: surge: a new engine starts beside it and takes over when it is ready")
+            how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"
+            self._say(f"{old.name}: surge: a new engine {how}")
             await self._start(new)
             await self._hand_over(gateways)
             await self._stop(old)
@@ -340,6 +346,9 @@ class Deployment:
 
     async def _start(self, engine: Engine) -> None:
         self.engines.append(engine)
+        if engine.on_demand:
+            self._attendant.add(engine)
+            return
         failure = await self._supervisor.add(engine)
         if failure is not None:
             self.engines.remove(engine)
@@ -347,7 +356,14 @@ class Deployment:
 
     async def _stop(self, engine: Engine) -> None:
         self.engines.remove(engine)
-        await self._supervisor.remove(engine.name)
+        if engine.on_demand:
+            await self._attendant.remove(engine)
+        else:
+            await self._supervisor.remove(engine.name)
+
+    def _gave_up(self, engine: Engine) -> bool:
+        """Whether an engine will not be started again. One on demand always may."""
+        return not engine.on_demand and self._supervisor.gave_up(engine.name)
 
     async def _hand_over(self, gateways: list[Gateway]) -> None:
         """Start gateways on the same sockets. When they are ready, the old ones end with their last connections.
@@ -365,6 +381,7 @@ class Deployment:
                     await self._supervisor.remove(started.name)
                 raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
         self._gateways = coming
+        self._attendant.say_all()
         failure = None
         async with asyncio.TaskGroup() as leaving:
             for old, new in zip(before, coming, strict=True):
@@ -429,7 +446,15 @@ class Deployment:
         if kind == ANSWER:
             self._answered(gateway.name, rest.strip())
             return
+        if kind in {RUN, END}:
+            if any(gateway.name == current.name for current in self._gateways):  # one that leaves decides no more
+                self._attendant.obey(kind, rest)
+            return
         self._hangs.on_news(gateway, news, _now())
+
+    def _on_engine(self, news: EngineNews) -> None:
+        """Tell the process that decides, the first of the gateways. One that starts is told all when it is up."""
+        self._supervisor.tell(self._gateways[0].name, as_line(news))
 
     async def _look_for_hangs(self) -> None:
         while True:
@@ -443,6 +468,9 @@ class Deployment:
             self._answered(event.program, None)  # the next one starts with the settings it was given
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
+            if event.program == self._gateways[0].name:
+                self._attendant.say_all()
+        self._attendant.on_event(event)
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
@@ -486,14 +514,7 @@ def _meanwhile(gateways: Sequence[Gateway], pending: Sequence[tuple[Engine, Engi
 
 def _shortage(engine: Engine) -> str | None:
     """Why an engine has no room beside the running ones; None if it has."""
-    spec = engine.spec
-    try:
-        environ = {**os.environ, **spec.env}
-        found = read_checkpoint(spec.model, environ, revision=spec.arguments.text("--revision"))
-        weights = found.weight_bytes or None
-    except CheckpointError:
-        weights = None
-    return shortage(spec, os.environ, gpus=gpus(), host_free=free_bytes(), weights=weights)
+    return engine.spec.kind.shortage(engine.spec, os.environ, gpus(), free_bytes())
 
 
 def _now() -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from gateway.app.parent import Parent
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
@@ -10,6 +11,11 @@ from gateway.endpoints.listener import EndpointStatus
 
 class Served(Protocol):
     """What runs in this process: a gateway alone, a front, or the owner of the decisions."""
+
+    @property
+    def parent(self) -> Parent:
+        """The talk with the parent that launches engines."""
+        ...
 
     @property
     def settings(self) -> Settings:

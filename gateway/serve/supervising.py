@@ -9,14 +9,18 @@ from gateway.ops.logs import configure, for_people
 from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import Stop
 from gateway.serve.checks import preflight
+from gateway.serve.choice import Choices
 from gateway.serve.discovery import Discovery
 from gateway.serve.foresight import foreseen
 from gateway.serve.reload import Deployment
 from gateway.serve.running import fail, way_out
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
 
+_LOOK = 30.0
+"""Seconds between two looks at the cards."""
 
-def supervise(settings: Settings, sources: Sources, discovery: Discovery, *, verbose: bool) -> int:
+
+def supervise(settings: Settings, sources: Sources, discovery: Discovery, choices: Choices, *, verbose: bool) -> int:
     """Launch and watch what the settings ask for, until told to end. Returns the exit code, or exits with one."""
     configure(settings.log)
     people = for_people(settings.log)
@@ -30,15 +34,27 @@ def supervise(settings: Settings, sources: Sources, discovery: Discovery, *, ver
         fail(way_out(error), settings.log)
     except (ConfigurationError, SetupError) as error:
         fail(str(error), settings.log)
-    code = asyncio.run(_run(deployment, settings, log))
+    code = asyncio.run(_run(deployment, settings, choices, log))
     log.last_words()
     return code
 
 
-async def _run(deployment: Deployment, settings: Settings, log: SupervisionLog) -> int:
+async def _run(deployment: Deployment, settings: Settings, choices: Choices, log: SupervisionLog) -> int:
     stop = Stop(asyncio.Event(), lambda: log.say(_stopping(settings)))
     stop.listen(asyncio.get_running_loop())
-    return await deployment.run(stop.event) or stop.code
+    watching = asyncio.create_task(_watch(choices, log))
+    try:
+        return await deployment.run(stop.event) or stop.code
+    finally:
+        watching.cancel()
+
+
+async def _watch(choices: Choices, log: SupervisionLog) -> None:
+    """Tell what others do to the memory that engines were chosen by."""
+    while True:
+        await asyncio.sleep(_LOOK)
+        for line in await asyncio.to_thread(list, choices.news()):
+            log.say(line)
 
 
 def _stopping(settings: Settings) -> str:

@@ -8,10 +8,11 @@ from typing import Protocol
 import msgspec
 
 from gateway.ops.merged import Figures
-from gateway.ops.state import Deciding, TierState, UnknownEndpointError
+from gateway.ops.pictures.digest import Digest
+from gateway.ops.state import Deciding, TierState, UnknownEndpointError, UnknownModelError
 from gateway.pools.cores import Cores
 from gateway.tier.epoch import Epoch
-from gateway.tier.frames import Answer, Explain, Question, Scrape, ShowState
+from gateway.tier.frames import Answer, AskTurn, Explain, Look, Question, Scrape, ShowState
 from gateway.tier.opening import Opening
 from gateway.tier.reports import Reports
 from gateway.tier.seat import Seat
@@ -20,8 +21,20 @@ from gateway.tier.seat import Seat
 class Telling(Deciding, Protocol):
     """The owner of the decisions, as its fronts ask it."""
 
+    def awaited(self, front: int, ages: Mapping[str, float]) -> None:
+        """Take for engines of which models requests wait in a front, and how long the oldest has, in seconds."""
+        ...
+
+    def left(self, front: int) -> None:
+        """A front has gone, and nobody waits there."""
+        ...
+
     async def figures(self, fronts: int) -> Figures:
         """What it counted and measured; `fronts` are connected."""
+        ...
+
+    def take(self, digest: Digest) -> None:
+        """Take what ended at a front."""
         ...
 
 
@@ -54,15 +67,28 @@ class Answers:
         match question:
             case Explain():
                 await self._explain(seat, question)
+            case AskTurn():
+                await self._tell_turn(seat, question)
             case ShowState():
                 await self._show(seat, question)
             case Scrape():
                 await self._expose(seat, question)
+            case Look(number, after):
+                seat.line.send(Answer(number, msgspec.json.encode(await self._state.picture(after))))
+
+    def saw(self, digest: Digest) -> None:
+        """A front tells what ended there."""
+        self._state.take(digest)
 
     async def _explain(self, seat: Seat, question: Explain) -> None:
         driver = self._cores.drivers.get(question.model)
         body = None if driver is None else msgspec.json.encode(await driver.explained(question.arrival))
         seat.line.send(Answer(question.number, body))
+
+    async def _tell_turn(self, seat: Seat, question: AskTurn) -> None:
+        driver = seat.drivers.get(question.request)
+        turn = None if driver is None else await driver.turn(question.request)
+        seat.line.send(Answer(question.number, None if turn is None else msgspec.json.encode(turn)))
 
     async def _show(self, seat: Seat, question: ShowState) -> None:
         try:
@@ -70,7 +96,9 @@ class Answers:
                 await self._state.drain(question.drain)
             if question.undrain is not None:
                 await self._state.undrain(question.undrain)
-        except UnknownEndpointError:
+            if question.give is not None:
+                await self._state.give(*question.give)
+        except (UnknownEndpointError, UnknownModelError):
             seat.line.send(Answer(question.number, None))
             return
         members = tuple(str(front) for front in sorted(self._seats))
@@ -86,4 +114,4 @@ class Answers:
         fronts = {front: seated.line for front, seated in self._seats.items() if seated.machine == machine}
         await reports.ask(fronts)
         own = await self._state.figures(len(fronts)) if machine is None else ()
-        seat.line.send(Answer(question.number, await reports.exposition(own)))
+        seat.line.send(Answer(question.number, await reports.exposition(own, openmetrics=question.openmetrics)))

@@ -101,8 +101,3 @@ class Patience:
             self.given_up = True
             return True
         return False
-
-    @property
-    def lapses_at(self) -> float:
-        """When it will be given up if nothing is heard of it."""
-        return self._heard_at + GIVEN_UP_AFTER

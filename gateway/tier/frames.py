@@ -16,6 +16,7 @@ import msgspec
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict, Warmth
 from gateway.endpoints.identity import Identity
+from gateway.ops.pictures.digest import Digest
 
 VERSION = 1
 """Of these messages: one more in each release that changes them."""
@@ -55,14 +56,15 @@ class Kept(_Message, tag=15):
 
 
 class Watched(_Message, tag=1):
-    """A request was sent to an endpoint; see `Watch.dispatched`."""
+    """A request was sent to an endpoint; see `Watch.dispatched`. `passing`: it is only passed on."""
 
     endpoint: EndpointId
     request: RequestId
     prompt_tokens: int
     streams: bool
-    brought: bool
+    evacuated: bool
     started: bool
+    passing: bool = False
 
 
 class Hello(_Message, tag=2):
@@ -169,12 +171,25 @@ class ShowState(_Message, tag=12):
     number: int
     drain: str | None = None
     undrain: str | None = None
+    give: tuple[str, str, str | None] | None = None
+    """A model, a LoRA adapter for it, and its path; without a path it is taken away."""
 
 
 class Scrape(_Message, tag=13):
-    """Asks for the metrics of all processes, as text; answered with an `Answer`."""
+    """Asks for the metrics of all processes, as text; answered with an `Answer`.
+
+    Whoever does not know `openmetrics` answers in the older format, and the text tells which it is.
+    """
 
     number: int
+    openmetrics: bool = False
+
+
+class AskTurn(_Message, tag=40):
+    """Asks for the turn of a waiting request; answered with a `Turn`, or None. May get lost."""
+
+    number: int
+    request: RequestId
 
 
 class Reported(_Message, tag=14):
@@ -184,10 +199,29 @@ class Reported(_Message, tag=14):
     figures: bytes
 
 
+class Look(_Message, tag=39):
+    """Asks for the picture for `/kvgate/events`, with the points after this time; answered with a `Picture`."""
+
+    number: int
+    after: float
+
+
+class Saw(_Message, tag=38):
+    """What ended at the front since it told this last."""
+
+    digest: Digest
+
+
 class Ping(_Message, tag=17):
     """Asks whether the owner lives. In a tier it is a heartbeat; see `fence.py`."""
 
     number: int = 0
+
+
+class Awaits(_Message, tag=42):
+    """For engines of which models requests wait at the front, and how long the oldest has; not only what is new."""
+
+    ages: Mapping[str, float]
 
 
 class Surpassed(_Message, tag=35):
@@ -223,7 +257,7 @@ class Wanted(_Message, tag=22):
     """The token counts at which a model's core wants to hear of requests again; see `Asker.want`."""
 
     model: str
-    news: Mapping[RequestId, float]
+    next_reports: Mapping[RequestId, float]
     everything: bool
 
 
@@ -246,6 +280,14 @@ class Down(_Message, tag=24):
     endpoint: EndpointId
     keeps: bool
     drained: bool
+
+
+class Starts(_Message, tag=43):
+    """An engine is expected to be up in so many seconds, or does not start; see `Follower.expected`."""
+
+    endpoint: EndpointId
+    ready_in: float | None
+    failed: bool
 
 
 class Gone(_Message, tag=25):
@@ -298,7 +340,7 @@ class Report(_Message, tag=29):
     number: int
 
 
-Question = Explain | ShowState | Scrape
+Question = Explain | ShowState | Scrape | Look | AskTurn
 FromFront = (
     Hello
     | Declares
@@ -313,8 +355,10 @@ FromFront = (
     | Failed
     | Question
     | Reported
+    | Saw
     | Ping
     | Surpassed
+    | Awaits
 )
 FromOwner = (
     More
@@ -332,6 +376,7 @@ FromOwner = (
     | Pong
     | Keep
     | Reigns
+    | Starts
 )
 
 

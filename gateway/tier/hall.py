@@ -36,6 +36,8 @@ from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
     OLDEST,
     VERSION,
+    AskTurn,
+    Awaits,
     Came,
     Declares,
     Down,
@@ -51,6 +53,7 @@ from gateway.tier.frames import (
     Keep,
     Kept,
     Left,
+    Look,
     More,
     Moved,
     Ping,
@@ -59,9 +62,11 @@ from gateway.tier.frames import (
     Refused,
     Reigns,
     Reported,
+    Saw,
     Scrape,
     Sent,
     ShowState,
+    Starts,
     Stepped,
     Surpassed,
     Unwatched,
@@ -132,6 +137,7 @@ class Hall:
         """By model: the latest that fronts kept from an earlier owner."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Seat, Any], None]] = {
+            Hello: lambda seat, _message: seat.line.cut(),
             Declares: self._declares,
             Came: self._came,
             Moved: self._moved,
@@ -141,17 +147,22 @@ class Hall:
             Explain: self._questioned,
             ShowState: self._questioned,
             Scrape: self._questioned,
+            Look: self._questioned,
+            Saw: lambda _seat, message: self._answers.saw(message.digest),
+            AskTurn: self._questioned,
             Reported: self._reported,
             Ping: self._pinged,
+            Awaits: self._awaits,
             Surpassed: lambda _seat, message: self._heard(message.epoch),
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
         }
         self._cores: Cores
         self._monitors: Mapping[EndpointId, EndpointMonitor]
+        self._state: Telling
 
     def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Telling) -> None:
         """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
-        self._cores, self._monitors = cores, monitors
+        self._cores, self._monitors, self._state = cores, monitors, state
         self._answers.begin(cores, state, self._opening)
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._opening.open)
         self._spawn(kept_up("what the next owner is to know", self._have_kept))
@@ -223,6 +234,10 @@ class Hall:
         """Tell every front that an endpoint takes no new requests."""
         self._broadcast(_down(endpoint, self._monitors[endpoint]))
 
+    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        """Tell every front when an engine is expected to be up."""
+        self._broadcast(Starts(endpoint, ready_in, failed))
+
     def gone(self, endpoint: EndpointId) -> None:
         """Tell every front that an endpoint is no longer configured."""
         self._broadcast(Gone(endpoint))
@@ -291,6 +306,10 @@ class Hall:
     def _pinged(self, seat: Seat, message: Ping) -> None:
         if seat.patience.heard(asyncio.get_running_loop().time()):
             seat.line.send(Pong(message.number))
+
+    def _awaits(self, seat: Seat, message: Awaits) -> None:
+        assert seat.front is not None  # noqa: S101  # it has said who it is
+        self._state.awaited(seat.front, message.ages)
 
     def _heard(self, epoch: tuple[int, str]) -> None:
         if self._reign is not None:
@@ -418,8 +437,14 @@ class Hall:
     def _warm_up(self) -> None:
         """Let the cores know again what those of an earlier owner knew."""
         for model, kept in self._kept.items():
-            if (driver := self._cores.drivers.get(model)) is not None:
-                driver.handle(replace(warmth_of(kept.warmth), age=kept.age))
+            if (driver := self._cores.drivers.get(model)) is None:
+                continue
+            try:
+                warmth = warmth_of(kept.warmth)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # it must not keep an owner from beginning
+                _log.error("what fronts kept cannot be read: begun without it", model=model, reason=str(error)[:200])
+            else:
+                driver.handle(replace(warmth, age=kept.age))
         self._kept.clear()
 
     async def _have_kept(self) -> None:
@@ -480,9 +505,10 @@ class Hall:
         if monitor is None:
             return
         match message:
-            case Watched(endpoint, request, prompt_tokens, streams, brought, started):
+            case Watched(endpoint, request, prompt_tokens, streams, evacuated, started, passing):
                 seat.watched[request] = endpoint
-                monitor.dispatched(request, prompt_tokens, streams=streams, brought=brought, started=started)
+                tokens = None if passing else prompt_tokens
+                monitor.dispatched(request, tokens, streams=streams, evacuated=evacuated, started=started)
             case Stepped(_, requests):
                 monitor.progressed(requests)
             case Unwatched(_, request, delivering):
@@ -497,7 +523,8 @@ class Hall:
         seat.lost = True
         if seat.machine is None:
             self._leave(seat)
-        else:  # its requests may run on: it has time to come back
+        else:  # what it has in flight may run on: it has time to come back
+            self._dismiss(seat)
             self._told()
             asyncio.get_running_loop().call_later(GIVEN_UP_AFTER, self._leave, seat)
 
@@ -505,21 +532,30 @@ class Hall:
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
             self._vacate(seat)
+            self._state.left(seat.front)
             self._answers.reports[seat.machine].left(seat.front)
             self._told()
 
+    def _dismiss(self, seat: Seat) -> int:
+        """Take out what waits at a lost front, as no dispatch would reach it; how much that was."""
+        requests = [request for request in seat.drivers if request not in seat.sent]
+        waiting = [(request, seat.drivers.pop(request)) for request in requests]
+        for request, driver in waiting:
+            self._opening.drop(request)
+            driver.handle(Cancelled(request))
+        return len(waiting)
+
     def _vacate(self, seat: Seat) -> None:
         """Abort what a lost front had in flight, and take out what waited."""
-        requests, seat.drivers = seat.drivers, {}
-        sent, seat.sent = seat.sent, set()
+        waiting = self._dismiss(seat)
+        requests, seat.drivers, seat.sent = seat.drivers, {}, set()
         for request, driver in requests.items():
-            self._opening.drop(request)
-            driver.handle(Finished(request, Verdict.ABORTED) if request in sent else Cancelled(request))
+            driver.handle(Finished(request, Verdict.ABORTED))
         watched, seat.watched = seat.watched, {}
         for request, endpoint in watched.items():
             if (monitor := self._monitors.get(endpoint)) is not None:
                 monitor.finished(request)
-        _log.info("front gone", front=seat.front, in_flight=len(sent), waiting=len(requests) - len(sent))
+        _log.info("front gone", front=seat.front, in_flight=len(requests), waiting=waiting)
 
 
 def _others(machines: set[str | None]) -> set[str]:
@@ -552,13 +588,14 @@ class _Fronts:
             self._hall.say(seat, Refused(command))
         return True
 
-    def want(self, news: Mapping[RequestId, float], *, everything: bool) -> None:
-        if news and not everything and front_of(min(news)) == front_of(max(news)):  # the answer to a batch
-            if (seat := self._hall.seat_of(next(iter(news)))) is not None:
-                seat.line.send(Wanted(self._model, news, everything))
+    def want(self, next_reports: Mapping[RequestId, float], *, everything: bool) -> None:
+        # The answer to a batch is about requests of one front.
+        if next_reports and not everything and front_of(min(next_reports)) == front_of(max(next_reports)):
+            if (seat := self._hall.seat_of(next(iter(next_reports)))) is not None:
+                seat.line.send(Wanted(self._model, next_reports, everything))
             return
         parts: dict[Seat, dict[RequestId, float]] = {seat: {} for seat in self._hall.seats} if everything else {}
-        for request, count in news.items():
+        for request, count in next_reports.items():
             if (seat := self._hall.seat_of(request)) is not None:
                 parts.setdefault(seat, {})[request] = count
         for seat, part in parts.items():

@@ -73,7 +73,7 @@ class Line(asyncio.Protocol, Generic[Received]):
         """Bytes of the other side have come."""
         try:
             batches: Sequence[list[Received]] = [self._decode(body) for body in self._frames.feed(data)]
-        except (FrameError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (FrameError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             _log.error("a message could not be read: the connection is given up", reason=str(error)[:200])
             self.cut()
             return

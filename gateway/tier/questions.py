@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gateway.admission.commands import Reject
-from gateway.admission.events import Arrived
+from gateway.admission.events import Arrived, RequestId
 from gateway.admission.explanation import Explanation
 from gateway.admission.outcomes import Outcome
-from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.admission.snapshot import Turn
+from gateway.ops.pictures.picture import Picture
+from gateway.ops.state import Decided, UnknownEndpointError, UnknownModelError
 from gateway.pools.admission import RejectedError
-from gateway.tier.frames import Answer, Explain, Question, Scrape, ShowState
+from gateway.tier.frames import Answer, AskTurn, Explain, Look, Question, Scrape, ShowState
 
 ANSWERED_WITHIN = 5.0
 """Seconds for the answer to a question about the state, or about figures."""
@@ -44,6 +46,11 @@ class Questions:
             raise RejectedError(Reject(arrival.request, Outcome.NO_ENDPOINT, 1.0))
         return msgspec.json.decode(body, type=Explanation)
 
+    async def turn(self, request: RequestId) -> Turn | None:
+        """The turn of a waiting request."""
+        body = await self._ask(AskTurn(self._next(), request))
+        return None if body is None else msgspec.json.decode(body, type=Turn)
+
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""
         return await self._state()
@@ -56,9 +63,18 @@ class Questions:
         """See `gateway.ops.state.Deciding`."""
         await self._state(undrain=endpoint_id)
 
-    async def exposition(self) -> bytes:
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        """See `gateway.ops.state.Deciding`."""
+        if await self._ask(ShowState(self._next(), give=(model, adapter, path))) is None:
+            raise UnknownModelError(model)
+
+    async def picture(self, after: float) -> Picture:
+        """See `gateway.ops.state.Deciding`."""
+        return msgspec.json.decode(await self._ask(Look(self._next(), after)) or b"", type=Picture)
+
+    async def exposition(self, *, openmetrics: bool) -> bytes:
         """The metrics of all processes, as text."""
-        return await self._ask(Scrape(self._next())) or b""
+        return await self._ask(Scrape(self._next(), openmetrics)) or b""
 
     def answered(self, message: Answer) -> None:
         """The owner has answered."""

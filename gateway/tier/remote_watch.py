@@ -31,14 +31,15 @@ class RemoteWatch:
     def dispatched(
         self,
         request: RequestId,
-        prompt_tokens: int,
+        prompt_tokens: int | None,
         *,
         streams: bool = True,
-        brought: bool = False,
+        evacuated: bool = False,
         started: bool = False,
     ) -> None:
         """See `Watch.dispatched`."""
-        watched = Watched(self._endpoint, request, prompt_tokens, streams, brought, started)
+        passing = prompt_tokens is None
+        watched = Watched(self._endpoint, request, prompt_tokens or 0, streams, evacuated, started, passing)
         self._watched[request] = watched
         self._send(watched)
 

@@ -64,10 +64,10 @@ class Reports:
         finally:
             del self._missing[number]
 
-    async def exposition(self, own: Figures) -> bytes:
+    async def exposition(self, own: Figures, *, openmetrics: bool = False) -> bytes:
         """The text of `/metrics`: the owner's own figures, and what the fronts said last."""
         fronts, gone = list(self._last.values()), list(self._gone.values())
-        return await asyncio.to_thread(_exposition, own, fronts, gone, self._earlier)
+        return await asyncio.to_thread(_exposition, own, fronts, gone, self._earlier, openmetrics=openmetrics)
 
 
 def _strike(front: int, missing: set[int], complete: asyncio.Event) -> None:
@@ -76,5 +76,7 @@ def _strike(front: int, missing: set[int], complete: asyncio.Event) -> None:
         complete.set()
 
 
-def _exposition(own: Figures, fronts: Sequence[bytes], gone: Sequence[bytes], earlier: Figures) -> bytes:
-    return exposed(merged(own, map(unpacked, fronts), [*map(unpacked, gone), earlier]))
+def _exposition(
+    own: Figures, fronts: Sequence[bytes], gone: Sequence[bytes], earlier: Figures, *, openmetrics: bool
+) -> bytes:
+    return exposed(merged(own, map(unpacked, fronts), [*map(unpacked, gone), earlier]), openmetrics=openmetrics)

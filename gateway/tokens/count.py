@@ -1,23 +1,29 @@
-"""The port of token counting: the count of a request's prompts, its source, and the ways counting fails."""
+"""The count of a request's prompts, its source, and the ways counting fails."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from gateway.admission.events import Prefix
 from gateway.tokens.features import Kind
-from gateway.wire.request import GenerationRequest
 
 
 class Source(StrEnum):
     """The source of a count."""
 
     LOCAL = "local"
-    """Our own renderer and tokenizer, proven equal to the engine's."""
+    """Our own renderer and tokenizer, proven equal to the engine's; where that has no counting route, checked against
+    its `usage` only."""
     ENGINE = "engine"
     """The engine itself (`/tokenize`, `/v1/messages/count_tokens`)."""
     ESTIMATE = "estimate"
     """An estimate by our own conversion, for a form that no counting route of the engine takes."""
+    BOUND = "bound"
+    """At most so many: the engine has no counting route, and no tokenizer is configured."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it counts, so that a request may be refused for it."""
+        return self in (Source.LOCAL, Source.ENGINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +59,3 @@ class CountUnavailableError(Exception):
 
 class CountingOverloadedError(Exception):
     """Too many bytes of prompts already wait to be counted; the client should retry later."""
-
-
-class TokenCounter(Protocol):
-    """Counts the prompts of one model."""
-
-    async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
-        """Count without ever blocking the event loop.
-
-        Args:
-            request: the request; its `body` is what the engine will get.
-            flow: of the request, for its fair share of the counting pool.
-            max_model_len: in tokens; a prompt with too many characters to fit it is refused untokenized.
-
-        Raises:
-            InvalidRequestError: the engine would refuse the request with 400 while building its prompt.
-            PromptTooLongError: refused before tokenizing.
-            CountingOverloadedError: too many bytes wait to be counted.
-            CountUnavailableError: neither kvgate nor an engine could count.
-        """
-
-    def settle(self, count: PromptCount, usage_prompt_tokens: int, *, handed_to: str | None = None) -> None:
-        """Compare a count with the engine's `usage.prompt_tokens`; count a drift and act on it.
-
-        `handed_to`: base URL of the endpoint that got the prompt's token ids, and only says how many it got.
-        """

@@ -21,15 +21,15 @@ from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.interruption import TooMuchHereError, limited
-from gateway.tokens.llama_server import llama_server_work
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import Counted, EngineWork, count_body, dear_values, engine_work, estimate_body
+from gateway.tokens.local_count import Counted, count_body, dear_values, estimate_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
 from gateway.tokens.render import TokenizerSource, is_quick
-from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
+from gateway.tokens.work import WORK
+from gateway.wire.engine_kinds import VLLM, KvOut
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
 from gateway.wire.token_ids import IdsField
 
@@ -74,7 +74,7 @@ class _Trust:
 
 
 class ModelCounter:
-    """A `TokenCounter` for one served model and all its endpoints.
+    """Counts the prompts of one served model, as its endpoints count them.
 
     Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Counts are local until
     an endpoint was compared.
@@ -144,22 +144,26 @@ class ModelCounter:
         elif self._engine.kind().counts:
             self._unavailable = f"{self._engine.kind().name} counts its prompts itself"
             return
+        elif not self._can_ask:
+            self._unavailable = _BOUNDED.format(self._engine.kind().name)
         if self._unavailable:
             self._on_switch(self._unavailable)
 
     async def verify(self, target: Target) -> ParityReport | None:
-        """Compare the probes with an endpoint that came up; None if there is no tokenizer to compare.
+        """Compare the probes with an endpoint that came up; None if it does not count, or there is no tokenizer.
+
+        What an engine other than vLLM refuses to count stays counted here, and is checked against its `usage` only.
 
         Raises:
             CountUnavailableError: the endpoint did not answer, or too much waits to be counted here. The earlier report
                 on it stays.
         """
-        if self._unavailable:
+        if self._unavailable or target.kind.name not in WORK:
             return None
 
         async def by_engine(probe: Probe) -> int | None:
             try:
-                work = _WORK[target.kind.name](probe.api, probe.body, MAX_MODEL_LEN)
+                work = WORK[target.kind.name](probe.api, probe.body, MAX_MODEL_LEN)
                 return sum(await self._engine.count_at(target, work, flow=_PROBING))
             except InvalidRequestError:
                 return None
@@ -173,6 +177,8 @@ class ModelCounter:
             return await self._probe_here(probe, excludes_unused=excludes)
 
         report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
+        if target.kind is not VLLM:
+            report = report.as_far_as_counted()
         known = self._reports.get(target.url)
         self._reports[target.url] = report
         self._trusts.clear()
@@ -205,8 +211,20 @@ class ModelCounter:
 
     @property
     def mode(self) -> Source:
-        """The source of an ordinary conversation's count: `LOCAL` or `ENGINE`."""
-        return Source.ENGINE if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
+        """The source of an ordinary conversation's count."""
+        return self._elsewhere if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
+
+    @property
+    def _can_ask(self) -> bool:
+        """Whether the engine to ask first has routes that count."""
+        return self._engine.kind().name in WORK
+
+    @property
+    def _elsewhere(self) -> Source:
+        """The source of what is not counted here."""
+        if self._can_ask:
+            return Source.ENGINE
+        return Source.BOUND if self._source is None or self._unavailable else Source.ESTIMATE
 
     @property
     def reason(self) -> str:
@@ -216,7 +234,7 @@ class ModelCounter:
     def not_here(self) -> list[NotHere]:
         """The requests not counted here, the source of their counts, and why."""
         if self._unavailable:
-            return [NotHere(api, Feature.PROMPT, Source.ENGINE, self._unavailable) for api in Api]
+            return [NotHere(api, Feature.PROMPT, self._elsewhere, self._unavailable) for api in Api]
         found = []
         for api in Api:
             for target, report in self._known():
@@ -226,14 +244,26 @@ class ModelCounter:
                 else:
                     differing = sorted(report.distrusted(api))
                     found += [
-                        NotHere(api, feature, Source.ENGINE, _difference(target, report)) for feature in differing
+                        NotHere(api, feature, self._elsewhere, _difference(target, report)) for feature in differing
                     ]
             doubted = sorted(self._drift.doubted(api))
-            found += [NotHere(api, feature, Source.ENGINE, _drifted(api, feature)) for feature in doubted]
+            found += [NotHere(api, feature, self._elsewhere, _drifted(api, feature)) for feature in doubted]
         return found
 
     async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
-        """Count a request's prompts; see `TokenCounter.count`."""
+        """Count a request's prompts, without ever blocking the event loop.
+
+        Args:
+            request: the request; its `body` is what the engine will get.
+            flow: of the request, for its fair share of the counting pool.
+            max_model_len: in tokens; a prompt with too many characters to fit it is refused untokenized.
+
+        Raises:
+            InvalidRequestError: the engine would refuse the request with 400 while building its prompt.
+            PromptTooLongError: refused before tokenizing.
+            CountingOverloadedError: too many bytes wait to be counted.
+            CountUnavailableError: neither kvgate nor an engine could count.
+        """
         trust = self._trust(request.api)
         taken = (
             request.api is Api.CHAT and not request.names_ids and any(self._hand_over.field(url) for url in trust.known)
@@ -266,7 +296,10 @@ class ModelCounter:
         return self._hand_over.field(url) is not None
 
     def settle(self, count: PromptCount, usage_prompt_tokens: int, *, handed_to: str | None = None) -> None:
-        """Compare a count with the engine's `usage.prompt_tokens`; see `TokenCounter.settle`."""
+        """Compare a count with the engine's `usage.prompt_tokens`; count a drift and act on it.
+
+        `handed_to`: base URL of the endpoint that got the prompt's token ids, and only says how many it got.
+        """
         if handed_to is not None:
             self._hand_over.settle(handed_to, count.tokens, usage_prompt_tokens)
             return
@@ -311,12 +344,14 @@ class ModelCounter:
         return await self._pool.run(flow, size, work)
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
+        if not self._can_ask:
+            return await self._estimate(flow, request, max_model_len)
         trust = self._trust(Api.CHAT)
         proven = Feature.PROMPT not in trust.distrusted
         try:
             api, body = request.api, request.body
             kind = self._engine.kind()
-            convert = functools.partial(_WORK[kind.name], api, body, max_model_len)
+            convert = functools.partial(WORK[kind.name], api, body, max_model_len)
             if kind is VLLM:
                 convert = functools.partial(convert, excludes_unused=trust.excludes_unused, proven=proven)
             work = await self._do(flow, api, body, request.counted_bytes, convert)
@@ -332,7 +367,10 @@ class ModelCounter:
         return PromptCount(counts, Source.ENGINE if work.exact else Source.ESTIMATE, work.kind)
 
     async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
-        """Estimate by our own conversion or, if that fails, by all the request's texts."""
+        """Estimate by our own conversion or, if that fails, by all the request's texts.
+
+        Of an engine that counts nothing, without a tokenizer: a bound.
+        """
         body = request.body
         source = None if self._unavailable else self._source
         try:
@@ -343,9 +381,11 @@ class ModelCounter:
             pass
         except WorkerDiedError:
             source = None
-        estimate = functools.partial(estimate_body, source, request.api, body)
+        kills = self._engine.kind().kv_out is KvOut.KILL_ALL  # there a count that is too low fails others
+        at_most = source is None and (kills or not self._can_ask)
+        estimate = functools.partial(estimate_body, source, request.api, body, at_most=at_most)
         counted = await self._do(flow, request.api, body, request.counted_bytes, estimate)
-        return PromptCount(counted.prompts, Source.ESTIMATE, counted.kind)
+        return PromptCount(counted.prompts, Source.BOUND if at_most else Source.ESTIMATE, counted.kind)
 
     async def _probe_here(self, probe: Probe, *, excludes_unused: bool) -> int | None:
         try:
@@ -403,8 +443,9 @@ class ModelCounter:
         return [(target, self._reports[target.url]) for target in self._engine.targets() if target.url in self._reports]
 
 
-_WORK: dict[str, Callable[..., EngineWork]] = {VLLM.name: engine_work, LLAMA_SERVER.name: llama_server_work}
-"""The questions that count a request, by the kind of engine."""
+_BOUNDED = (
+    "{} has no route that counts, and no tokenizer is configured: prompts are bounded from above; give its tokenizer"
+)
 _NO_TOKENIZER = "no tokenizer is configured, and the endpoint names none: give its folder or hub id with --tokenizer"
 
 

@@ -58,7 +58,7 @@ class DriftWatch:
 
     def settle(self, count: PromptCount, reported: int, now: float) -> Drift | None:
         """Compare one count with the engine's; estimates are not compared."""
-        if count.source is Source.ESTIMATE:
+        if not count.source.exact:
             return None
         counted = count.tokens
         doubted = self._note(count, counted != reported, now) if count.source is Source.LOCAL else ()

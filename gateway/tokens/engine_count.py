@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.local_count import EngineCall, EngineWork
+from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
 from gateway.tokens.render import cut
 from gateway.wire.engine_kinds import VLLM, EngineKind
 from gateway.wire.request import InvalidRequestError
@@ -27,7 +27,9 @@ _LONG = 64 * 2**10
 _REFUSALS = frozenset({400, 413, 415, 422, 501})
 """Answers by which an engine refuses what it was asked, and not to be asked. (What it does not implement is 501.)"""
 _LONGEST_LIST = 8 * 2**20
-"""Most bytes read of an answer that lists token ids: a million of them."""
+"""Most bytes read of an answer that lists token ids: a million of them, or a tenth of that with their texts."""
+_MOST_ENTRIES = 2**19
+"""Most braces in such a list: half of the tokens that fit may be one. More would hold the event loop for 0.2 s."""
 _FIRST = re.compile(rb'\s*\{\s*"(?:count|input_tokens)"\s*:\s*(\d{1,9})\s*[,}]')
 
 
@@ -75,6 +77,14 @@ class _Listed(msgspec.Struct):
     tokens: msgspec.Raw
 
 
+class _Entry(msgspec.Struct):
+    """A token of TGI's answer. Nothing of it is kept."""
+
+
+class _Templated(msgspec.Struct):
+    tokenize_response: list[_Entry]
+
+
 class _Answer(msgspec.Struct):
     count: _Tokens | None = None
     input_tokens: _Tokens | None = None
@@ -94,7 +104,7 @@ class _Error(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    error: _Error
+    error: _Error | str
 
 
 class EngineCounter:
@@ -183,9 +193,8 @@ class EngineCounter:
             raise CountUnavailableError("the engine's usage cannot be read") from None
 
     async def _ask(self, target: Target, call: EngineCall) -> int:
-        if call.lists:
-            return _length(await self._answer(target, call.path, call.body, self._timeout(), _LONGEST_LIST))
-        return _count(await self._answer(target, call.path, call.body, self._timeout()))
+        read, most = _READ[call.counted_in]
+        return read(await self._answer(target, call.path, call.body, self._timeout(), most))
 
     async def _answer(self, target: Target, path: str, body: bytes, silence: float, most: int = _LONG) -> bytes:
         longest = _LONGEST_CALL * silence
@@ -227,8 +236,28 @@ def _length(body: bytes) -> int:
     return ids.count(b",") + 1 if ids else 0
 
 
+def _entries(body: bytes) -> int:
+    """The number of objects in TGI's answer."""
+    if body.count(b"{") > _MOST_ENTRIES:
+        raise CountUnavailableError("the engine's list of tokens is too long")
+    try:
+        answer = msgspec.json.decode(body, type=_Templated | list[_Entry])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise CountUnavailableError("the engine's list of tokens cannot be read, or is too long") from None
+    return len(answer.tokenize_response if isinstance(answer, _Templated) else answer)
+
+
+_READ: dict[CountedIn, tuple[Callable[[bytes], int], int]] = {
+    CountedIn.NUMBER: (_count, _LONG),
+    CountedIn.TOKENS: (_length, _LONGEST_LIST),
+    CountedIn.ENTRIES: (_entries, _LONGEST_LIST),
+}
+"""The reader of each answer, and the most bytes read of it."""
+
+
 def _refusal(body: bytes) -> _Error:
     try:
-        return msgspec.json.decode(body, type=_Refusal).error
+        error = msgspec.json.decode(body, type=_Refusal).error
+        return _Error(error) if isinstance(error, str) else error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Error()

@@ -17,9 +17,6 @@ from gateway.wire.request import InvalidRequestError
 
 R = TypeVar("R")
 
-LONGEST = 30.0
-"""CPU seconds that a process may take for a job, or a thread where there are no processes. A prompt of a million tokens
-takes a few."""
 _LOOKS = 30
 """How often a job is looked at in that time: it may take so much of it more."""
 
@@ -93,28 +90,28 @@ def look(characters: int = 0) -> None:
         raise TooMuchHereError
 
 
-def too_much() -> InvalidRequestError:
-    """The refusal of a prompt that takes more than `LONGEST`."""
-    return InvalidRequestError(f"The prompt is too much to count: that took over {LONGEST:g} s.")
+def too_much(longest: float) -> InvalidRequestError:
+    """The refusal of a prompt that takes more CPU seconds than this."""
+    return InvalidRequestError(f"The prompt is too much to count: that took over {longest:.1f} s.")
 
 
-def interruptible(call: Callable[[], R]) -> R:
+def interruptible(call: Callable[[], R], longest: float) -> R:
     """Do a job that a signal may end; for the main thread of a process that called `listen`.
 
     Raises:
         CallerLeftError: it was ended.
-        InvalidRequestError: it took more than `LONGEST`, or more memory than the process may have.
+        InvalidRequestError: it took more CPU seconds than this, or more memory than the process may have.
     """
     _process.left = False
-    _process.until = time.process_time() + LONGEST
+    _process.until = time.process_time() + longest
     _process.open = True
     # Again and again: an exception that comes while an object is finalised is lost.
-    signal.setitimer(signal.ITIMER_PROF, LONGEST / _LOOKS, LONGEST / _LOOKS)
+    signal.setitimer(signal.ITIMER_PROF, longest / _LOOKS, longest / _LOOKS)
     try:
         return call()
     except _OverdueError:
         _process.open = False  # before any call: the next signal may be here
-        raise too_much() from None
+        raise too_much(longest) from None
     except MemoryError:
         raise InvalidRequestError("The prompt is too much to count: that took too much memory.") from None
     finally:

@@ -3,7 +3,7 @@
 import json
 
 from gateway.tokens.features import Kind, features
-from gateway.tokens.local_count import EngineCall, EngineWork, fitting
+from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork, fitting
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import Encoding, text_prompt
 from gateway.wire.request import Api
@@ -41,7 +41,7 @@ def llama_server_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
     prompts = tuple(
         len(prompt)
         if isinstance(prompt, list)
-        else EngineCall("/tokenize", json.dumps({"content": prompt} | _SPECIAL).encode(), lists=True)
+        else EngineCall("/tokenize", json.dumps({"content": prompt} | _SPECIAL).encode(), counted_in=CountedIn.TOKENS)
         for prompt in texts.prompts
     )
     return EngineWork(prompts, _PLAIN, Kind(api, features(texts)))

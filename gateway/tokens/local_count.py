@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
@@ -44,6 +45,17 @@ class Counted:
     """The token ids of its prompt as a JSON array, if they were asked for."""
 
 
+class CountedIn(Enum):
+    """Where an answer of a counting route holds the count."""
+
+    NUMBER = auto()
+    """It says how many there are."""
+    TOKENS = auto()
+    """It lists the ids under `tokens`."""
+    ENTRIES = auto()
+    """It is a list with an object for each token, or holds one as `tokenize_response`: TGI's."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCall:
     """A request to one of the engine's counting routes."""
@@ -53,8 +65,7 @@ class EngineCall:
     """A JSON object."""
     shared: bytes = b""
     """Another, of the fields that many calls share: the same bytes, so that they are in memory once."""
-    lists: bool = False
-    """Whether its answer lists the token ids and does not say how many there are."""
+    counted_in: CountedIn = CountedIn.NUMBER
 
     @property
     def body(self) -> bytes:
@@ -216,13 +227,15 @@ def _engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: 
     return EngineWork(tuple(calls), texts.encoding, Kind(api, features(texts)))
 
 
-def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Counted:
+def estimate_body(source: TokenizerSource | None, api: Api, body: bytes, *, at_most: bool = False) -> Counted:
     """Estimate a request's tokens: those of the JSON of all that may show in its prompt, and an allowance for media.
 
     Args:
         source: the model's tokenizer; without it, a token counts as four bytes.
         api: of the request.
         body: its bytes.
+        at_most: whether to bound them from above instead: without a tokenizer a token counts as one byte, and a
+            template as `_TEMPLATE_TOKENS` and the layout that it may give to tools.
 
     Raises:
         InvalidRequestError: it holds too many prompts, or is nested too deeply.
@@ -230,7 +243,10 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
 
     def estimated(item: Any, media: int = 0) -> int:
         text = json.dumps(item, ensure_ascii=False)
-        tokens = len(text.encode(errors="replace")) // 4 + 1 if source is None else renderer(source).count_text(text)
+        if source is None:
+            tokens = len(text.encode(errors="surrogatepass")) // (1 if at_most else 4) + 1
+        else:
+            tokens = renderer(source).count_text(text)
         return tokens + media * _MEDIUM_TOKENS
 
     fields = _fields(body)
@@ -243,6 +259,8 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
     try:
         shared = {name: fields[name] for name in (*PROMPT_FIELDS[api], "response_format") if name in fields}
         around = estimated(shared) if shared else 0
+        if at_most:
+            around += _TEMPLATE_TOKENS + _layout(shared)
         counts: list[int] = []
         for prompt in prompts:
             interruption.look()
@@ -254,6 +272,16 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes) -> Coun
     except RecursionError:
         raise InvalidRequestError(_TOO_DEEP) from None
     return Counted(tuple(counts), Kind(api))
+
+
+def _layout(value: Any, depth: int = 0) -> int:
+    """Tokens of the line breaks and the indentation that a template adds when it prints a value by `tojson(indent=4)`.
+
+    Tokenizers have words for runs of spaces, so four of them count as one.
+    """
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inside = sum(2 + depth + _layout(item, depth + 1) for item in items)
+    return inside + 1 + depth if inside else 0
 
 
 def _fields(body: bytes, api: Api | None = None) -> Json:
@@ -277,7 +305,8 @@ def _with_ids(body: bytes) -> Json | None:
     try:
         fields = _SPLIT.decode(body)
         ids = _IDS.decode(fields.pop("prompt"))
-        return {name: _decode(str(value, "utf-8"))[0] for name, value in fields.items()} | {"prompt": ids}
+        rest: Json = _decode(str(msgspec.json.encode(fields), "utf-8"))[0]
+        return rest | {"prompt": ids}
     except (KeyError, ValueError, RecursionError):
         return None
 
@@ -439,6 +468,9 @@ def _rendered_fields(prompt: ChatPrompt, unseen: Json) -> Json:
     return {"messages": prompt.messages, "chat_template_kwargs": kwargs | unseen} | flags | tools | special
 
 
+_TEMPLATE_TOKENS = 512
+"""Tokens that a template may write by itself: a system prompt, a date, how tools are called. None that we know comes
+near it, and each message brings its role and the signs of its JSON besides."""
 _MEDIUM_TOKENS = 16_384
 """Tokens of an image, a video or a recording in an estimate: of the largest image of Qwen2.5-VL and Qwen3-VL (12.8
 megapixels in patches of 28 pixels, 16.8 in patches of 32). InternVL, LLaVA, Pixtral and Gemma stay under a quarter."""

@@ -15,6 +15,7 @@ import queue
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,6 +33,10 @@ R = TypeVar("R")
 _JOB_BYTES = 1024
 """Cost of a job besides its body, in bytes: many small bodies of one flow are work too."""
 
+_BYTES_PER_SECOND = 2**20
+"""Bytes that a job costs for each second that it occupied a worker, if that is more than its body: some chat templates
+take the square of a conversation's length. Ordinary bodies take less."""
+
 _LAST_JOBS = 2.0
 """Seconds that jobs may still run once the pool closes: one may be loading a tokenizer from a silent hub."""
 
@@ -39,9 +44,24 @@ _LAST_JOBS = 2.0
 _ENDING = signal.SIGUSR1
 """Ends the job of a process."""
 
-_IN_THREAD = 0.5
-"""CPU seconds that a thread may take for a job before it goes to a process. An ordinary body of `process_bytes` takes a
-tenth of that."""
+LONGEST = 30.0
+"""CPU seconds that a process may take for a job, or a thread where there are no processes. A prompt of a million tokens
+takes a few."""
+
+
+_NICENESS = 5
+"""Added to that of a process: where it shares a core with the gateway, streams go first."""
+
+
+def _in_thread(size: int) -> float:
+    """CPU seconds that a thread may take for a body before it goes to a process: four times an ordinary one's."""
+    return 0.02 + 4 * size / _BYTES_PER_SECOND
+
+
+def _in_process(size: int) -> float:
+    """CPU seconds that a process may take for a body: fifty times an ordinary one's, for tokenizers in Python."""
+    return min(LONGEST, 2.0 + 50 * size / _BYTES_PER_SECOND)
+
 
 _MOST_MEMORY = 8 * 2**30
 """Bytes of memory that a process may have: twice what encoding 32 MiB of text takes."""
@@ -75,8 +95,8 @@ class CountingPool:
             max_pending_bytes: most bytes of bodies waiting or being counted. One flow gets at most half of what the
                 others leave.
         """
-        self._small = _Lane(functools.partial(_Thread, _IN_THREAD if processes else interruption.LONGEST), threads)
-        self._large = _Lane(_Process, processes) if processes else self._small
+        self._small = _Lane(_Thread, threads, _in_thread if processes else _in_process)
+        self._large = _Lane(_Process, processes, _in_process) if processes else self._small
         self.process_bytes = process_bytes
         self.max_pending_bytes = max_pending_bytes
         self._pending = Shares(lambda: self.max_pending_bytes)
@@ -108,12 +128,11 @@ class CountingPool:
         pending.add(flow, size)
         try:
             # No name for the job: with its exception it would keep this frame, and the body, until the next collection.
-            return cast("R", await lane.submit(flow, size + _JOB_BYTES, functools.partial(work, *args, **kwargs)))
+            return cast("R", await lane.submit(flow, size, functools.partial(work, *args, **kwargs)))
         except interruption.TooMuchHereError:
             if lane is self._large:
-                raise interruption.too_much() from None
-            cost = max(size, self.process_bytes) + _JOB_BYTES
-            return cast("R", await self._large.submit(flow, cost, functools.partial(work, *args, **kwargs)))
+                raise interruption.too_much(_in_process(size)) from None
+            return cast("R", await self._large.submit(flow, size, functools.partial(work, *args, **kwargs)))
         finally:
             pending.add(flow, -size)
 
@@ -130,8 +149,8 @@ class CountingPool:
         """
         call = functools.partial(work, *args, **kwargs)
         here: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        thread = _Thread(math.inf)
-        thread.submit(call, functools.partial(_settle, here))
+        thread = _Thread()
+        thread.submit(call, functools.partial(_settle, here), math.inf)
         thread.end()
         if await here is not QUICK and self._large is not self._small:
             await asyncio.gather(*(self._large.submit("", 0, call) for _ in range(self._large.workers)))
@@ -143,9 +162,12 @@ class CountingPool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
+    flow: str
+    size: int
     call: Callable[[], Any] | None
     """None once its caller is gone: the body must not stay in memory while others have their turn."""
     done: asyncio.Future[Any]
+    began: float = 0.0
 
 
 _Ended = Callable[[Any, BaseException | None], None]
@@ -155,8 +177,8 @@ _Ended = Callable[[Any, BaseException | None], None]
 class _Worker(Protocol):
     """Does one job at a time."""
 
-    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
-        """Begin a job.
+    def submit(self, call: Callable[[], Any], ended: _Ended, longest: float, /) -> None:
+        """Begin a job that may take so many CPU seconds.
 
         Raises:
             BrokenProcessPool: the worker has died.
@@ -174,20 +196,24 @@ class _Worker(Protocol):
 
 
 class _Lane:
-    """Workers of one kind, each with at most one job, and the queue before them."""
+    """Workers of one kind, each with at most one job, and the queue before them.
 
-    def __init__(self, make: Callable[[], _Worker], workers: int) -> None:
+    `longest`: CPU seconds that they may take for a body of so many bytes.
+    """
+
+    def __init__(self, make: Callable[[], _Worker], workers: int, longest: Callable[[int], float]) -> None:
         self.workers = workers
         self._make = make
+        self._longest = longest
         self._idle = [make() for _ in range(workers)]
         self._queue: FairQueue[_Job] = FairQueue()
         self._running: dict[_Job, _Worker] = {}
         self._at_rest: asyncio.Future[None] | None = None
 
-    def submit(self, flow: str, cost: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        job = _Job(call, asyncio.get_running_loop().create_future())
+    def submit(self, flow: str, size: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        job = _Job(flow, size, call, asyncio.get_running_loop().create_future())
         job.done.add_done_callback(functools.partial(self._left, job))
-        self._queue.push(flow, cost, job)
+        self._queue.push(flow, size + _JOB_BYTES, job)
         self._dispatch()
         return job.done
 
@@ -209,13 +235,14 @@ class _Lane:
             if job.call is None or job.done.cancelled():
                 continue
             worker = self._idle.pop()
-            ended = functools.partial(self._ended, job)
+            job.began = time.monotonic()
+            ended, longest = functools.partial(self._ended, job), self._longest(job.size)
             try:
                 try:
-                    worker.submit(job.call, ended)
+                    worker.submit(job.call, ended, longest)
                 except BrokenProcessPool:  # it died while idle: not because of this job
                     worker = self._make()
-                    worker.submit(job.call, ended)
+                    worker.submit(job.call, ended, longest)
             except OSError as error:  # starting a process takes descriptors
                 asyncio.get_running_loop().run_in_executor(None, worker.end)
                 self._idle.append(self._make())
@@ -239,6 +266,8 @@ class _Lane:
         worker = self._running.pop(job, None)
         if worker is None:  # given up by `close`
             return
+        occupied = (time.monotonic() - job.began) * _BYTES_PER_SECOND
+        self._queue.charge(job.flow, max(0.0, occupied - job.size))
         if isinstance(error, BrokenProcessPool):
             asyncio.get_running_loop().run_in_executor(None, worker.end)
             worker = self._make()
@@ -263,22 +292,18 @@ class _Thread:
     """A daemon thread: unlike those of the library's pool, the interpreter does not wait for it at exit.
 
     It calls the loop directly: a future of `concurrent.futures` and its path to the loop cost as much as a short count.
-
-    Args:
-        longest: CPU seconds that a job may take.
     """
 
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended] | None] = (
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended, float] | None] = (
             queue.SimpleQueue()
         )
         self._left = threading.Event()
         threading.Thread(target=self._work, name="counting", daemon=True).start()
 
-    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+    def submit(self, call: Callable[[], Any], ended: _Ended, longest: float, /) -> None:
         self._left.clear()
-        self._jobs.put((call, asyncio.get_running_loop(), ended))
+        self._jobs.put((call, asyncio.get_running_loop(), ended, longest))
 
     def interrupt(self) -> None:
         self._left.set()
@@ -290,10 +315,10 @@ class _Thread:
     def _work(self) -> None:
         interruption.follow(self._left)
         while (job := self._jobs.get()) is not None:
-            call, loop, ended = job
+            call, loop, ended, longest = job
             result, error = None, None
             try:
-                with interruption.limited(self._longest):
+                with interruption.limited(longest):
                     result = call()
             except BaseException as raised:  # noqa: BLE001  # whatever it is, its caller shall have it
                 error = raised
@@ -310,14 +335,14 @@ class _Process:
         os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
         self._executor: ProcessPoolExecutor | None = None
 
-    def submit(self, call: Callable[[], Any], ended: _Ended, /) -> None:
+    def submit(self, call: Callable[[], Any], ended: _Ended, longest: float, /) -> None:
         if self._executor is None:
             # Spawned, not forked: this process has threads.
             self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_settle_in)
         # The child inherits the mask, so from its first moment Ctrl-C goes to this process alone.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            future = self._executor.submit(interruption.interruptible, call)
+            future = self._executor.submit(interruption.interruptible, call, longest)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         asyncio.wrap_future(future).add_done_callback(functools.partial(_tell, ended))
@@ -351,6 +376,7 @@ def _settle_in() -> None:
     What its jobs need is on disk: the parent has it.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.nice(_NICENESS)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY if hard < 0 else min(_MOST_MEMORY, hard), hard))
     interruption.listen(_ENDING)

@@ -1,7 +1,7 @@
 """The probes: requests that show whether kvgate counts as an engine does, with its template, defaults and version."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -53,6 +53,11 @@ class ParityReport:
     def differs(self) -> bool:
         """Whether the engine counted a probe differently. A refusal is none: without a parser it refuses tools."""
         return any(mismatch.engine is not None for mismatch in self.mismatches)
+
+    def as_far_as_counted(self) -> "ParityReport":
+        """Only what the engine counted: what it refuses, or has no route for, speaks against nothing."""
+        differing = tuple(mismatch for mismatch in self.mismatches if mismatch.engine is not None)
+        return replace(self, mismatches=differing, unverified=frozenset())
 
     def distrusted(self, api: Api) -> frozenset[Feature]:
         """The features of an API's requests that must not be counted here; `PROMPT` stands for all requests.

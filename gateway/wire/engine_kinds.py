@@ -1,7 +1,10 @@
-"""PURE. The kinds of engines: what differs in how each is asked, and in what it does when it is full."""
+"""PURE. The kinds of engines: what differs in how each is asked, in what it says, and in what it does when it is full.
+
+Rows but vLLM's and llama-server's are from their sources: SGLang 0.5, TGI 3.3, TensorRT-LLM 1.2, Ollama of August 2026.
+"""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 import msgspec
 
@@ -13,6 +16,52 @@ class KvOut(StrEnum):
     """A running request loses its blocks and is computed again later."""
     KILL_ALL = "kill_all"
     """All that runs fails, and so does all that has been streamed."""
+    NEVER = "never"
+    """It does not: a request begins only when there is room for its prompt and its whole answer."""
+
+
+class OverLength(StrEnum):
+    """What becomes of a prompt that is longer than the model's context."""
+
+    REFUSE = "refuse"
+    TRUNCATE = "truncate"
+    """Its beginning is dropped, and nobody is told."""
+
+
+class Meaning(Enum):
+    """What an engine's error says."""
+
+    BUSY = auto()
+    """It has no room now; it is well."""
+    LOADING = auto()
+    """It is not ready yet."""
+    DEAD = auto()
+    """It will answer nothing any more."""
+    TOO_LONG = auto()
+    """The request exceeds the model's length."""
+    FAILED = auto()
+    """It broke down on a request, though its status blames the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An error of an engine.
+
+    Attributes:
+        means: what it says.
+        text: a part of its message.
+        statuses: those it comes with, as HTTP status or inside a stream.
+        whole: the text is all of the message. Errors of requests repeat what clients wrote.
+    """
+
+    means: Meaning
+    text: str
+    statuses: tuple[int, ...]
+    whole: bool = False
+
+    def matches(self, status: int, message: str) -> bool:
+        """Whether an error is this one."""
+        return status in self.statuses and (message == self.text if self.whole else self.text in message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,52 +69,157 @@ class EngineKind:
     """What a gate needs to know of one engine.
 
     Attributes:
-        name: in the state, in logs and in docs.
-        owner: `owned_by` of its model cards, by which it is recognised.
-        gauges: the route that is read at each probe.
-        about: the route that tells the rest of its identity.
-        loading: a text in its 503 that means "not ready yet".
+        name: in the settings, in the state, in logs and in docs.
+        owner: `owned_by` of its model cards, by which it is recognised; None if that tells nothing.
+        sign: a route and a text in its answer, by which one without an owner is recognised.
+        health: the route that answers 200 while it is well.
+        gauges: the route that is read at each probe; None if it has none.
+        about: the routes that may tell the rest of its identity; the first that answers counts.
         kv_out: what it does when its KV cache runs out.
+        over_length: what it does with a prompt that is too long.
+        errors: what its errors mean.
+        ill: what a 503 of its health route means, if `errors` does not say.
         counts: whether its own routes count all that it serves, so that no tokenizer is missed.
         overriding: fields in which it reads the output limit or the number of answers before those that an API has for
             them.
-        clamps: whether it cuts `max_tokens` to its length; None if that is a matter of its version.
+        ignored: fields of the output limit that it does not read.
+        clamps: whether it cuts `max_tokens` to its length; None if it has to be asked.
+        tells_one: whether the `usage` of several sequences is that of one of them.
+        aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
+            200.
     """
 
     name: str
-    owner: str
-    gauges: str
-    about: str
+    owner: str | None
+    gauges: str | None
+    about: tuple[str, ...]
     kv_out: KvOut
-    loading: str | None = None
+    sign: tuple[str, str] | None = None
+    health: str = "/health"
+    over_length: OverLength = OverLength.REFUSE
+    errors: tuple[Said, ...] = ()
+    ill: str = "the engine is dead"
     counts: bool = False
     overriding: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
     clamps: bool | None = None
+    tells_one: bool = False
+    aborts_if_full: bool = False
+
+    def meaning(self, status: int, message: str) -> Meaning | None:
+        """What an error of it means; None if it is an ordinary one."""
+        return next((said.means for said in self.errors if said.matches(status, message)), None)
 
 
-VLLM = EngineKind("vllm", "vllm", "/metrics", "/version", KvOut.PREEMPT)
+VLLM = EngineKind(
+    "vllm",
+    "vllm",
+    "/metrics",
+    ("/version",),
+    KvOut.PREEMPT,
+    errors=(
+        Said(Meaning.BUSY, "currently busy", (503,)),
+        Said(Meaning.BUSY, "backlog limit", (503,)),
+        Said(Meaning.BUSY, "currently scaling", (503,)),
+        Said(
+            Meaning.DEAD,
+            "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            (500, 503),
+            whole=True,
+        ),
+    ),
+)
+"""All versions from 0.8.5 on, and any front end: what one has is found by asking. The last error is `EngineDeadError`
+(v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable; its server ends a moment later."""
+
 LLAMA_SERVER = EngineKind(
     "llama-server",
     "llamacpp",
     "/slots",
-    "/props",
+    ("/props",),
     KvOut.KILL_ALL,
-    loading="Loading model",
+    errors=(
+        Said(Meaning.LOADING, "Loading model", (503,)),
+        Said(Meaning.TOO_LONG, "exceeds the available context size", (400,)),
+    ),
     counts=True,
     overriding=frozenset({"n_predict", "n_cmpl", "max_completion_tokens"}),
     clamps=True,
+    tells_one=True,
 )
 """llama.cpp's server, as builds of November 2026 answer. Without `-np` its slots share one cache, and when it overflows
 every request that runs gets "Context size has been exceeded." (measured). So are its fields, on all routes but
 `/v1/messages`."""
 
-KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER)}
-_BY_OWNER = {kind.owner: kind for kind in KINDS.values()}
+SGLANG = EngineKind(
+    "sglang",
+    "sglang",
+    "/metrics",
+    ("/server_info", "/get_server_info"),
+    KvOut.PREEMPT,
+    errors=(
+        Said(Meaning.BUSY, "The request queue is full.", (503,)),
+        Said(Meaning.BUSY, "The request is aborted by a higher priority request.", (503,)),
+        Said(Meaning.TOO_LONG, "longer than the model's context length", (400,)),
+        Said(Meaning.TOO_LONG, "exceeds the model's maximum context length", (400,)),
+    ),
+    ill="it starts, ends or generates nothing",
+    clamps=False,
+    aborts_if_full=True,
+)
+"""Its health route generates a token if nothing else runs, and takes a second."""
+
+TGI = EngineKind(
+    "tgi",
+    None,
+    "/metrics",
+    ("/info",),
+    KvOut.NEVER,
+    sign=("/info", '"text-generation-router'),
+    errors=(
+        Said(Meaning.BUSY, "Model is overloaded", (429, 422), whole=True),
+        Said(Meaning.FAILED, "Request failed during generation", (424, 422)),
+        Said(Meaning.TOO_LONG, "`inputs` tokens + `max_new_tokens` must be", (422,)),
+        Said(Meaning.TOO_LONG, "`inputs` must have less than", (422,)),
+    ),
+    counts=True,
+    clamps=False,
+)
+"""Inside a stream each of its errors has the code 422."""
+
+TENSORRT_LLM = EngineKind(
+    "tensorrt-llm",
+    "tensorrt_llm",
+    "/metrics",
+    ("/version",),
+    KvOut.NEVER,
+    errors=(Said(Meaning.TOO_LONG, "The sum of prompt length", (400,)),),
+    clamps=True,
+)
+"""`trtllm-serve`. It tells no length, and has no queue that could be full."""
+
+OLLAMA = EngineKind(
+    "ollama",
+    None,
+    None,
+    ("/api/ps",),
+    KvOut.NEVER,
+    sign=("/", "Ollama is running"),
+    health="/",
+    over_length=OverLength.TRUNCATE,
+    errors=(Said(Meaning.BUSY, "server busy, please try again.", (503,)),),
+    ignored=frozenset({"max_completion_tokens"}),
+    clamps=True,
+)
+"""Each of its slots has a cache of its own. It loads a model with the first request for it."""
+
+KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}
+_BY_OWNER = {kind.owner: kind for kind in KINDS.values() if kind.owner is not None}
 
 
-def is_loading(message: str) -> bool:
-    """Whether an engine's 503 says that it is not ready yet."""
-    return any(kind.loading is not None and kind.loading in message for kind in KINDS.values())
+def meaning(status: int, message: str) -> Meaning | None:
+    """What an error means, whichever engine it comes from; None if it is an ordinary one."""
+    return next((found for kind in KINDS.values() if (found := kind.meaning(status, message)) is not None), None)
 
 
 class _Card(msgspec.Struct):
@@ -79,10 +233,10 @@ class _Models(msgspec.Struct):
 _models = msgspec.json.Decoder(_Models)
 
 
-def kind_of(models: bytes) -> EngineKind:
-    """The kind of an engine, by its answer to `/v1/models`; vLLM's where it does not say."""
+def owned_kind(models: bytes) -> EngineKind | None:
+    """The kind of an engine, by its answer to `/v1/models`; None where that does not tell."""
     try:
         cards = _models.decode(models).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return VLLM
-    return next((_BY_OWNER[card.owned_by] for card in cards if card.owned_by in _BY_OWNER), VLLM)
+        return None
+    return next((_BY_OWNER[card.owned_by] for card in cards if card.owned_by in _BY_OWNER), None)

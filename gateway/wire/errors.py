@@ -73,6 +73,23 @@ REFUSALS: dict[Outcome, Refusal] = {
     ),
 }
 
+_DROPPED: dict[Outcome, bytes] = {
+    Outcome.QUEUE_FULL: b"rejected-saturated",
+    Outcome.WAIT_TOO_LONG: b"rejected-saturated",
+    Outcome.GATEWAY_FULL: b"rejected-saturated",
+    Outcome.QUEUE_TIMEOUT: b"rejected-ttl-expired",
+    Outcome.NO_ENDPOINT: b"rejected-ttl-expired",
+    Outcome.DRAINING: b"rejected-shutting-down",
+}
+"""llm-d's word for a refusal, where its own flow control would refuse too (`RequestDroppedReason` of its router)."""
+
+
+def reasons(outcome: Outcome) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers in which programs read why a request was refused: kvgate's own, and llm-d's where it has a word."""
+    ours = (b"x-kvgate-reason", outcome.value.encode())
+    word = _DROPPED.get(outcome)
+    return (ours,) if word is None else (ours, (b"x-llm-d-request-dropped-reason", word))
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:

@@ -77,6 +77,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     stream_interval: int
     """Tokens the client wants in each event of its stream. The engine may put more into one."""
+    limits_twice: bool
+    """Whether several fields set an output limit: who reads another one first goes by another limit."""
     tools: bool
     """Whether it brings tools."""
     background: bool
@@ -105,7 +107,7 @@ MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
     Api.RESPONSES: ("max_output_tokens",),
     Api.MESSAGES: ("max_tokens",),
 }
-"""The fields of the output limit in each API; the first one set wins, as in vLLM."""
+"""The fields of the output limit in each API; the first one set wins, as in vLLM. The last one all engines read."""
 
 COMPLETIONS_MAX_TOKENS = 16
 """Tokens that `/v1/completions` generates if the client sets no limit, as with OpenAI.
@@ -146,7 +148,7 @@ _READ = (
 )  # fmt: skip
 _OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
 _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
-_MODEL = _undecoded("model")
+_RELAYED = _undecoded("model", "priority")
 _PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
@@ -191,6 +193,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         by_default=by_default,
         priority=_integer(fields, "priority") or 0,
         stream_interval=max(1, _integer(fields, "stream_interval") or 1) if api in _WITH_INTERVAL else 1,
+        limits_twice=sum(_given(fields, name) for name in MAX_TOKENS_FIELDS[api]) > 1,
         tools=_ENTRY.match(_raw(fields, "tools")) is not None,
         background=api is Api.RESPONSES and _boolean(fields, "background"),
         stream_options=bytes(_raw(fields, "stream_options")),
@@ -216,13 +219,19 @@ def forbid_transfer(extra: object) -> None:
         raise ForbiddenFieldError(message, "vllm_xargs")
 
 
-def named_model(body: bytes) -> str | None:
-    """The model that the JSON body of any request names.
+def relayed_model(body: bytes) -> str | None:
+    """The model that the JSON body of a relayed request names.
 
     Raises:
-        InvalidRequestError: it is not a JSON object, or its `model` is not a name.
+        ForbiddenFieldError: it would go before all others.
+        InvalidRequestError: it is not a JSON object, or its `model` or `priority` is none.
     """
-    return _model(_read(_MODEL, body))
+    fields = _read(_RELAYED, body)
+    if (_integer(fields, "priority") or 0) < 0:
+        raise ForbiddenFieldError(
+            "`priority` must be at least 0: below it, this would go before all others.", "priority"
+        )
+    return _model(fields)
 
 
 def told_by(body: bytes) -> Api:
@@ -238,7 +247,7 @@ def told_by(body: bytes) -> Api:
 
 
 class Edits(NamedTuple):
-    """All that kvgate changes in a client's body."""
+    """All that kvgate changes in a client's body, besides the model's name (`renamed`) and token ids (`token_ids`)."""
 
     usage: bool
     """Set `stream_options.include_usage` for the client. Without it `continuous_usage_stats` has no effect, so a client
@@ -248,7 +257,7 @@ class Edits(NamedTuple):
     field: there only the header carries the band, and only kvgate sets that header."""
     max_tokens: int | None = None
     """Set this output limit: the client set none, and its tenant has one, lower than its API's, or its engine fails all
-    that runs when its KV cache runs out."""
+    that runs when its KV cache runs out. Or the client set it in a field that its engine does not read."""
 
 
 def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
@@ -262,13 +271,18 @@ def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
     if request.priority != edits.priority and request.api is not Api.MESSAGES:
         added["priority"] = b"%d" % edits.priority
     if edits.max_tokens is not None:
-        added[request.max_tokens_field] = b"%d" % edits.max_tokens
+        added[MAX_TOKENS_FIELDS[request.api][-1]] = b"%d" % edits.max_tokens
     if not added:
         return body
     if rewrites(request, edits):
         fields = _ALL_FIELDS.decode(body)
         return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
     return appended(body, added)
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """The body of a request to another model: the client's own bytes, apart from `model`."""
+    return msgspec.json.encode(_ALL_FIELDS.decode(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
 def appended(body: bytes, added: Mapping[str, bytes]) -> bytes:

@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from gateway.wire.engine_kinds import Meaning, meaning
 from gateway.wire.request import Api
 from gateway.wire.usage import Usage, UsageFields
 
@@ -82,6 +83,8 @@ class _Event(msgspec.Struct):
 class _Error(msgspec.Struct):
     message: str = "the engine gave no reason"
     code: int | str | None = None
+    http_status_code: int | None = None
+    """TGI's code."""
 
 
 _EVENT = msgspec.json.Decoder(_Event)
@@ -109,7 +112,7 @@ _WRAPPED_CODE = re.compile(
 """The status of an error in `/v1/messages`: vLLM takes its own error for a chunk that does not validate. Of its text
 this shows a few letters, so no client can write what is read here."""
 
-_CHOICES = (b'finish_reason":"', b'"usage":{', b"data: [DONE]", b'data: {"error"')
+_CHOICES = (b'finish_reason":"', b'"usage":{', b"[DONE]", b'{"error"')
 _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.CHAT: _CHOICES,
     Api.BATCH: _CHOICES,
@@ -117,7 +120,8 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
     Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
 }
-"""The marks; an event without any is an ordinary token. vLLM writes its JSON without spaces."""
+"""The marks; an event without any is an ordinary token. Engines write their JSON without spaces; some put
+none after `data:`, either."""
 
 _TOKEN_MARK: dict[Api, bytes] = {
     Api.CHAT: b"\n\n",
@@ -143,25 +147,6 @@ _PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress
 the third is a comment."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
-
-_BUSY_SENTENCES = ("currently busy", "backlog limit", "currently scaling")
-"""The sentences in vLLM's 503s that mean "no room now". Any other 503 means that the engine is unhealthy."""
-
-_DEAD_SENTENCE = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-"""The text of vLLM's `EngineDeadError` (v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable."""
-
-
-def is_busy(status: int, message: str) -> bool:
-    """Whether an engine's error says that it has no room, rather than that it is unhealthy."""
-    return status == 503 and any(sentence in message for sentence in _BUSY_SENTENCES)  # noqa: PLR2004
-
-
-def is_dead(message: str) -> bool:
-    """Whether an engine's error says that its core is dead; its server then ends a moment later.
-
-    Only the whole message counts: errors of requests repeat what clients wrote.
-    """
-    return message == _DEAD_SENTENCE
 
 
 class StreamReader:
@@ -472,7 +457,8 @@ def _engine_failure(api: Api, parsed: _Event, payload: bytes, event: bytes | Non
     code: int | str | None = parsed.code
     if parsed.failed:
         try:
-            code = _ERROR.decode(parsed.error).code
+            error = _ERROR.decode(parsed.error)
+            code = error.http_status_code if error.code is None else error.code
         except _UNREADABLE:
             code = None
     wrapped = _WRAPPED_CODE.match(message) if api is Api.MESSAGES and code is None else None
@@ -481,7 +467,8 @@ def _engine_failure(api: Api, parsed: _Event, payload: bytes, event: bytes | Non
     status = code if isinstance(code, int) and 400 <= code <= 599 else 500  # noqa: PLR2004
     if wrapped is not None and status == 503:  # noqa: PLR2004
         return Failure(FailureKind.BUSY, status, "the engine has no room", event)
-    if is_busy(status, message):
+    means = meaning(status, message)
+    if means is Meaning.BUSY:
         return Failure(FailureKind.BUSY, status, message, event)
-    kind = FailureKind.REFUSED if status < 500 else FailureKind.ENGINE_ERROR  # noqa: PLR2004
-    return Failure(kind, status, message, event)
+    refused = status < 500 and means is not Meaning.FAILED  # noqa: PLR2004
+    return Failure(FailureKind.REFUSED if refused else FailureKind.ENGINE_ERROR, status, message, event)

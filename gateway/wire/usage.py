@@ -31,6 +31,8 @@ class UsageFields(msgspec.Struct):
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     total_tokens: int | None = None
+    image_tokens: int | None = None
+    """Of Cohere's `billed_units`, which count here what they do not count as `input_tokens`."""
 
     def read(self, api: Api) -> Usage | None:
         """Read the fields as this API fills them; None if the values are impossible."""
@@ -41,7 +43,8 @@ class UsageFields(msgspec.Struct):
     def read_any(self) -> Usage | None:
         """Read the fields of an answer of any other API; None if it counts no tokens, or the values are impossible."""
         completion = self.completion_tokens or self.output_tokens or 0
-        prompt = self.prompt_tokens or self.input_tokens or (self.total_tokens or 0) - completion
+        billed = (self.input_tokens or 0) + (self.image_tokens or 0)
+        prompt = self.prompt_tokens or billed or (self.total_tokens or 0) - completion
         if not (prompt or completion) or not all(0 <= tokens < _MOST for tokens in (prompt, completion)):
             return None
         return Usage(prompt, completion)

@@ -15,6 +15,7 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, load
 from gateway.tier.key_file import read_key
 from tests.deploy.dockerfile import parse
+from tests.deploy.prometheus import program
 from tests.deploy.stack import NGINX_CONF, ROOT
 
 FILE = ROOT / "docker-compose.yml"
@@ -79,11 +80,12 @@ def test_running_streams_may_finish_before_a_container_is_killed(name: str, serv
     assert seconds(services["nginx"]["stop_grace_period"]) > longest
 
 
-def test_clients_reach_nothing_but_kvgate_and_nginx(services: dict[str, Any]) -> None:
+def test_people_reach_nothing_but_kvgate_nginx_and_grafana(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {
         "kvgate": ["127.0.0.1:8080:8080", "127.0.0.1:9090:9090"],
         "nginx": ["127.0.0.1:8081:8080"],
+        "grafana": ["127.0.0.1:3000:3000"],
     }
     settings = settings_of(services["kvgate"])
     assert (settings.server.port, settings.server.admin_port) == (8080, 9090)
@@ -197,3 +199,31 @@ def test_every_health_check_asks_for_what_exists(services: dict[str, Any]) -> No
         assert "healthcheck" not in services[name]
     assert services["valkey"]["healthcheck"]["test"] == ["CMD", "valkey-cli", "ping"]
     assert parse((ROOT / "Dockerfile").read_text())[-1].last("HEALTHCHECK")
+
+
+def test_who_watches_scrapes_the_admin_port_and_has_the_alerts_and_dashboards(services: dict[str, Any]) -> None:
+    assert {name for name, service in services.items() if service.get("profiles") == ["watch"]} == {
+        "prometheus",
+        "grafana",
+    }
+    folder = ROOT / "deploy" / "prometheus"
+    assert services["prometheus"]["volumes"][0] == "./deploy/prometheus:/etc/prometheus:ro"
+    settings = yaml.safe_load((folder / "prometheus.yml").read_text())
+    assert [(folder / name).exists() for name in settings["rule_files"]] == [True]
+    assert settings["scrape_configs"][0]["static_configs"] == [
+        {"targets": [f"kvgate:{settings_of(services['kvgate']).server.admin_port}"]}
+    ]
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "kvgate.yaml").read_text())["datasources"]
+    assert source["url"] == f"http://prometheus:{services['prometheus']['expose'][0]}"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "kvgate.yaml").read_text())["providers"]
+    assert f"./deploy/grafana:{provider['options']['path']}:ro" in services["grafana"]["volumes"]
+
+
+@pytest.mark.network
+def test_prometheus_takes_its_file() -> None:
+    file = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    done = subprocess.run(
+        [program("promtool"), "check", "config", str(file)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -11,9 +11,11 @@ from tests.deploy.stack import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDS = PROJECT["project"]["dependencies"]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 ASKED = {
-    "dev.txt": [*NEEDS, *PROJECT["project"]["optional-dependencies"]["dev"]],
+    "dev.txt": [*NEEDS, *EXTRAS["dev"]],
     "image.txt": NEEDS,
+    "demo.txt": [*NEEDS, *EXTRAS["demo"], *EXTRAS["llama"], "setuptools"],
     "build.txt": PROJECT["build-system"]["requires"],
 }
 
@@ -38,7 +40,7 @@ def test_what_is_asked_for_is_locked(name: str) -> None:
         assert asked.specifier.contains(pinned.version), f"{asked}: {name} has {pinned.version}"
 
 
-@pytest.mark.parametrize("name", ["image.txt", "build.txt"])
+@pytest.mark.parametrize("name", ["image.txt", "demo.txt", "build.txt"])
 def test_what_is_shipped_is_what_is_tested(name: str) -> None:
     tested = locked("dev.txt")
     assert {name: str(pin) for name, pin in locked(name).items() if str(tested[name]) != str(pin)} == {}

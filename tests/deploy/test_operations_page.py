@@ -16,7 +16,7 @@ from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import AccessLine, AccessLog
 from gateway.ops.metrics import Metrics, exposed, exposed_tier
 from gateway.ops.state import GatewayState, TierState
-from gateway.relay.refusals import _SENTENCES
+from gateway.relay.refusal_sentences import _SENTENCES
 from gateway.wire.errors import REFUSALS
 from tests.deploy.stack import ROOT
 
@@ -39,9 +39,11 @@ def test_every_metric_is_explained() -> None:
     state = GatewayState(version="1", mode="enforce", draining=False, ready=True)
     shown = re.findall(r"^# TYPE (kvgate_\w+) ", exposed(metrics.figures(state, fronts=2)).decode(), re.MULTILINE)
     of_gpus = re.findall(r'GaugeMetricFamily\("(kvgate_\w+)"', (ROOT / "gateway" / "app" / "gpus.py").read_text())
+    telemetry = (ROOT / "gateway" / "ops" / "otlp" / "telemetry.py").read_text()
+    of_export = [f"{name}_total" for name in re.findall(r'Counter\(\s*"(kvgate_\w+)"', telemetry)]
     tier = TierState(role="owner", epoch=1, share=1.0, lease_seconds=1.0, redis=True, gateways=2)
     of_tiers = re.findall(r"^# TYPE (kvgate_\w+) ", exposed_tier(tier).decode(), re.MULTILINE)
-    names = {name for name in [*shown, *of_gpus, *of_tiers] if not name.endswith("_created")}
+    names = {name for name in [*shown, *of_gpus, *of_export, *of_tiers] if not name.endswith("_created")}
     explained = set(re.findall(r"^\| `(kvgate_\w+)", PAGE, re.MULTILINE))
     assert explained == names
 
@@ -116,8 +118,8 @@ def test_the_commands_for_429_read_access_lines(tmp_path: Path) -> None:
     for status, outcome, flow in ((429, "wait_too_long", "a"), (429, "queue_full", "a"), (200, "completed", "b")):
         access(
             request_id="4294", path="/v1/chat/completions", model="m", flow=flow, status=status, outcome=outcome,
-            endpoint=None, stream=True, prompt_tokens=429, counted="local", completion_tokens=None, queue_ms=0.0,
-            ttft_ms=None, overhead_ms=1.0, duration_ms=429.0,
+            endpoint=None, fallback=None, stream=True, prompt_tokens=429, counted="local",
+            completion_tokens=None, queue_ms=0.0, ttft_ms=None, overhead_ms=1.0, duration_ms=429.0,
         )  # fmt: skip
     (tmp_path / "kvgate.log").write_text(written.getvalue())
     commands = re.findall(r"^ +(grep .*)$", section("Why did I get a 429?"), re.MULTILINE)

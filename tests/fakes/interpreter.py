@@ -4,7 +4,8 @@
 
 Of vLLM's arguments it takes those that are the fake's too. `--fake-fails TEXT` ends it with that error at once,
 `--fake-loads` has it load for ever and not hear SIGTERM, as vLLM while it loads weights, and `--fake-pids FILE` has it
-append its process id to a file when it starts.
+append its process id to a file when it starts. `--fake-slow FILE` has it begin after as many seconds as the file says,
+if it is there then, and `--fake-fails-by FILE` ends it with the error in that file.
 """
 
 import argparse
@@ -35,12 +36,18 @@ def main() -> None:
     parser.add_argument("--fake-fails")
     parser.add_argument("--fake-loads", action="store_true")
     parser.add_argument("--fake-pids", type=Path)
+    parser.add_argument("--fake-slow", type=Path)
+    parser.add_argument("--fake-fails-by", type=Path)
     given, rest = parser.parse_known_args()
     if given.probe:  # whether it has vllm
         return
     if given.fake_pids:
         with given.fake_pids.open("a") as pids:
             pids.write(f"{os.getpid()}\n")
+    if given.fake_slow and given.fake_slow.exists():
+        time.sleep(float(given.fake_slow.read_text()))
+    if given.fake_fails_by and given.fake_fails_by.exists():
+        sys.exit(given.fake_fails_by.read_text())
     if given.fake_fails:
         sys.exit(given.fake_fails)
     if given.fake_loads:
@@ -48,7 +55,8 @@ def main() -> None:
         time.sleep(600)
     argv = [sys.executable, "-m", "tests.fakes.vllm", "--as-vllm", "--port", given.port]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv += ["--model", given.served_model_name, "--root", given.model, *rest]
+    sleep = "works" if os.environ.get("VLLM_SERVER_DEV_MODE") == "1" else "missing"
+    argv += ["--model", given.served_model_name, "--root", given.model, f"--sleep={sleep}", *rest]
     os.execve(sys.executable, argv, environ)  # noqa: S606
 
 

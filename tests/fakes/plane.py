@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -14,11 +14,12 @@ from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
 from gateway.pools.admission import Admission
+from gateway.pools.awaited import Awaited
 from gateway.pools.cores import Cores
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
 from gateway.relay.asgi import Room
-from gateway.relay.clients import Clients
+from gateway.relay.client_identity import Clients
 from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
@@ -87,14 +88,18 @@ class Watch:
 
     def __init__(self) -> None:
         self.failures: list[tuple[str, dict[str, bool]]] = []
-        self.brought: list[bool] = []
+        self.evacuated: list[bool] = []
         self.prompts: list[int] = []
         self.on_it: set[int] = set()
+        self.passing: set[int] = set()
         self.progress = 0
         self.on_trial = self.keeps = False
 
-    def dispatched(self, request: int, tokens: int, *, brought: bool = False, **_how: bool) -> None:
-        self.brought.append(brought)
+    def dispatched(self, request: int, tokens: int | None, *, evacuated: bool = False, **_how: bool) -> None:
+        if tokens is None:
+            self.passing.add(request)
+            return
+        self.evacuated.append(evacuated)
         self.prompts.append(tokens)
         self.on_it.add(request)
 
@@ -103,6 +108,7 @@ class Watch:
 
     def finished(self, request: int, *, delivering: bool = False) -> None:
         self.on_it.discard(request)
+        self.passing.discard(request)
 
     def failed(self, reason: str, **how: bool) -> None:
         self.failures.append((reason, how))
@@ -206,6 +212,8 @@ class FakePlane:
             self._make_pool, lambda _: None, self.flights.evacuate, self.flights.expire, lambda _: None
         )
         self.admissions: dict[str, Admission] = {}
+        self.awaits: list[Mapping[str, float]] = []
+        """For engines of which models requests wait, as it was said."""
         self.tenants = Tenants(self.settings.auth.limits)
         self.cores = Cores(self._make_driver, self.directory)
         self.metrics = Metrics("0")
@@ -218,6 +226,7 @@ class FakePlane:
             metrics=self.metrics,
             clock=self.now,
             lobby=Lobby(lambda: self.plane.settings.admission.queue),
+            awaited=Awaited(self.awaits.append, lambda: asyncio.get_running_loop().time()),
             counting=self,
             bodies=Room(lambda: 2**30),
             key=bytes(32),
@@ -243,18 +252,18 @@ class FakePlane:
     def _log(self, **line: Any) -> None:
         self.lines.append(line)
 
-    def add(self, name: str) -> Endpoint:
-        """An endpoint that has yet to say what it serves."""
-        settings = ModelSettings.model_validate({"endpoints": [{"url": f"http://{name}"}]})
+    def add(self, name: str, /, **model: Any) -> Endpoint:
+        """An endpoint that has yet to say what it serves. `model`: settings of what it is configured under."""
+        settings = ModelSettings.model_validate({"endpoints": [{"url": f"http://{name}"}], **model})
         endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, Watch())
         self.cores.add(endpoint.id, settings.name)
         self.directory.add(endpoint)
         return endpoint
 
-    def up(self, name: str, *, model: str = "m", sequences: int = 1, kind: str = VLLM.name) -> None:
-        """The endpoint takes traffic for a model, so many sequences at a time."""
-        who = Identity(names=(model,), loras=(), root=None, max_model_len=100, version="0.32.0", kind=kind)
-        self.cores.up(EndpointId(name), who, Capacity(100, kv_blocks=100, max_num_seqs=sequences))
+    def up(self, name: str, *, model: str = "m", sequences: int = 1, kind: str = VLLM.name, longest: int = 100) -> None:
+        """The endpoint takes traffic for a model, so many sequences at a time, of at most `longest` tokens."""
+        who = Identity(names=(model,), loras=(), root=None, max_model_len=longest, version="0.32.0", kind=kind)
+        self.cores.up(EndpointId(name), who, Capacity(longest, kv_blocks=100, max_num_seqs=sequences))
 
     @property
     def pool(self) -> Pool:
@@ -262,8 +271,9 @@ class FakePlane:
 
     @property
     def in_flight(self) -> int:
-        """Requests with a reservation in the core, without those that were given up."""
-        return sum(e.in_flight - e.aborting for e in self.cores.drivers["m"].controller.snapshot(self.now()).endpoints)
+        """Requests with a reservation in a core, without those that were given up."""
+        snapshots = [driver.controller.snapshot(self.now()) for driver in self.cores.drivers.values()]
+        return sum(e.in_flight - e.aborting for snapshot in snapshots for e in snapshot.endpoints)
 
     def watch(self, name: str = "a") -> Watch:
         return self.directory.endpoints[EndpointId(name)].watch  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -48,6 +49,30 @@ class Kvgate:
                 return healthy
             time.sleep(0.2)
         raise AssertionError(f"{endpoints} endpoints not healthy in {timeout:.0f} s:\n{self.log.read_text()[-4000:]}")
+
+    def wait_ready(self, timeout: float = PATIENCE) -> None:
+        """Wait until an endpoint has been healthy: for a gateway whose state only its admin sees, or that starts it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/readyz", trust_env=False, verify=False).is_success:  # noqa: S501
+                    return
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-4000:]  # noqa: PT018
+            time.sleep(0.1)
+
+    def wait_asked(self, engine: str, before: int) -> None:
+        """Wait until a vLLM that had answered so many completions has been asked its one question about lengths."""
+        deadline = time.monotonic() + PATIENCE
+        while answered_by(engine) <= before:
+            assert time.monotonic() < deadline, f"{engine} was not asked:\n{self.log.read_text()[-4000:]}"
+            time.sleep(0.1)
+
+
+def answered_by(engine: str) -> int:
+    """How many completions a vLLM has answered, by its own metrics."""
+    text = httpx.get(f"{engine}/metrics").text
+    counts = re.findall(r'^http_requests_total\{handler="/v1/completions",.*\} (\S+)$', text, re.MULTILINE)
+    return sum(int(float(count)) for count in counts)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from engine.control import Reload
 from engine.events import BecameReady, Crashed, Launched, LinePrinted, SupervisorEvent
-from engine.lifecycle import Policy
+from engine.program_lifecycle import Policy
 from gateway.config.settings import Settings
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment

@@ -90,6 +90,11 @@ CASES = {
     "an argument nobody knows": Case(
         ("This vLLM does not know the argument --no-such-flag.",), args=("--no-such-flag",), sign="unknown argument"
     ),
+    "sleep without a GPU": Case(
+        ("vLLM cannot sleep on this machine (--enable-sleep-mode).", "Leave out `idle: sleep`"),
+        args=("--enable-sleep-mode",),
+        sign="sleep without a GPU",
+    ),
     "damaged tokenizer": Case(
         ("A file of the model's tokenizer is damaged", "--tokenizer"),
         spoil=damaged_tokenizer,

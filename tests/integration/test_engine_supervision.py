@@ -16,12 +16,13 @@ import pytest
 
 from engine import events
 from engine.assembly import assembled
-from engine.command import EngineSpec
 from engine.events import SupervisorEvent
-from engine.lifecycle import Policy
 from engine.phases import Phase
 from engine.program import Program
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
 from engine.supervisor import Supervisor
+from engine.vllm import VLLM
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -69,7 +70,7 @@ async def running(program: Program) -> AsyncIterator[Running]:
 
 
 def spec(python: Path, model: Path | str, *args: str, port: int = 0) -> EngineSpec:
-    return EngineSpec("random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *args))
+    return EngineSpec(VLLM, "random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *args))
 
 
 def family(guard_parent: int) -> dict[str, int]:
@@ -142,11 +143,12 @@ async def test_a_real_engine_starts_dies_twice_comes_back_and_stops(engine_pytho
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from engine.command import EngineSpec
-from engine.lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
+from engine.program_lifecycle import Policy
 from engine.assembly import assembled
 from engine.supervisor import Supervisor
-spec = EngineSpec("e", sys.argv[2], "e", int(sys.argv[3]), Path(sys.argv[1]), args=tuple(sys.argv[4:]))
+spec = EngineSpec(VLLM, "e", sys.argv[2], "e", int(sys.argv[3]), Path(sys.argv[1]), args=tuple(sys.argv[4:]))
 tell = lambda event: print(event, flush=True)
 asyncio.run(Supervisor([assembled(spec, Policy())], tell).run(asyncio.Event()))
 """

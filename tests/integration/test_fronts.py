@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -11,13 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gateway.app.apart import Place
+from gateway.app.apart import FrontSpec
 from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
 from gateway.relay.upstream import ConnectFailedError
-from gateway.tier.link import Link
+from gateway.tier.owner_link import Link
 from gateway.tier.questions import ANSWERED_WITHIN
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, COMPLETIONS, body, events
@@ -51,8 +53,8 @@ class Tier:
 
     async def join(self) -> None:
         """Start one more front."""
-        place = Place(len(self.fronts) + 1, self.path, self.key)
-        front = Application(self.settings, place=place)
+        spec = FrontSpec(len(self.fronts) + 1, self.path, self.key)
+        front = Application(self.settings, spec=spec)
         await front.start()
         self.fronts.append(front)
         url = f"http://127.0.0.1:{front.port}"
@@ -229,7 +231,7 @@ async def test_what_waits_keeps_its_place_under_the_next_owner(fake: FakeVllm, t
 
 
 async def test_what_a_lost_front_had_is_free_for_others(fake: FakeVllm, tmp_path: Path) -> None:
-    async with tier(fake, tmp_path, **two_at_once(fake)) as made:
+    async with tier(fake, tmp_path, **two_at_once(fake), admission={"ttft_target": None}) as made:
         lost = [ask(made, 1, tokens=2000, stream=True) for _ in range(3)]
 
         async def full() -> bool:
@@ -260,6 +262,28 @@ async def test_without_an_owner_nobody_waits_for_ever(fake: FakeVllm, tmp_path: 
         assert (await ask(made, 0)).status_code == httpx.codes.OK
 
 
+async def test_who_waits_at_any_front_is_told_its_place_in_the_one_queue(tmp_path: Path) -> None:
+    admission = {"ttft_target": None, "queue": {"heartbeat": 0.05}}
+    async with FakeVllm(FakeSettings(step_seconds=0.005)) as fake:
+        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
+        async with tier(fake, tmp_path, models=models, admission=admission) as made:
+            running = ask(made, 0, tokens=400, ignore_eos=True)
+            await until(lambda: fake.scheduler.running)
+            fake.freeze()
+            async with contextlib.AsyncExitStack() as waiting:
+                reading = []  # who no longer reads has left
+                for place, front in enumerate((0, 1, 0), 1):
+                    stream = made.clients[front].stream("POST", CHAT, json=body(stream=True, tokens=5))
+                    told = (await waiting.enter_async_context(stream)).aiter_lines()
+                    reading.append(told)
+                    async with asyncio.timeout(10):
+                        while not (line := await anext(told)).startswith(f": kvgate position={place}"):
+                            assert line in ("", ": kvgate queued")
+            fake.thaw()
+            assert (await running).status_code == httpx.codes.OK
+            await until(made.idle)
+
+
 COMPLETED = 'kvgate_requests_total{model="fake",outcome="completed"}'
 
 
@@ -288,6 +312,22 @@ async def test_any_front_tells_the_figures_of_all(fake: FakeVllm, tmp_path: Path
             return (await made.metrics(1)).get('kvgate_sequences_over_time_count{model="fake"}', 0) > 0
 
         await until(sampled)
+
+
+async def test_any_front_tells_the_load_as_the_owner_knows_it_and_the_traces_of_all(
+    fake: FakeVllm, tmp_path: Path
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with tier(fake, tmp_path) as made:
+        made.clients[1].headers["traceparent"] = f"00-{trace}-00f067aa0ba902b7-01"
+        await asyncio.gather(*(ask(made, front) for front in (0, 1)))
+        assert (await counted(made, 0, 2))['kvgate_saturation{model="fake"}'] == 0
+        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+        answer = await made.clients[0].get("/metrics", headers=accept)
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    assert [len(families[name].samples) for name in ("kvgate_saturation", "kvgate_backlog_seconds")] == [1, 1]
+    overhead = families["kvgate_overhead_seconds"].samples
+    assert [sample.exemplar.labels["trace_id"] for sample in overhead if sample.exemplar] == [trace]
 
 
 async def test_what_a_front_counted_stays_when_it_goes(fake: FakeVllm, tmp_path: Path) -> None:
@@ -346,6 +386,31 @@ async def test_any_front_explains_and_drains(fake: FakeVllm, tmp_path: Path) -> 
         assert (await made.clients[0].post("/kvgate/endpoints/nobody:1/drain")).status_code == httpx.codes.NOT_FOUND
         await made.clients[0].post(f"/kvgate/endpoints/{endpoint}/undrain")
         assert (await ask(made, 1)).status_code == httpx.codes.OK
+
+
+async def test_any_front_shows_the_owners_picture(fake: FakeVllm, tmp_path: Path) -> None:
+    async with tier(fake, tmp_path) as made:
+        assert (await ask(made, 0)).status_code == httpx.codes.OK
+        broadcast = made.fronts[1]._broadcast
+
+        async def told() -> bool:
+            picture = await made.fronts[1]._core.picture(0.0)
+            return [request.outcome for request in picture.requests] == ["completed"] and bool(picture.points)
+
+        await until(told)
+        async with made.clients[1].stream("GET", "/kvgate/events") as events:
+            lines = events.aiter_lines()
+            assert await anext(lines) == "event: snapshot"
+            picture = json.loads((await anext(lines)).removeprefix("data: "))
+            assert picture["models"][0]["outcomes"] == {"completed": 1}
+            assert picture["endpoints"][0]["healthy"]
+            await made.lose()
+            while await anext(lines) != "event: silence":
+                pass
+            await made.own(2)
+            while await anext(lines) != "event: snapshot":
+                pass
+        await until(lambda: not broadcast.readers)
 
 
 async def test_a_drained_endpoint_stays_so_under_the_next_owner(fake: FakeVllm, tmp_path: Path) -> None:

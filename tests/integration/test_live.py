@@ -56,6 +56,8 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
     """All of them at once, there and back, while clients of every kind go on."""
     first, second = await fakes(), await fakes()
     (tmp_path / "key").write_text("k")
+    of_endpoint = {"max_num_seqs": 50, "kv_tokens": 9_000, "api_key_file": tmp_path / "key"}
+    of_endpoint |= {"kind": "vllm", "max_model_len": 2000}
     other = {
         "server": {
             "max_body_bytes": 10_000,
@@ -64,8 +66,17 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
             "shutdown_timeout": 9,
             "body_min_rate": 1,
             "max_connections": 500,
+            "trusted_objectives": {"batch": 2},
         },
-        "models": endpoints(second, max_num_seqs=50, kv_tokens=9_000, api_key_file=tmp_path / "key"),
+        "models": [
+            {
+                **endpoints(second, **of_endpoint)[0],
+                "fallbacks": ["http://127.0.0.1:1"],
+                "default_max_tokens": 9,
+                "lora": [{"name": "sql", "path": "/nonexistent"}],
+                "lora_flows": True,
+            }
+        ],
         "admission": {
             "policy": "forecast",
             "kv_high": 0.7,
@@ -99,7 +110,8 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
                 await running.application.change(Settings.model_validate(before))
                 await load.more(15)
         assert load.failures == []
-        lists = ("models[].endpoints", "auth.keys", "admission.bands")
+        of_models = ("models[].endpoints", "models[].fallbacks", "models[].lora_flows", "models[].lora")
+        lists = (*of_models, "auth.keys", "admission.bands")
         live = {path for path, needs in NEEDS.items() if needs is Needs.NOTHING and path != "auth.admin_key_file"}
         live = {path for path in live if not path.startswith("models[].discover")}  # see test_discovery.py
         assert {next((one for one in lists if path.startswith(one)), path) for path in live} == named

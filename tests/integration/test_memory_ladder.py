@@ -8,10 +8,11 @@ import pytest
 
 from engine import events
 from engine.assembly import assembled
-from engine.command import EngineSpec
-from engine.lifecycle import Policy
 from engine.memory_ladder import Bounds
 from engine.program import Program
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 from tests.integration.test_engine_supervision import START, running
 from tests.ports import free_port
 
@@ -24,8 +25,8 @@ POLICY = Policy(start_timeout=START, stop_timeout=30, max_restarts=2, backoff=0.
 
 
 def program(python: Path, model: Path, *, min_model_len: int | None) -> tuple[EngineSpec, Program]:
-    spec = EngineSpec("random", str(model), "random", free_port(), python, args=(*TOO_SMALL, *BLOCKS))
-    return spec, assembled(spec, POLICY, fit=Bounds(spec.arguments.flags, min_model_len))
+    spec = EngineSpec(VLLM, "random", str(model), "random", free_port(), python, args=(*TOO_SMALL, *BLOCKS))
+    return spec, assembled(spec, POLICY, fit=Bounds(VLLM.flags(spec.args), min_model_len))
 
 
 async def test_a_context_that_may_be_shorter_is_shortened_to_what_fits_and_that_is_said(

@@ -53,6 +53,7 @@ async def test_a_refusal_says_why():
             await until(lambda: fake.scheduler.running)
             waited = await kvgate.post()
             assert waited.headers["x-kvgate-reason"] == "queue_timeout"
+            assert waited.headers["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
             assert int(waited.headers["x-kvgate-queue-ms"]) >= 100
             assert int(waited.headers["x-kvgate-prompt-tokens"]) == 2
             assert "x-kvgate-endpoint" not in waited.headers
@@ -95,6 +96,16 @@ async def test_an_engine_that_schedules_by_priority_is_told_the_band():
         assert [request.header("x-vllm-priority") for request in sent] == [None, "2", "0", "3", "5", "9"] * len(APIS)
         told = [json.loads(request.body).get("priority") for request in sent]
         assert told[:18] == [None, 2, 0, 3, 5, 9] * 3, "for engines that do not read the header"
+
+
+async def test_a_trusted_proxys_objective_is_the_most_urgent_band_that_a_request_may_take():
+    trusted = {"trusted_objectives": {"batch": 3}}
+    async with FakeVllm() as fake, gateway(fake, server={"host": "127.0.0.1", "port": 0, **trusted}) as kvgate:
+        for objective, asked in (("batch", None), ("batch", 1), ("batch", 5), ("other", 1)):
+            fields = {} if asked is None else {"priority": asked}
+            headers = {"x-llm-d-inference-objective": objective}
+            assert (await kvgate.client.post(CHAT, json=body(**fields), headers=headers)).status_code == 200
+        assert [request.header("x-vllm-priority") for request in fake.seen if request.path == CHAT] == [*"3351"]
 
 
 async def test_a_number_that_nobody_knows_exactly_is_said_to_be_an_estimate():

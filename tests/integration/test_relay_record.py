@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
@@ -13,8 +15,12 @@ from tests.integration.relaying import APIS, CHAT, gateway, until
 SECRET = "sesame opens"
 
 
+def command(file, *options):
+    return [sys.executable, "-m", "gateway.cli", "replay", str(file), *options]
+
+
 def replay(file, *options):
-    argv = [sys.executable, "-m", "gateway.cli", "replay", str(file), *options]
+    argv = command(file, *options)
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
@@ -122,3 +128,27 @@ async def test_what_one_gateway_learned_the_next_one_begins_with_and_records(tmp
     done = replay(file)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 differ" in done.stdout
+
+
+def started(argv):
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+async def test_it_is_shown_on_a_page_until_it_is_interrupted(record):
+    argv = command(record, "--page", "--port", "0", "--set", "admission.queue.max_requests=100")
+    with started(argv) as shown:
+        try:
+            url = next(word for line in shown.stdout for word in line.split() if word.startswith("http://"))
+            async with httpx.AsyncClient(base_url=url) as page:
+                assert (await page.get("")).status_code == 200
+                series = (await page.get("replay")).json()
+                recorded, other = [
+                    (await page.get(f"replay/{side}/{len(series['sides'][side]['glances']) - 1}")).json()
+                    for side in (0, 1)
+                ]
+        finally:
+            shown.send_signal(signal.SIGINT)
+    assert shown.returncode == 0
+    assert recorded["models"][0]["outcomes"]["queue_full"] > 0
+    assert "queue_full" not in other["models"][0]["outcomes"]
+    assert SECRET not in json.dumps([series, recorded, other])

@@ -21,7 +21,10 @@ async def test_the_state_shows_every_endpoint_and_queue():
         assert 0.01 <= endpoint["kv"]["ledger"] <= 0.03
         assert endpoint["gate"] == {"open": True, "reason": None}
         assert endpoint["models"] == ["fake"]
-        assert state["queues"] == [{"model": "fake", "depth": 0, "bytes": 0, "oldest_seconds": None}]
+        (queue,) = state["queues"]
+        assert (queue["model"], queue["depth"], queue["bytes"], queue["oldest_seconds"]) == ("fake", 0, 0, None)
+        assert 0.01 <= queue["saturation"] <= 0.1
+        assert (queue["backlog_seconds"], queue["waiting_without_endpoint"]) == (0.0, 0)
         assert state["counting"][0]["mode"] == "engine"
         metrics = (await kvgate.client.get("/metrics")).text
         for line in ("kvgate_in_flight", "kvgate_gate_open", "kvgate_endpoint_healthy"):

@@ -79,7 +79,7 @@ def configuration(folder, args=(), server=None, engine=None, health=None):
         "model": str(model),
         "python": str(folder / "python-with-fake-vllm"),
         "args": given,
-        "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+        "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"},  # so that /pause is there
         "reload": "surge",
         **(engine or {}),
     }

@@ -12,7 +12,7 @@ import pytest
 from gateway.advice.rules import ENOUGH
 from gateway.advice.traffic import read_traffic
 from gateway.endpoints.exposition import parse
-from tests.integration.kvgate import PATIENT, serving
+from tests.integration.kvgate import PATIENT, answered_by, serving
 from tests.integration.relaying import COMPLETIONS
 from tests.ports import free_port
 
@@ -24,11 +24,13 @@ WHICH = ("p50", "p99", "most")
 def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_HEALTH__INTERVAL", "0.2")
     monkeypatch.setenv("KVGATE_COUNTING__HAND_OVER_FROM", "none")  # or kvgate's own probes were load, too
-    before, completed_before = read_traffic(random_vllm.url), completed(random_vllm.url)
+    unasked = answered_by(random_vllm.url)
     events = tmp_path / "events"
     options = ("--endpoint", random_vllm.url, "--event-log", str(events))
     with serving(tmp_path / "log", free_port(), *options, environ=PATIENT) as kvgate:
         kvgate.wait_healthy(1)
+        kvgate.wait_asked(random_vllm.url, unasked)
+        before, completed_before = read_traffic(random_vllm.url), completed(random_vllm.url)
         usages = asyncio.run(load(kvgate.url, random_vllm.model))
         generated = sum(usage[1] for usage in usages)
         deadline = time.monotonic() + 10

@@ -72,7 +72,8 @@ async def test_kill_9_of_one_engine_costs_only_the_streams_that_had_started_on_i
         "args": ["--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256", "--enforce-eager"],
         "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     }
-    patient = {"ttft_target": "none"}  # half of the engines are gone: who waits shall wait
+    # Half of the engines are gone: who waits shall wait, as long as a slow machine takes.
+    patient = {"ttft_target": "none", "queue": {"ttl": START_TIMEOUT}}
     config.write_text(yaml.safe_dump({"admission": patient, "models": [{"name": "random", "engine": engine}]}))
     with serving(tmp_path / "kvgate.log", free_port(), "--config", str(config), environ=PATIENT) as kvgate:
         victim, other = await asyncio.to_thread(kvgate.wait_healthy, 2, START_TIMEOUT)

@@ -8,11 +8,11 @@ scrapes, with streams of five seconds each. With an empty queue the arrival take
 With a full one it waits, and the end lets the head of the queue go.
 
 The events of streams come from the admission, as they do in the gateway: every stream has a token each 20 ms, and the
-admission tells the core what is news, which are all but the first token of a stream and the one that begins a block of
-16. Its timer runs in an event loop whose time is the pool's.
+admission leaves out the reports that change nothing: all but the first token of a stream and those that begin a block.
+Its timer runs in an event loop whose time is the pool's.
 
 The core's part is measured alone, with the same events again. What is left are the driver and the admission: their
-notes of every token, their timers, and the choice of what is news; without the loop over the tokens, which is not
+notes of every token, their timers, and the choice of reports; without the loop over the tokens, which is not
 theirs.
 """
 
@@ -54,7 +54,7 @@ TOKEN = STREAM_SECONDS / OUTPUT
 BEST_OF = 3
 """Measurements of each figure: the least counts, as other work on the machine only adds to it."""
 Tape = list[tuple[Event | list[RequestId], float]]
-"""What a core was told, with its time, and whose news were asked for."""
+"""What a core was told, with its time, and whose next reports were asked for."""
 
 
 class Pool(NamedTuple):
@@ -99,18 +99,18 @@ class Core:
                 self.dispatched.append(command.request)
         return []
 
-    def news(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
+    def next_reports(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
         if self.tape is not None:
             self.tape.append((list(requests), 0.0))
-        return self.controller.news(requests)
+        return self.controller.next_reports(requests)
 
     @property
     def aborting(self) -> bool:
         return self.controller.aborting
 
     @property
-    def tries_again(self) -> bool:
-        return self.controller.tries_again
+    def time_may_dispatch(self) -> bool:
+        return self.controller.time_may_dispatch
 
 
 class Saturated:
@@ -139,9 +139,8 @@ class Saturated:
 
     @property
     def next_batch(self) -> float:
-        """When the admission tells the core next what is news."""
-        timer = self.admission._timer
-        return inf if timer is None else timer.when()
+        """When the admission reports to the core next."""
+        return inf if self.admission._timer is None else self.admission._due
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -156,11 +155,11 @@ class Saturated:
 
     def generate(self) -> None:
         """Every stream has one more token."""
-        begun, progress = self.admission.begun, self.admission.progress
+        first_tokens, progress = self.admission.first_tokens, self.admission.progress
         for request, generated in self.flying.items():
             if generated < OUTPUT:
                 self.flying[request] = generated + 1
-                (progress if generated else begun)(request, generated + 1)
+                (progress if generated else first_tokens)(request, generated + 1)
 
     def count(self) -> None:
         """The same without telling anybody."""
@@ -226,10 +225,10 @@ def replayed(tape: Tape, before: int, policy: Policy) -> float:
     core = AdmissionController(policy)
 
     def tell(part: Tape) -> None:
-        handle, news = core.handle, core.news
+        handle, next_reports = core.handle, core.next_reports
         for told, now in part:
             if type(told) is list:
-                news(told)
+                next_reports(told)
             else:
                 handle(told, now)
 

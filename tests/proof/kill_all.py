@@ -1,14 +1,15 @@
 """An engine that fails all that runs when its KV cache is full: requests killed directly, and through kvgate.
 
-    python -m tests.proof.kill_all [--requests 300] [--clients 16] [--ctx 1024] [--slots 8]
+    python -m tests.proof.kill_all [--requests 300] [--clients 16] [--ctx 1024] [--slots 8] [--answers 50 200]
 
 A real llama-server on a CPU, whose slots share one cache, as they do by default. Clients ask one request after the
-other for answers of 50 to 200 tokens, half of them streamed: the same requests of the engine itself, then through
+other for answers of so many tokens, half of them streamed: the same requests of the engine itself, then through
 kvgate. The exit code is 1 if kvgate lets one be killed, or completes under 90 % of the tokens that come directly.
 """
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import structlog
 
 from engine.demo_model import smollm2_gguf
 from gateway.app.application import Application
@@ -24,8 +26,6 @@ from loadtests.provenance import provenance
 from tests.llama_server import llama_server
 
 CHAT = "/v1/chat/completions"
-ANSWERS = (50, 200)
-"""Tokens of an answer, least and most."""
 AT_LEAST = 0.9
 PATIENCE = 1800.0
 
@@ -109,18 +109,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of KV cache")
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--answers", type=int, nargs=2, default=(50, 200), help="tokens of an answer, least and most")
     asked = parser.parse_args()
     chance = random.Random(7)  # noqa: S311 - the same requests each time
     bodies: list[dict[str, Any]] = [
         {
             "messages": [{"role": "user", "content": f"Tell me the story number {number}."}],
-            "max_tokens": chance.randint(*ANSWERS),
+            "max_tokens": chance.randint(*asked.answers),
             "ignore_eos": True,
             "stream": number % 2 == 0,
         }
         for number in range(asked.requests)
     ]
-    print(provenance())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    measured = provenance()
+    print(f"{measured['cpu']}, {measured['cores']} cores, {measured['measured_at']}")
     model = smollm2_gguf()
     with llama_server(model, ctx=asked.ctx, slots=asked.slots) as engine:
         direct = asyncio.run(load(engine.url, bodies, asked.clients))

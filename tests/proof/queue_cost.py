@@ -12,7 +12,7 @@ import sys
 from time import process_time
 
 from gateway.admission.placing.request import RequestRecord
-from gateway.admission.queueing.queue import Answer, Queue
+from gateway.admission.queueing.queue import OfferResult, Queue
 from tests.fakes.waiting import waiting
 
 LANE = (4096, None, None)
@@ -31,17 +31,17 @@ def measure(queued: int, flows: int, rounds: int = 20_000, *, blocked: bool = Fa
     went: list[RequestRecord] = []
     room = 0
 
-    def accept(request: RequestRecord) -> Answer:
+    def accept(request: RequestRecord) -> OfferResult:
         nonlocal room
         if blocked and request.size == 9:
-            return Answer.NO_ROOM
+            return OfferResult.NO_ROOM
         if not room:
-            return Answer.CLOSED
+            return OfferResult.CLOSED
         room -= 1
         queue.remove(request)
         queue.served(request)
         went.append(request)
-        return Answer.TAKEN
+        return OfferResult.TAKEN
 
     gc.collect()
     gc.disable()

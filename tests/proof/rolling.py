@@ -83,7 +83,7 @@ def next_release(folder: Path) -> Path:
             "    arrival: Arrived\n\n\nclass Left": f"    arrival: Arrived\n{field}\n\n{unknown}class Left",
             "    dispatch: Dispatch\n": f"    dispatch: Dispatch\n{field}",
         },
-        tier / "link.py": {
+        tier / "owner_link.py": {
             "            self._line.send(message)\n": "            self._line.send(message, New())\n",
             "    Moved,\n": "    Moved,\n    New,\n",
         },

@@ -28,7 +28,7 @@ from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
-from gateway.tier.link import Link
+from gateway.tier.owner_link import Link
 
 BLOCK = 16
 PROMPT = 200

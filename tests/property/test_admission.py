@@ -585,7 +585,7 @@ class Admission(RuleBasedStateMachine):
         for endpoint in self.controller._endpoints:
             ledger = endpoint.ledger
             saved = sharing_saves([r.prefix for r in ledger], endpoint.capacity.block_size)
-            assert ledger.held - ledger.used == ledger.saved == saved
+            assert ledger.held - ledger.used == ledger.saved_blocks == saved
             assert saved == 0 or endpoint.capacity.shares_prefix
 
     @invariant()
@@ -635,7 +635,7 @@ class Admission(RuleBasedStateMachine):
             assert shown.held_blocks == shown.in_flight == shown.sequences == shown.aborting == 0
             assert shown.unconfirmed_sequences == 0
         for endpoint in self.controller._endpoints:
-            assert (endpoint.ledger.used, endpoint.ledger.shared_tokens, endpoint.ledger.prefilling) == (0, 0, 0)
+            assert (endpoint.ledger.used, endpoint.ledger.shared_tokens, endpoint.ledger.prefilling_tokens) == (0, 0, 0)
             endpoint.refresh_forecast(self.now + 1.0)
             assert endpoint.forecast(self.now + 1.0) == endpoint._correction.read(self.now + 1.0)
 

@@ -49,16 +49,16 @@ def test_the_tumult_has_every_fate():
 
 @pytest.mark.parametrize("seed", range(20, 40))
 def test_while_all_is_shut_it_decides_as_if_it_were_asked_at_each_event(seed, monkeypatch):
-    """Progress is not followed by an offer while every endpoint surely stays shut."""
-    shut_until, asked = controller.shut_until, []
+    """Progress is not followed by an offer while every endpoint surely stays closed."""
+    all_closed_until, asked = controller.all_closed_until, []
 
     def until(endpoints, now):
         asked.append(now)
-        return shut_until(endpoints, now)
+        return all_closed_until(endpoints, now)
 
-    monkeypatch.setattr(controller, "shut_until", until)
+    monkeypatch.setattr(controller, "all_closed_until", until)
     short, times = digest(tumult(seed)), len(asked)
-    monkeypatch.setattr(controller, "shut_until", lambda endpoints, now: min(until(endpoints, now), now))
+    monkeypatch.setattr(controller, "all_closed_until", lambda endpoints, now: min(until(endpoints, now), now))
     assert digest(tumult(seed)) == short
     assert len(asked) - times > times, "it was spared some questions"
 
@@ -66,14 +66,14 @@ def test_while_all_is_shut_it_decides_as_if_it_were_asked_at_each_event(seed, mo
 @pytest.mark.parametrize("seed", range(20))
 def test_past_the_empty_queue_it_decides_as_if_it_had_been_queued(seed, monkeypatch):
     """A request that nobody waits before is neither entered nor offered: what it leaves behind is the same."""
-    passes_by, passed = AdmissionController._passes_by, []
+    bypass, passed = AdmissionController._bypass_queue, []
 
     def noted(self, request, now):
-        passed.append(passes_by(self, request, now))
+        passed.append(bypass(self, request, now))
         return passed[-1]
 
-    monkeypatch.setattr(AdmissionController, "_passes_by", noted)
+    monkeypatch.setattr(AdmissionController, "_bypass_queue", noted)
     short = digest(tumult(seed))
     assert any(passed)
-    monkeypatch.setattr(AdmissionController, "_passes_by", lambda *_: False)
+    monkeypatch.setattr(AdmissionController, "_bypass_queue", lambda *_: False)
     assert digest(tumult(seed)) == short

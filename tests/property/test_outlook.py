@@ -77,7 +77,7 @@ class Outlooks(RuleBasedStateMachine):
     def go_on(self, data, tokens):
         for reservation in data.draw(st.lists(st.sampled_from(self.flying), unique=True)):
             ceiling = reservation.limit * reservation.sequences
-            seen = min(reservation.seen + tokens * reservation.sequences, ceiling)
+            seen = min(reservation.reported + tokens * reservation.sequences, ceiling)
             before = reservation.held
             self.endpoint.ledger.progress(reservation, seen, self.now)
             self.grown += (reservation.held - before) * BLOCK
@@ -97,7 +97,7 @@ class Outlooks(RuleBasedStateMachine):
     @rule(step=st.sampled_from([0.0001, 0.0005, 0.1, TUNING.forecast_age, TUNING.abort_bound]))
     def wait(self, step):
         self.now += step
-        self.endpoint.settle(self.now)
+        self.endpoint.advance(self.now)
 
     # What must hold
 

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.policy import Band
-from gateway.admission.queueing.band import MANY
-from gateway.admission.queueing.queue import Answer, Queue
+from gateway.admission.queueing.band_queue import MANY
+from gateway.admission.queueing.queue import OfferResult, Queue
 from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import waiting
 
@@ -80,11 +80,11 @@ class Machine(RuleBasedStateMachine):
         held=st.sets(st.sampled_from(FLOWS)),
     )
     def offer(self, room, charged_first, closed, held):
-        """A pool with so much room: whoever is larger does not fit; and some flows are held back."""
+        """A pool with so much room: whoever is larger does not fit; and some flows are throttled."""
         logs = [self.offered(queue, room, charged_first, closed, held) for queue in self.queues]
         assert logs[0] == logs[1], "same events, others asked"
         for name, answer in logs[0]:
-            if answer is Answer.TAKEN:
+            if answer is OfferResult.TAKEN:
                 self.gone.append(self.waiting.pop(name))
 
     def offered(self, queue, room, charged_first, closed, held=frozenset()):
@@ -97,24 +97,24 @@ class Machine(RuleBasedStateMachine):
             nonlocal room
             stands = (request.arrival.band, request.lane)
             assert (stands, request.arrival.flow) not in aside, "asked after its flow was set aside"
-            answer = Answer.TAKEN if request.size <= room else Answer.NO_ROOM
+            answer = OfferResult.TAKEN if request.size <= room else OfferResult.NO_ROOM
             if request.arrival.flow in held:
-                answer = Answer.NOT_ITS_FLOW
+                answer = OfferResult.NOT_ITS_FLOW
             if request.lane in closed:
-                answer = Answer.CLOSED
+                answer = OfferResult.CLOSED
             if stands in heads:
                 head, asked, over = heads[stands]
                 assert not over, "asked after its lane had ended"
                 assert request.size < head.size, "passed by one that is not smaller"
                 assert head.backfilled < MAX_PASSES
                 assert asked < TUNING.backfill_tries
-                heads[stands] = (head, asked + 1, answer is Answer.CLOSED)
-            elif answer is Answer.NOT_ITS_FLOW:
+                heads[stands] = (head, asked + 1, answer is OfferResult.CLOSED)
+            elif answer is OfferResult.NOT_ITS_FLOW:
                 aside.add((stands, request.arrival.flow))
-            elif answer is not Answer.TAKEN:
-                heads[stands] = (request, 0, answer is Answer.CLOSED)
+            elif answer is not OfferResult.TAKEN:
+                heads[stands] = (request, 0, answer is OfferResult.CLOSED)
             log.append((request.arrival.request, answer))
-            if answer is Answer.TAKEN:
+            if answer is OfferResult.TAKEN:
                 room -= request.size
                 if charged_first:
                     queue.served(request)
@@ -182,11 +182,11 @@ def go(queue, count=1):
 
     def accept(request):
         if len(went) == count:
-            return Answer.CLOSED
+            return OfferResult.CLOSED
         queue.remove(request)
         queue.served(request)
         went.append(request)
-        return Answer.TAKEN
+        return OfferResult.TAKEN
 
     queue.offer(accept)
     return went
@@ -319,11 +319,11 @@ def test_one_that_does_not_fit_gets_its_turn_among_smaller_ones(sizes, room):
 
     def accept(request):
         if sum(size for size, _ in flying) + request.size > room:
-            return Answer.NO_ROOM
+            return OfferResult.NO_ROOM
         flying.append((request.size, step + 5))
         crowd.queue.remove(request)
         crowd.queue.served(request)
-        return Answer.TAKEN
+        return OfferResult.TAKEN
 
     for step in range(200):
         crowd.join(size=min(8, sizes[step % len(sizes)]), flow=f"f{step % 3}")

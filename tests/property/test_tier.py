@@ -9,6 +9,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import Phase, settings
@@ -27,7 +28,7 @@ from gateway.tier import carried
 from gateway.tier.carried import PART
 from gateway.tier.hall import Hall
 from gateway.tier.line import Line
-from gateway.tier.link import Link
+from gateway.tier.owner_link import Link
 from tests.fakes.monitor import Monitor
 
 POLICY = Policy(ttl=10.0, no_endpoint_ttl=3.0, ttft_target=None)
@@ -249,6 +250,9 @@ class Front:
     def gone(self, endpoint: EndpointId) -> None:
         del self.healthy[endpoint], self.watches[endpoint]
 
+    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        del endpoint, ready_in, failed
+
     def evacuate(self, endpoint: EndpointId) -> None:
         for request in self.requests.values():
             if request.endpoint == endpoint and not request.seen:
@@ -276,7 +280,7 @@ class Owner:
         self.cores = Cores(self.make, self.hall)
         for endpoint in endpoints:
             self.add(endpoint)
-        self.hall.begin(self.cores, self.monitors, None)
+        self.hall.begin(self.cores, self.monitors, SimpleNamespace(left=lambda _front: None))
 
     def make(self, model: str, _root: str | None) -> Driver:
         clock = asyncio.get_running_loop().time
@@ -637,7 +641,7 @@ class Tier(RuleBasedStateMachine):
             for admission in front.link._admissions.values():
                 assert not admission._waiting
                 counts = admission.counts
-                assert not counts.moved | counts._untold | counts.news
+                assert not counts.moved | counts._untold | counts.next_reports
 
     def stop(self) -> None:
         carried.PART = PART

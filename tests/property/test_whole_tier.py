@@ -42,10 +42,11 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
-from gateway.app.apart import Apart, Place
+from gateway.app.apart import Apart, FrontSpec
 from gateway.app.candidate import Candidate
 from gateway.config.settings import Settings
 from gateway.endpoints.identity import Identity
+from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import RejectedError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
@@ -54,7 +55,7 @@ from gateway.tier.epoch import BEFORE_ALL, Epoch
 from gateway.tier.fence import OBEYED_WITHIN
 from gateway.tier.frames import Evacuate, Expire, Refused, Sent
 from gateway.tier.line import Line
-from gateway.tier.link import LOOK
+from gateway.tier.owner_link import LOOK
 from tests.fakes.monitor import Monitor
 from tests.fakes.processes import Process, World
 from tests.fakes.redis_client import FakeRedis
@@ -182,6 +183,12 @@ class Owner:
     def restrict(self, share: float) -> None:
         self.cores.restrict(share)
 
+    def awaited(self, front: int, ages: Mapping[str, float]) -> None:
+        """No engine here starts on demand."""
+
+    def left(self, front: int) -> None:
+        """As before."""
+
     async def stop(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
@@ -196,13 +203,13 @@ class Owner:
             case Finished(request) | Returned(request):
                 assert request in self.held, "released twice"
                 self.held.remove(request)
+        if not self.held:  # the core forgets what the gauge has shown, too, before it sends the next
+            self.beyond.clear()
+            self.surely = True
         for command in commands:
             if isinstance(command, Dispatch):
                 assert command.request not in self.held, "reserved twice"
                 self.held.add(command.request)
-        if not self.held:  # the core forgets what the gauge has shown, too
-            self.beyond.clear()
-            self.surely = True
         flying = {request for driver in self.drivers for request in driver.controller._flights}
         assert flying == self.held
 
@@ -237,13 +244,14 @@ class Front(Process):
 
     def begin(self) -> None:
         self.apart = Apart(
-            Place(self.number, Path(f"/nowhere/{self.machine}/owner"), b""),
+            FrontSpec(self.number, Path(f"/nowhere/{self.machine}/owner"), b""),
             self,
             clock=self.clock,
             progressed=self.progressed,
             metrics=Metrics(),
             settings=lambda: SETTINGS[self.machine],
             templates=lambda: {None: None},
+            digest=Digest,
         )
         self.watch = self.apart.watch(ENGINE)
         self.apart.start()
@@ -325,6 +333,9 @@ class Front(Process):
         for number, request in self.requests.items():
             if not request.seen:
                 self.end(number, Back.FAILED)
+
+    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        del endpoint, ready_in, failed
 
     def expire(self, requests: Collection[RequestId]) -> None:
         self.tier.obeyed(self, Expire)

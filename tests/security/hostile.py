@@ -1,6 +1,7 @@
 """An engine that answers what a test tells it to: well enough to be taken in, and then not at all well."""
 
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ def stream_head(kind: str = "text/event-stream") -> bytes:
 class Hostile:
     """The engine. `scripts` are what it answers by path; what has none is answered as a healthy engine would."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.scripts: dict[str, Script] = {}
         plain = {
             "/health": b"",
@@ -63,6 +64,9 @@ class Hostile:
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+            self.url = f"https://localhost:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def use(self, path: str | None, script: Script | None) -> None:

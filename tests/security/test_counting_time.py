@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tokens.interruption import LONGEST
+from gateway.tokens.pool import LONGEST
 from tests.fakes.tokenizer import make_tokenizer
 from tests.security.target import Target, attacked, request
 

@@ -1,12 +1,15 @@
 import re
+import socket
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 import gateway
+from gateway.admission.events import Tick
 from gateway.cli import cli
 from gateway.serve.processes import USAGE_ERROR
+from tests.unit.record.recorded import Tape
 
 
 @pytest.fixture
@@ -14,7 +17,7 @@ def run(monkeypatch):
     """Run a command; what it would have served is kept and not served."""
     served, reloaded = [], []
 
-    def keep(settings, sources, *, verbose):
+    def keep(settings, sources, choices, *, verbose):
         served.append(settings)
         reloaded.append(sources.read())
         return 0
@@ -108,6 +111,9 @@ def test_a_flag_goes_before_the_environment_before_the_file(run, tmp_path):
         (("serve", "--", "--x", "1"), "need a MODEL to launch it for: kvgate serve MODEL -- --x 1"),
         (("serve", "--tokenizer", "t"), "--tokenizer goes with MODEL or --endpoint"),
         (("serve", "--chat-template", "t"), "--chat-template goes with MODEL or --endpoint"),
+        (("serve", "--engine", "auto"), "--engine goes with MODEL; in a file it is `choice` of the engine"),
+        (("serve", "m", "--alternative", "m.gguf"), "`alternatives` is for `choice: auto`"),
+        (("serve", "m", "--engine", "best"), "models[0].engine.choice = 'best' (command line)"),
         (("serve", "--endpoint", "nowhere"), "models[0].endpoints[0].url = 'nowhere' (command line)"),
         (("serve", "m", "--port", "99999"), "server.port = 99999 (command line)"),
         (("serve", "--config", "/missing.yaml"), "/missing.yaml: cannot be read"),
@@ -192,3 +198,18 @@ def test_a_reload_takes_settings_for_now_and_a_replay_only_those_of_admission(ru
         assert (result.exit_code, "expected SECTION.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)
     result = run("replay", str(tmp_path / "f"), "--set", "server.port=1")
     assert (result.exit_code, "expected admission.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)
+
+
+def test_a_replay_is_shown_on_a_loopback_address_alone(run, tmp_path):
+    result = run("replay", str(tmp_path / "f"), "--page", "--host", "0.0.0.0")
+    assert result.exit_code == USAGE_ERROR
+    assert "the page asks for no key" in result.output
+
+
+def test_a_port_that_is_taken_is_named(run, tmp_path):
+    file = Tape().tell(0, Tick()).write(tmp_path / "f")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("replay", str(file), "--page", "--port", str(port))
+    assert result.exit_code == USAGE_ERROR
+    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in result.output

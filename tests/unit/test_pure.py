@@ -74,7 +74,7 @@ def test_the_parts_that_decide_call_themselves_pure() -> None:
     assert len(PURE) > 60
     assert {
         "engine.judgement",
-        "engine.lifecycle",
+        "engine.program_lifecycle",
         "engine.memory_ladder",
         "engine.plan.planner",
         "engine.room",

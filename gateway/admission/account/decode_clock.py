@@ -55,6 +55,6 @@ class DecodeClock:
         self._reading, self._at = self.read(now), now
         self._rate.sample(tokens / sequence_seconds, sample.sampled_at)
 
-    def saw_delay(self, tokens: float) -> None:
+    def learn_delay(self, tokens: float) -> None:
         """Learn from the clock tokens between a request's dispatch and its first token."""
         self._delay += (max(0.0, tokens) - self._delay) * TUNING.sample_weight

@@ -1,6 +1,7 @@
-"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now, or will hold at most.
+"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now.
 
-The latter where all that runs fails once the cache is full (`Capacity.holds_limit`).
+Some engines fail every request once their cache is full. On these each is booked with its most blocks from the start
+(`Capacity.holds_limit`).
 """
 
 from collections import deque
@@ -26,7 +27,7 @@ class Phase(Enum):
     CONFIRMED = auto()
     """It has a token, so the engine holds its blocks."""
     ABORTING = auto()
-    """Its client has left. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
+    """We closed its connection. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
 
 
 _UNCONFIRMED: Final = Phase.UNCONFIRMED  # Python 3.11 looks a member up by a call, and each count asks for several
@@ -38,30 +39,30 @@ class Reservation:
 
     __slots__ = (
         "aborted_at",
-        "backlog",
         "base",
-        "computed",
         "demand",
-        "dispatched",
+        "dispatch_reading",
         "due_tokens",
         "edge",
         "footprint",
         "generated",
         "held",
         "limit",
-        "news",
+        "next_report",
         "origin",
         "pace",
         "phase",
+        "prefill_backlog",
+        "prefilling_blocks",
         "prefix",
+        "reported",
         "request",
-        "seen",
         "sent_at",
         "sequences",
         "shared",
         "streamed",
         "ticket",
-        "unseen",
+        "uncached",
     )
 
     def __init__(
@@ -70,10 +71,10 @@ class Reservation:
         footprint: Footprint,
         *,
         prefix: Prefix,
-        computed: int,
+        uncached: int,
         reading: float,
         now: float,
-        whole: bool,
+        holds_limit: bool,
     ) -> None:
         demand = arrival.demand
         self.request = arrival.request
@@ -85,30 +86,30 @@ class Reservation:
         """Most tokens a sequence may generate."""
         self.prefix = prefix
         self.sent_at = now
-        self.dispatched = reading
+        self.dispatch_reading = reading
         """Reading of the decode clock at its dispatch."""
-        self.computed = computed
-        """Prompt tokens that the engine has to compute for it: those that are not cached."""
-        self.backlog = 0
+        self.uncached = uncached
+        """Prompt tokens that are not cached: the engine has to compute them."""
+        self.prefill_backlog = 0
         """Prompt tokens that the engine had yet to compute for streams at its dispatch, its own included."""
         self.shared = 0
         """Tokens of its prompt that another request in flight also holds."""
         self.phase = _UNCONFIRMED
-        self.unseen = 0
-        """Blocks it adds to `Ledger.unseen`: all those of a stream until its first token, then 0."""
-        self.seen = 0
+        self.prefilling_blocks = 0
+        """Blocks it adds to `Ledger.prefilling_blocks`: all those of a stream until its first token, then 0."""
+        self.reported = 0
         """Tokens that the relay reported, over all sequences."""
-        self.generated = self.limit if whole else 1
+        self.generated = self.limit if holds_limit else 1
         """Tokens per sequence in its account. 1 from the start, as prefill ends with the first token; or all that it
         may generate, if it holds them from the start."""
         self.held, edge = footprint.growth(self.generated)
         """Blocks, including those it shares with others."""
         self.edge: float = edge if edge <= self.limit else inf
         """Tokens per sequence at which it will hold more blocks; infinity if its limit comes first."""
-        self.news = 0.0
+        self.next_report = 0.0
         """A report of fewer tokens than this, over all sequences, changes nothing."""
         self.origin = 0.0
-        """Reading of the decode clock when the clock began to count its tokens."""
+        """Reading from which the decode clock counts its tokens."""
         self.base = 0
         """Tokens per sequence at that reading."""
         self.pace = 1.0
@@ -122,7 +123,7 @@ class Reservation:
 class Ledger:
     """Reservations of one endpoint and their totals, kept up to date: an event costs only what it touches.
 
-    The progress of a request is the larger of two counts: the tokens that the relay saw, and those that the decode
+    The progress of a request is the larger of two counts: the tokens that the relay reported, and those that the decode
     clock counted. For a stream the clock starts at its first reported token and runs at `stream_pace`. For a request
     that reports nothing until its end it starts after the endpoint's mean delay of first tokens, and runs at full
     speed. Every count stops at `max_tokens`.
@@ -142,11 +143,11 @@ class Ledger:
         self.held = 0
         """Blocks of all reservations, with shared blocks counted for each holder."""
         self.confirmed = 0
-        """Blocks of reservations with a token: these are certainly in the engine's cache."""
-        self.unseen = 0
-        """Blocks of streams without a token: the engine may not have begun with them."""
-        self.prefilling = 0
-        """Upper bound of the prompt tokens that the engine has yet to compute for streams without a token."""
+        """Blocks of reservations with a token, reported or by the decode clock: taken to be in the engine's cache."""
+        self.prefilling_blocks = 0
+        """Blocks of streams in prefill, which have no token yet: the engine may not have begun with them."""
+        self.prefilling_tokens = 0
+        """Upper bound of the prompt tokens that the engine has yet to compute for streams in prefill."""
         self.sequences = 0
         self.unconfirmed_sequences = 0
 
@@ -159,12 +160,12 @@ class Ledger:
     @property
     def used(self) -> int:
         """Blocks of all reservations, with shared blocks counted once."""
-        return self.held - self._prefixes.saved // self._block
+        return self.held - self._prefixes.saved_tokens // self._block
 
     @property
-    def saved(self) -> int:
-        """Blocks that `held` counts too often, because requests in flight share prefixes."""
-        return self._prefixes.saved // self._block
+    def saved_blocks(self) -> int:
+        """Blocks saved by sharing prefixes. `held` counts them more than once."""
+        return self._prefixes.saved_tokens // self._block
 
     @property
     def shared_tokens(self) -> int:
@@ -189,9 +190,9 @@ class Ledger:
             cached: Prompt tokens that the engine need not compute.
         """
         reading = self._clock.read(now)
-        computed = arrival.demand.prompt_tokens - cached
+        uncached = arrival.demand.prompt_tokens - cached
         reservation = Reservation(
-            arrival, footprint, prefix=prefix, computed=computed, reading=reading, now=now, whole=self.holds_limit
+            arrival, footprint, prefix=prefix, uncached=uncached, reading=reading, now=now, holds_limit=self.holds_limit
         )
         sequences = reservation.sequences
         held = reservation.held
@@ -202,14 +203,14 @@ class Ledger:
         self.sequences += sequences
         self.unconfirmed_sequences += sequences
         if arrival.streamed:
-            reservation.unseen = held
-            self.unseen += held
-            self.prefilling += reservation.computed
-            reservation.backlog = self.prefilling
+            reservation.prefilling_blocks = held
+            self.prefilling_blocks += held
+            self.prefilling_tokens += reservation.uncached
+            reservation.prefill_backlog = self.prefilling_tokens
         else:
             reservation.origin = reading + self._clock.first_token_delay + 1
             reservation.base = 1
-            self._look_again(reservation, reservation.origin)
+            self._recheck_at(reservation, reservation.origin)
         return reservation
 
     def sharable(self, prefix: Prefix) -> int:
@@ -220,15 +221,15 @@ class Ledger:
         """The only holder of some part of this prefix; None if no part has exactly one holder."""
         return self._prefixes.sole(prefix)
 
-    def progress(self, reservation: Reservation, seen: int, now: float) -> None:
-        """Enter the tokens that the relay has seen of a request so far, over all sequences."""
-        if seen <= reservation.seen:
+    def progress(self, reservation: Reservation, reported: int, now: float) -> None:
+        """Enter the tokens that the relay has reported of a request so far, over all sequences."""
+        if reported <= reservation.reported:
             return
-        reservation.seen = seen
+        reservation.reported = reported
         if self._aborting:
-            self.stepped(now)
+            self.note_step(now)
         sequences = reservation.sequences
-        tokens = seen if sequences == 1 else -(-seen // sequences)
+        tokens = reported if sequences == 1 else -(-reported // sequences)
         if tokens >= reservation.edge:
             self._grow(reservation, tokens)
         elif tokens > reservation.generated:
@@ -237,30 +238,30 @@ class Ledger:
             self._confirm(reservation)
             reading = self._clock.read(now)
             if now > reservation.sent_at:  # else it was declared with its tokens: nobody here saw the first one come
-                self._clock.saw_delay(reading - reservation.dispatched)
+                self._clock.learn_delay(reading - reservation.dispatch_reading)
                 if reservation.streamed:
-                    self._prefill.saw(now - reservation.sent_at, reservation.backlog)
+                    self._prefill.learn(now - reservation.sent_at, reservation.prefill_backlog)
             reservation.origin = reading
             reservation.base = min(tokens, reservation.limit)
             if reservation.streamed:
                 reservation.pace = TUNING.stream_pace
             self._schedule(reservation)
 
-    def progressed(self, reservation: Reservation, now: float) -> int:
-        """Tokens of a request so far, over all sequences: as seen or as counted by the clock, whichever is more."""
+    def tokens_so_far(self, reservation: Reservation, now: float) -> int:
+        """Tokens of a request so far, over all sequences: as reported or as counted by the clock, whichever is more."""
         tokens = 0
         if reservation.phase is _CONFIRMED or not reservation.streamed:
             ticks = self._clock.read(now) - reservation.origin
             tokens = reservation.base + int(ticks * reservation.pace) if ticks >= 0 else 0
         sequences = reservation.sequences
-        return min(max(reservation.seen, tokens * sequences), reservation.limit * sequences)
+        return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
-    def stepped(self, now: float) -> None:
+    def note_step(self, now: float) -> None:
         """Note progress of any request. It proves a step: requests aborted more than `report_span` ago are gone."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
-    def settle(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Bring the account up to this time.
 
         It releases aborted requests whose time is over, and adds the blocks of requests that the decode clock has
@@ -289,9 +290,9 @@ class Ledger:
 
         If it reported nothing, its true length, if known, corrects the mean delay of first tokens.
         """
-        if not reservation.streamed and not reservation.seen and completion_tokens:
+        if not reservation.streamed and not reservation.reported and completion_tokens:
             tokens = -(-completion_tokens // reservation.sequences)
-            self._clock.saw_delay(self._clock.read(now) - reservation.dispatched - tokens)
+            self._clock.learn_delay(self._clock.read(now) - reservation.dispatch_reading - tokens)
         self._drop(reservation)
 
     def abort(self, reservation: Reservation, now: float) -> None:
@@ -300,13 +301,13 @@ class Ledger:
             self.confirmed -= reservation.held
         else:
             self.unconfirmed_sequences -= reservation.sequences
-        self._seen(reservation)
+        self._end_prefill(reservation)
         reservation.phase = Phase.ABORTING
         reservation.ticket = 0
         reservation.aborted_at = now
         self._aborting.append(reservation)
 
-    def resumed(self, request: RequestId) -> None:
+    def resume(self, request: RequestId) -> None:
         """Forget what an aborted request holds: it goes on, and is entered anew."""
         for reservation in self._aborting:  # that of a front that came back is among the first
             if reservation.request == request:
@@ -324,7 +325,7 @@ class Ledger:
         self._block = capacity.block_size
         held_limit, self.holds_limit = self.holds_limit, capacity.holds_limit
         self._prefixes = SharedPrefixes(capacity.block_size)
-        self.held = self.confirmed = self.unseen = 0
+        self.held = self.confirmed = self.prefilling_blocks = 0
         for reservation in self._reservations:
             reservation.shared = 0
             if capacity.shares_prefix:
@@ -334,32 +335,32 @@ class Ledger:
             reservation.footprint = Footprint(
                 reservation.demand, capacity.block_size, shares_prefix=capacity.shares_prefix
             )
-            # Reports within a block of the old size were only noted in `seen`.
-            seen = min(-(-reservation.seen // reservation.sequences), reservation.limit)
+            # Reports within a block of the old size were only noted in `reported`.
+            reported = min(-(-reservation.reported // reservation.sequences), reservation.limit)
             if self.holds_limit:
                 generated = reservation.limit
             elif held_limit:
-                generated = max(1, seen)
+                generated = max(1, reported)
             else:
-                generated = max(reservation.generated, seen)
+                generated = max(reservation.generated, reported)
             reservation.held = 0
             self._grow(reservation, generated)
-            if reservation.unseen:
-                reservation.unseen = reservation.held
-                self.unseen += reservation.held
+            if reservation.prefilling_blocks:
+                reservation.prefilling_blocks = reservation.held
+                self.prefilling_blocks += reservation.held
             if reservation.ticket and reservation.phase is _CONFIRMED:
                 self._schedule(reservation)
 
-    def _seen(self, reservation: Reservation) -> None:
-        if reservation.unseen:
-            self.unseen -= reservation.unseen
-            self.prefilling -= reservation.computed
-            reservation.unseen = 0
+    def _end_prefill(self, reservation: Reservation) -> None:
+        if reservation.prefilling_blocks:
+            self.prefilling_blocks -= reservation.prefilling_blocks
+            self.prefilling_tokens -= reservation.uncached
+            reservation.prefilling_blocks = 0
 
     def _confirm(self, reservation: Reservation) -> None:
-        self._seen(reservation)
+        self._end_prefill(reservation)
         reservation.phase = _CONFIRMED
-        reservation.news = (reservation.edge - 1) * reservation.sequences + 1
+        reservation.next_report = (reservation.edge - 1) * reservation.sequences + 1
         self.confirmed += reservation.held
         self.unconfirmed_sequences -= reservation.sequences
 
@@ -373,7 +374,7 @@ class Ledger:
         reservation.held, reservation.edge = held, edge
         self.held += grown
         if phase is not _UNCONFIRMED:
-            reservation.news = (edge - 1) * reservation.sequences + 1
+            reservation.next_report = (edge - 1) * reservation.sequences + 1
             if phase is _CONFIRMED:
                 self.confirmed += grown
 
@@ -382,13 +383,13 @@ class Ledger:
             reservation.ticket = 0
             return
         tokens = int(reservation.edge)
-        if reservation.seen:
+        if reservation.reported:
             tokens = max(tokens, min(reservation.generated + TUNING.recheck_tokens, reservation.limit))
         reservation.due_tokens = tokens
         due = reservation.origin + (tokens - reservation.base) / reservation.pace
-        self._look_again(reservation, due)
+        self._recheck_at(reservation, due)
 
-    def _look_again(self, reservation: Reservation, reading: float) -> None:
+    def _recheck_at(self, reservation: Reservation, reading: float) -> None:
         self._tickets += 1
         reservation.ticket = self._tickets
         heappush(self._growth, (reading, self._tickets, reservation))
@@ -406,7 +407,7 @@ class Ledger:
         if reservation.prefix:
             self._prefixes.remove(reservation)
         reservation.ticket = 0
-        self._seen(reservation)
+        self._end_prefill(reservation)
         self.held -= reservation.held
         self.sequences -= reservation.sequences
         if reservation.phase is _CONFIRMED:

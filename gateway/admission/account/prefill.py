@@ -13,13 +13,18 @@ class PrefillRate:
         self._tokens = 0.0
         self._deviation = 0.0
 
-    def saw(self, seconds: float, tokens: int) -> None:
+    def learn(self, seconds: float, tokens: int) -> None:
         """Learn from a first token: the seconds since its dispatch, and the tokens computed until then."""
         if self._tokens:
             error = abs(seconds - tokens * self._seconds / self._tokens)
             self._deviation += (error - self._deviation) * TUNING.sample_weight
         self._seconds += (seconds - self._seconds) * TUNING.sample_weight
         self._tokens += (tokens - self._tokens) * TUNING.sample_weight
+
+    @property
+    def rate(self) -> float:
+        """Prompt tokens per second; 0 while nothing is known."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     def seconds(self, tokens: int) -> float:
         """Seconds that this many tokens take, on the cautious side; 0 while nothing is known."""

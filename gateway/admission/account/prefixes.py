@@ -63,7 +63,7 @@ class SharedPrefixes(Generic[H]):
         """By part."""
         self.tokens = 0
         """Tokens with two or more holders, counted once."""
-        self.saved = 0
+        self.saved_tokens = 0
         """Tokens saved by sharing: for each part, its tokens times its holders beyond the first."""
 
     def held(self, prefix: Prefix) -> int:
@@ -103,7 +103,7 @@ class SharedPrefixes(Generic[H]):
             index = run.end
         if index < len(prefix):
             runs.update(dict.fromkeys(prefix[index:], _Run(len(prefix), 1, me)))
-        self.saved += shared
+        self.saved_tokens += shared
         holder.shared = shared
 
     def remove(self, holder: H) -> None:
@@ -130,7 +130,7 @@ class SharedPrefixes(Generic[H]):
         if left is not None:
             left.shared = self._depth(prefix, kept)
             self.tokens -= holder.shared - left.shared
-        self.saved -= holder.shared
+        self.saved_tokens -= holder.shared
         holder.shared = 0
 
     def _split(self, run: _Run, prefix: Prefix, start: int) -> _Run:

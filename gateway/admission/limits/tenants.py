@@ -1,8 +1,8 @@
 """The account of what each tenant has used of its limits, over all models.
 
 A request is charged on its arrival by the exact count of its prompts, and on its end by the output tokens that the
-engine reports, or that were seen. Output is not foreseen: a tenant that ran over its tokens pays before its next
-request. What is held (requests at once) is held by a request's id, so that nothing can leak.
+engine reports, else by those that were noted. Output is not foreseen: a tenant that ran over its tokens pays before its
+next request. Requests at once are kept by id, so that nothing can leak.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,13 +20,13 @@ _EARLIER = Charge(inf, inf)
 class _Account:
     """What one tenant has used."""
 
-    __slots__ = ("concurrent", "held", "requests", "tokens")
+    __slots__ = ("concurrent", "in_flight", "requests", "tokens")
 
     def __init__(self, limits: Limits) -> None:
         self.requests: Rate | None = None
         self.tokens: Rate | None = None
-        self.held: dict[RequestId, int] = {}
-        """Output tokens seen, by request."""
+        self.in_flight: dict[RequestId, int] = {}
+        """Output tokens so far, by request that waits or runs."""
         self.govern(limits)
 
     def govern(self, limits: Limits) -> None:
@@ -62,7 +62,7 @@ class Tenants:
         self.govern(limits)
 
     def govern(self, limits: Mapping[str, Limits]) -> None:
-        """Go by other limits. What was used and what is held stays."""
+        """Go by other limits. What was used and what is in flight stays."""
         self._limits = limits
         for flow in self._accounts.keys() - limits.keys():
             del self._accounts[flow]
@@ -80,14 +80,14 @@ class Tenants:
             self._share = share
             self.govern(self._limits)
 
-    def take(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
+    def charge(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
         """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
         account = self._accounts.get(flow)
         if account is None:
             return None
         if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
             return exceeded
-        self._hold(account, request, prompt_tokens, *_charge(account, 1, prompt_tokens, now))
+        self._enter(account, request, prompt_tokens, *_charge(account, 1, prompt_tokens, now))
         return None
 
     def exceeded(self, flow: str, prompt_tokens: int, now: float) -> Exceeded | None:
@@ -96,18 +96,18 @@ class Tenants:
         return None if account is None else _exceeded(account, prompt_tokens, now)
 
     def declare(self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0) -> None:
-        """Hold a request that an earlier owner of the decisions has charged."""
+        """Note a request in flight that an earlier owner of the decisions has charged."""
         account = self._accounts.get(flow)
         if account is not None and request not in self._charged:
-            self._hold(account, request, prompt_tokens, _EARLIER, _EARLIER)
-            account.held[request] = generated
+            self._enter(account, request, prompt_tokens, _EARLIER, _EARLIER)
+            account.in_flight[request] = generated
 
     def generated(self, counts: Iterable[tuple[RequestId, int]]) -> None:
-        """Note output tokens seen so far, which are charged if the engine does not report them in the end."""
+        """Note output tokens so far, which are charged if the engine does not report them in the end."""
         for request, tokens in counts:
             charged = self._charged.get(request)
             if charged is not None:
-                charged.account.held[request] = tokens
+                charged.account.in_flight[request] = tokens
 
     def refund(self, request: RequestId, now: float) -> None:
         """Give back what a request was charged that no engine got: it was refused, or its client left.
@@ -116,7 +116,7 @@ class Tenants:
         """
         if (charged := self._charged.pop(request, None)) is not None:
             account = charged.account
-            del account.held[request]
+            del account.in_flight[request]
             if account.requests is not None and charged.requests is not None:
                 account.requests.refund(1, charged.requests, now)
             if account.tokens is not None and charged.tokens is not None:
@@ -124,10 +124,10 @@ class Tenants:
             self._note_limited()
 
     def settle(self, request: RequestId, completion_tokens: int | None, now: float) -> None:
-        """Charge the output of a request that has ended; None: as many tokens as were seen."""
+        """Charge the output of a request that has ended; None: as many tokens as were noted."""
         if (charged := self._charged.pop(request, None)) is not None:
-            seen = charged.account.held.pop(request)
-            _charge(charged.account, 0, seen if completion_tokens is None else completion_tokens, now)
+            noted = charged.account.in_flight.pop(request)
+            _charge(charged.account, 0, noted if completion_tokens is None else completion_tokens, now)
             self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
@@ -161,16 +161,16 @@ class Tenants:
     def _note_limited(self) -> None:
         self.limited = bool(self._accounts or self._charged)
 
-    def _hold(
+    def _enter(
         self, account: _Account, request: RequestId, prompt_tokens: int, requests: Charge | None, tokens: Charge | None
     ) -> None:
         self._charged[request] = _Charged(account, prompt_tokens, requests, tokens)
-        account.held[request] = 0
+        account.in_flight[request] = 0
 
 
 def _exceeded(account: _Account, prompt_tokens: int, now: float) -> Exceeded | None:
-    if account.concurrent is not None and len(account.held) >= account.concurrent:
-        return Exceeded(Limit.CONCURRENT, account.concurrent, len(account.held) + 1, None)
+    if account.concurrent is not None and len(account.in_flight) >= account.concurrent:
+        return Exceeded(Limit.CONCURRENT, account.concurrent, len(account.in_flight) + 1, None)
     asked = ((Limit.REQUESTS, account.requests, 1), (Limit.TOKENS, account.tokens, prompt_tokens))
     for which, rate, amount in asked:
         if rate is not None and (missing := rate.missing(amount, now)) > 0:

@@ -34,13 +34,13 @@ class EndpointRecord:
         self._predictor = predictor
         self.capacity = capacity
         self._follow(policy)
-        self.outlook = Outlook(self.ledger, predictor, self.fill)
+        self.outlook = Outlook(self.ledger, predictor, self.forecast_limit)
         self.beside_warm = False
         """Whether another live endpoint is `warm`."""
         self._was_busy = False
-        self._settled_at = -inf
+        self._advanced_to = -inf
         self.next_change = inf
-        """Next time at which time alone may free an aborted request's blocks, or the endpoint after a refusal."""
+        """Next time at which time alone may free an aborted request's blocks, or end a busy time."""
         self.peak_sequences = 0
         """Most sequences in flight at once so far."""
         self._restart(capacity)
@@ -48,24 +48,24 @@ class EndpointRecord:
     def _follow(self, policy: Policy) -> None:
         self.policy = policy
         """The policy in force; rules may read it."""
-        self.holds_back_flows = policy.holds_back_flows
+        self.throttles_flows = policy.throttles_flows
         self.grows = not self.capacity.holds_limit
         """Whether its requests hold more blocks with each token."""
-        self._fences = self.grows and policy.bounds is not Bounds.FORECAST
+        self._gated = self.grows and policy.bounds is not Bounds.FORECAST
         self.forecasts = self.grows and policy.bounds is not Bounds.HYSTERESIS
-        self.most = policy.kv_high if self._fences else 1.0
+        self.max_usage = policy.kv_high if self._gated else 1.0
         """Most usage of the cache that a dispatch may lead to."""
-        self.fill = min(self.most, TUNING.forecast_share)
-        """Share of the cache that the forecast may fill. Inside the fence this keeps the gate from closing: each time
+        self.forecast_limit = min(self.max_usage, TUNING.forecast_share)
+        """Share of the cache that the forecast may fill. Within `kv_high` this keeps the gate from closing: each time
         it closes, the cache runs down to `kv_low`."""
 
     def govern(self, policy: Policy) -> None:
-        """Apply another policy. `settle` is due afterwards."""
+        """Apply another policy. `advance` is due afterwards."""
         self._follow(policy)
-        self.outlook.quantiles.fill(self.fill)
-        self.limit.kv_low = policy.kv_low
+        self.outlook.quantiles.fill(self.forecast_limit)
+        self.sequence_limit.kv_low = policy.kv_low
         self.gate.govern(policy.kv_high, policy.kv_low)
-        if not self._fences:
+        if not self._gated:
             self.gate.update(None)
 
     def _restart(self, capacity: Capacity) -> None:
@@ -81,14 +81,14 @@ class EndpointRecord:
         self._note(0.0)
         self._correction = Correction(policy.poll_interval)
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
-        self.limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
+        self.sequence_limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
         self.observed: Observed | None = None
         self.warm = False
         """Whether it has generated since it came up: its first step may compile, and lasts seconds."""
         blocks = self.capacity.kv_blocks
         self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
-    def take(self, event: EndpointEvent) -> None:
+    def apply(self, event: EndpointEvent) -> None:
         """Change presence by the table; without a change if the table does not list the event."""
         before = self.presence
         after = TRANSITIONS.get((before, type(event)))
@@ -132,7 +132,7 @@ class EndpointRecord:
             return None
         return observed.kv_usage
 
-    def beyond(self, now: float) -> float:
+    def unaccounted(self, now: float) -> float:
         """Blocks in use that the ledger does not know of, by the gauge; negative if the ledger counts too many."""
         return self._correction.read(now)
 
@@ -181,10 +181,10 @@ class EndpointRecord:
         cached = self.cached(request)
         reservation = self.ledger.reserve(arrival, footprint, now, prefix=prefix, cached=cached)
         self.peak_sequences = max(self.peak_sequences, self.ledger.sequences)
-        self.outlook.came(reservation, request.kind, capacity.block_size)
+        self.outlook.sent(reservation, request.kind, capacity.block_size)
         if capacity.shares_prefix:
             self.recent.sent(prefix, tokens=request.size)
-        self.settle(now)
+        self.advance(now)
         return reservation
 
     def cached(self, request: RequestRecord) -> int:
@@ -216,43 +216,43 @@ class EndpointRecord:
             self.next_change = now
         else:
             self.ledger.release(reservation, completion_tokens, now)
-        self.warm = self.warm or bool(completion_tokens or reservation.seen)
+        self.warm = self.warm or bool(completion_tokens or reservation.reported)
         if self.capacity.shares_prefix:
-            self.recent.sent((), tokens=completion_tokens or reservation.seen)
+            self.recent.sent((), tokens=completion_tokens or reservation.reported)
         self.outlook.left(reservation, aborted=aborted)
 
-    def hold(self, now: float) -> None:
-        """Note that it refused a request for lack of room."""
-        self.gate.hold(now)
+    def note_busy(self, now: float) -> None:
+        """Note that its engine refused a request as it is busy."""
+        self.gate.note_busy(now)
         self.next_change = now
 
-    def held(self, now: float) -> bool:
-        """Whether it gets no requests because of such a refusal."""
+    def busy(self, now: float) -> bool:
+        """Whether it gets no requests because its engine is busy."""
         return now < self.gate.busy_until
 
-    def settle(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Bring the account and then the gate up to this time. Due after every change and before every question."""
         ledger = self.ledger
-        self._settled_at = now
-        ledger.settle(now)
+        self._advanced_to = now
+        ledger.advance(now)
         busy = ledger.sequences > 0
         if self._was_busy and not busy:
             self._correction.reset()
         self._was_busy = busy
         self._note(now)
-        if self._fences:
+        if self._gated:
             self.gate.update(self.usage(now))
         if self.next_change < inf:
             busy_until = self.gate.busy_until
             self.next_change = min(ledger.next_abort_expiry, inf if busy_until <= now else busy_until)
 
-    def settle_by(self, now: float) -> None:
-        """Call `settle`, unless this was done at this very time: every change is followed by it."""
-        if self._settled_at != now:
-            self.settle(now)
+    def advance_once(self, now: float) -> None:
+        """Call `advance`, unless this was done at this very time: every change is followed by it."""
+        if self._advanced_to != now:
+            self.advance(now)
 
     def refresh_forecast(self, now: float) -> bool:
-        """Renew the forecast if it is outdated; whether it was. Due before somebody is refused for it."""
+        """Renew the forecast if it is outdated; whether it was. Due before a request is declined for it."""
         outdated = self.outlook.outdated(now)
         if outdated:
             self.outlook.refresh(self.capacity.block_size, now)
@@ -266,7 +266,7 @@ class EndpointRecord:
         previous = self.observed
         if previous is not None and sample.sampled_at <= previous.sampled_at:
             return
-        self.settle(now)  # requests that do not report have grown since the last event
+        self.advance(now)  # requests that do not report have grown since the last event
         self.observed = sample
         self.warm = self.warm or sample.generation_tokens is None or sample.generation_tokens > 0
         self.gate.scraped(sample.sampled_at)
@@ -277,19 +277,19 @@ class EndpointRecord:
             if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
                 # Of a share the gauge shows more than its part, but ours are in that part with all they hold.
                 part, whole = sample.kv_usage * blocks, sample.kv_usage * blocks / self.capacity.share
-                seen = min(max(part, account.held), whole)
-                self._correction.sample(seen, account, sample.sampled_at, waiting=bool(sample.waiting))
+                observed = min(max(part, account.held), whole)
+                self._correction.sample(observed, account, sample.sampled_at, waiting=bool(sample.waiting))
             if sample.waiting is not None:
                 self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
-            self.limit.observe(sample, self.ledger.sequences)
-        self.settle(now)
+            self.sequence_limit.observe(sample, self.ledger.sequences)
+        self.advance(now)
         usage = self.usage(now)
         if usage is not None:
             self.outlook.quantiles.observe(usage, sample.preemptions, now)
 
     def _note(self, now: float) -> None:
         ledger = self.ledger
-        saved, confirmed = ledger.saved, ledger.confirmed
+        saved, confirmed = ledger.saved_blocks, ledger.confirmed
         certain = confirmed - saved if confirmed > saved else 0
         self._history.record(now, certain, ledger.held - saved, ledger.unconfirmed_sequences)
 

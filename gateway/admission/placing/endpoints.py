@@ -25,11 +25,11 @@ class Endpoints:
         self._predictor = predictor
         self._endpoints: dict[EndpointId, EndpointRecord] = {}
         self.reach = Reach()
-        self.reaches: tuple[int, ...] = ()
+        self.longest_prompts: tuple[int, ...] = ()
         """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
         self.live: list[EndpointRecord] = []
         """Endpoints that take traffic, sorted by id."""
-        self._common_reach = -1
+        self._longest_everywhere = -1
         """Longest prompt that every live endpoint can serve, tokens."""
         self.since = -inf
         """Time at which the pool last gained its first live endpoint or lost its last."""
@@ -49,26 +49,26 @@ class Endpoints:
         """The endpoint with this id, if known."""
         return self._endpoints.get(endpoint)
 
-    def take(self, event: EndpointEvent, now: float) -> None:
+    def apply(self, event: EndpointEvent, now: float) -> None:
         """Note that an endpoint came up, went down or was removed."""
         key = event.endpoint
         endpoint = self._endpoints.get(key)
         if endpoint is not None:
-            endpoint.take(event)
-            self.settle(endpoint, now)
+            endpoint.apply(event)
+            self.advance(endpoint, now)
         elif not isinstance(event, EndpointGone) and event.capacity is not None:
             endpoint = self._endpoints[key] = EndpointRecord(key, event.capacity, self._policy, self._predictor)
-            endpoint.take(event)
+            endpoint.apply(event)
         if isinstance(event, EndpointUp):
             self.reach.found(key)
-        self._changed(now)
+        self._refresh(now)
 
     def govern(self, policy: Policy, now: float) -> None:
         """Apply another policy."""
         self._policy = policy
         for endpoint in list(self._endpoints.values()):
             endpoint.govern(policy)
-            self.settle(endpoint, now)
+            self.advance(endpoint, now)
 
     def observe(self, endpoint: EndpointRecord, sample: Observed, now: float) -> None:
         """Take a scrape of an endpoint."""
@@ -77,19 +77,19 @@ class Endpoints:
         if endpoint.warm != was_warm:
             self._note_warm()
 
-    def settle(self, endpoint: EndpointRecord, now: float) -> None:
+    def advance(self, endpoint: EndpointRecord, now: float) -> None:
         """Bring an endpoint's account up to this time."""
-        endpoint.settle(now)
+        endpoint.advance(now)
         if endpoint.presence is Presence.GONE and endpoint.idle:
             self._endpoints.pop(endpoint.id, None)
 
     def lane(self, request: RequestRecord) -> LaneKey | None:
         """Lane of a request in the queue; None if it fits no known endpoint, up or down."""
-        reaches = self.reaches
-        index = bisect_left(reaches, request.longest_prompt)
-        if index < len(reaches):
-            return self._lane(reaches[index], request)
-        return None if reaches else self.any_lane(request)
+        longest_prompts = self.longest_prompts
+        index = bisect_left(longest_prompts, request.longest_prompt)
+        if index < len(longest_prompts):
+            return self._lane(longest_prompts[index], request)
+        return None if longest_prompts else self.any_lane(request)
 
     def any_lane(self, request: RequestRecord) -> LaneKey:
         """Lane of a request that is tried although it fits no known endpoint."""
@@ -101,7 +101,7 @@ class Endpoints:
         One that failed on it counts only if there is no other.
         """
         longest, fitting = request.longest_prompt, self.live
-        if longest > self._common_reach:
+        if longest > self._longest_everywhere:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
         if self.reach.until:
             fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
@@ -112,15 +112,15 @@ class Endpoints:
     def _lane(self, longest_prompt: int, request: RequestRecord) -> LaneKey:
         return longest_prompt, request.avoid, self.reach.limited(request.arrival.request) if self.reach.until else None
 
-    def _changed(self, now: float) -> None:
+    def _refresh(self, now: float) -> None:
         was_live = bool(self.live)
         self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].live]
         if was_live != bool(self.live):
             self.since = now
-        self._common_reach = min((e.longest_prompt for e in self.live), default=-1)
+        self._longest_everywhere = min((e.longest_prompt for e in self.live), default=-1)
         self._note_warm()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
-        self.reaches = tuple(sorted({e.longest_prompt for e in known}))
+        self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
 
     def _note_warm(self) -> None:
         warm = any(endpoint.warm for endpoint in self.live)

@@ -1,7 +1,7 @@
 """The gate of one endpoint: closed while its engine is saturated.
 
-It keeps the state that the rows `BUSY`, `GATE` and `ENGINE_WAITING` of `rules.py` read. `GATE` refuses everybody from
-the time usage goes over `kv_high` until it is below `kv_low`; `KV` refuses a request that would take it over `kv_high`.
+It keeps the state that the rows `BUSY`, `GATE` and `ENGINE_WAITING` of `rules.py` read. `GATE` declines everybody from
+the time usage goes over `kv_high` until it is below `kv_low`; `KV` declines whoever would take it over `kv_high`.
 """
 
 from math import inf
@@ -23,7 +23,7 @@ class Gate:
         self._over = 0
         self._sampled_at = 0.0
         self.busy_until = -inf
-        """End of the time without requests after a refusal; in the past if there was none."""
+        """End of the time in which a busy engine gets no requests; in the past if it was not busy."""
 
     def govern(self, kv_high: float, kv_low: float) -> None:
         """Close and open at other usages."""
@@ -41,13 +41,13 @@ class Gate:
         self._over = self._over + 1 if waiting > unconfirmed else 0
         self._sampled_at = sampled_at
 
-    def hold(self, now: float) -> None:
-        """Note that the endpoint refused a request for lack of room."""
-        self.busy_until = now + TUNING.busy_hold
+    def note_busy(self, now: float) -> None:
+        """Note that the engine refused a request as it is busy."""
+        self.busy_until = now + TUNING.busy_span
 
     def scraped(self, sampled_at: float) -> None:
-        """Note a scrape: it is newer than any refusal before it."""
-        if sampled_at > self.busy_until - TUNING.busy_hold:
+        """Note a scrape: it is newer than any sign of a busy engine before it."""
+        if sampled_at > self.busy_until - TUNING.busy_span:
             self.busy_until = -inf
 
     def engine_waits(self, now: float) -> bool:

@@ -6,7 +6,7 @@ from gateway.admission.outcomes import Outcome
 class Promise:
     """A turn kept for one refused request until it comes back."""
 
-    __slots__ = ("band", "cost", "due", "flow", "key", "order", "outcome", "over", "spans", "until", "used")
+    __slots__ = ("band", "cost", "due", "ended", "flow", "key", "order", "outcome", "spans", "until", "used")
 
     def __init__(
         self, key: int, band: int, flow: str, *, order: int, outcome: Outcome, due: float, until: float, cost: float
@@ -27,5 +27,5 @@ class Promise:
         """Seconds that this service takes at its flow's share of the drain rate, and at the whole rate."""
         self.used = False
         """Whether its request came back, or the promise expired."""
-        self.over = False
-        """Whether the promise is settled: it left the queue again, or never came back."""
+        self.ended = False
+        """Whether the promise has ended: its request left the queue again, or never came back."""

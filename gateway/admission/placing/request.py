@@ -4,8 +4,8 @@ from math import inf
 
 from gateway.admission.account.footprint import Footprint, Paging
 from gateway.admission.events import Arrived, EndpointId
-from gateway.admission.placing.lifecycle import TRANSITIONS, State, Trigger
 from gateway.admission.placing.promise import Promise
+from gateway.admission.placing.request_lifecycle import TRANSITIONS, State, Trigger
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.tuning import TUNING
 
@@ -35,7 +35,6 @@ class RequestRecord:
         "cost",
         "deadline",
         "failures",
-        "held_back",
         "kind",
         "lane",
         "longest_prompt",
@@ -47,6 +46,7 @@ class RequestRecord:
         "size",
         "spare",
         "state",
+        "throttled",
         "ticket",
     )
 
@@ -70,8 +70,8 @@ class RequestRecord:
         """Tokens that it must leave free on its endpoint for other flows (`headroom`)."""
         self.over_share = 0.0
         """Tokens by which its flow would hold more than its share of the pool (`kv_shares`)."""
-        self.held_back = False
-        """Whether it waits for its flow's sake, not for room (`rules.holds_back`)."""
+        self.throttled = False
+        """Whether it waits because its flow is throttled, not for room (`rules.throttles`)."""
         self.backfilled = 0
         """Number of requests that were backfilled before it."""
         self.state = State.NEW
@@ -90,7 +90,7 @@ class RequestRecord:
         self._quantile: float | None = None
         self._expected_length = 0
 
-    def take(self, trigger: Trigger) -> bool:
+    def apply(self, trigger: Trigger) -> bool:
         """Change state by the table; False without a change if the table does not list the trigger."""
         state = TRANSITIONS.get((self.state, trigger))
         if state is None:
@@ -98,7 +98,7 @@ class RequestRecord:
         self.state = state
         return True
 
-    def weigh(self, predictor: Predictor) -> None:
+    def estimate_cost(self, predictor: Predictor) -> None:
         """Set its cost as it enters the queue."""
         self.cost = service(self.size, self._predicted(predictor, MEDIAN) * self.sequences)
         self._quantile = None

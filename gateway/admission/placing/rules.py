@@ -1,14 +1,20 @@
-"""The rules by which an endpoint refuses a request: one table, a row per rule, in the order of evaluation.
+"""The rules by which an endpoint declines a request: one table, a row per rule, in the order of evaluation.
 
-Refusals, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
-documentation's table all come from this table. A new rule is a new row; it finds the settings in `endpoint.policy`. A
-head that is refused keeps its endpoints from other lanes and less urgent bands.
+Placement, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
+documentation's table all come from this table. A head that is declined keeps its endpoints reserved from other lanes
+and less urgent bands, unless the rule throttles its flow.
 
-A rule that holds back one flow says `Next.OTHER_FLOWS`: the flow is set aside, and keeps nothing. It stands before
-every row that keeps something: else such a row could refuse its head first, and keep an endpoint that it may not use.
-These first rows are asked only while `Policy.holds_back_flows`, so a new one adds its setting there. `Ask.measure`
-is not called for them: such a row reads the request and the endpoint (`EndpointRecord.usage`). `share` alone holds back
-a flow as the last row: it refuses only what would go otherwise.
+To add a rule, add a row to `RULES`. Its setting, if it has one, is a field of `AdmissionSettings`
+(`gateway/config/admission.py`) and one of the same name of `Policy` (`gateway/admission/policy.py`): the rule reads it
+from `ask.endpoint.policy`. A setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`). Then add a
+case to `SAY_NO` in `tests/unit/admission/placing/test_rules.py`, where every row is tried, and run
+`python -m docs.generate`.
+
+A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is reserved for it.
+Such a rule stands at the top of the table: below a rule that reserves endpoints, it would come too late. The top rows
+run only while `Policy.throttles_flows`: add your setting there. They may read `ask.request` (None if none is asked
+for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. Only
+`share` throttles a flow in the last row: it declines only what would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +38,7 @@ class Unit(StrEnum):
 
 
 class Next(Enum):
-    """Requests that may be offered to an endpoint after it refused one."""
+    """Requests that may be offered to an endpoint after it declined one."""
 
     NOBODY = auto()
     SMALLER = auto()
@@ -49,7 +55,7 @@ _SMALLER: Final = Next.SMALLER
 class Ask:
     """A request and an endpoint at one time. A request of None stands for the smallest possible request."""
 
-    __slots__ = ("_short_at_peak", "beyond", "blocks", "endpoint", "first", "now", "request", "short")
+    __slots__ = ("_short_at_peak", "cache_blocks", "endpoint", "first", "now", "request", "short", "unaccounted")
 
     def __init__(self, endpoint: EndpointRecord, request: RequestRecord | None, now: float) -> None:
         self.endpoint = endpoint
@@ -59,13 +65,13 @@ class Ask:
     def measure(self, blocks: int) -> None:
         """Measure the request against a KV cache of this many blocks."""
         endpoint, request = self.endpoint, self.request
-        self.blocks = blocks
+        self.cache_blocks = blocks
         self.first = 1 if request is None else endpoint.first_blocks(request)
         """Blocks that the request would add with its first token."""
-        self.beyond = endpoint.beyond(self.now)
+        self.unaccounted = endpoint.unaccounted(self.now)
         """Blocks in use that the ledger does not know of."""
-        self.short = max(0.0, endpoint.ledger.used + self.beyond) + self.first - endpoint.most * blocks
-        """Blocks by which the request would take the cache over its fence; negative if room is left."""
+        self.short = max(0.0, endpoint.ledger.used + self.unaccounted) + self.first - endpoint.max_usage * blocks
+        """Blocks by which the request would take the cache over what a dispatch may use; negative if room is left."""
         self._short_at_peak: float | None = None
 
     @property
@@ -77,26 +83,32 @@ class Ask:
             if request is None or not endpoint.forecasts:
                 short = -inf
             else:
-                short = endpoint.peak_with(request, self.first) + self.beyond - endpoint.fill * self.blocks
+                short = (
+                    endpoint.peak_with(request, self.first)
+                    + self.unaccounted
+                    - endpoint.forecast_limit * self.cache_blocks
+                )
             self._short_at_peak = short
         return short
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One reason to refuse a request.
+    """One reason to decline a request.
 
     Attributes:
         name: Name in `/kvgate/explain`, `/kvgate/state`, the event log and the documentation.
-        says_no: The condition under which it refuses, for people.
+        says_no: The condition under which it declines, for people.
         shortage: Amount missing, in `unit`; 0 or less if nothing is missing.
-        unit: Unit of the shortage; None if it only says whether the rule refuses.
+        unit: Unit of the shortage; None if it only says whether the rule declines.
         after: Requests that may be offered to the endpoint next.
-        frees: Whether the shortage must become free before the request goes, and so adds to its predicted wait.
-        closes: Whether the rule can refuse every request, and so closes the endpoint.
+        frees: Whether the shortage is KV blocks that must become free before the request goes. The largest of these
+            shortages (`tokens_to_free`) is part of its predicted wait.
+        closes: Whether the rule can decline every request, and so closes the endpoint.
         foresees: Whether its shortage follows from the forecast.
-        lasts: Whether it refuses until a request leaves the endpoint, a scrape or a change of it comes, or its
-            `next_change` passes, whatever progress is made meanwhile. The rows before it are alike.
+        lasts: Whether it goes on declining whatever progress is made: until a request leaves the endpoint, a scrape or
+            a change of the endpoint comes, or its `next_change` passes. Such a row stands before all that do not last,
+            but for those that throttle a flow.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not: a request that
             exceeds a limit would wait for ever.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
@@ -124,7 +136,7 @@ def _busy(ask: Ask) -> float:
 
 
 def _sequences(ask: Ask) -> float:
-    limit = ask.endpoint.limit.value
+    limit = ask.endpoint.sequence_limit.value
     if limit is None:
         return 0
     return ask.endpoint.ledger.sequences + (1 if ask.request is None else ask.request.sequences) - limit
@@ -144,8 +156,8 @@ def _engine_waiting(ask: Ask) -> float:
 
 
 def _prefill(ask: Ask) -> float:
-    unseen = ask.endpoint.ledger.unseen if ask.endpoint.grows else 0
-    return unseen + ask.first - TUNING.unseen_share * ask.blocks if unseen else 0
+    prefilling = ask.endpoint.ledger.prefilling_blocks if ask.endpoint.grows else 0
+    return prefilling + ask.first - TUNING.prefilling_share * ask.cache_blocks if prefilling else 0
 
 
 def _kv(ask: Ask) -> float:
@@ -159,13 +171,13 @@ def _forecast(ask: Ask) -> float:
 def _share(ask: Ask) -> float:
     if ask.request is None or not ask.request.spare:
         return 0
-    kept = min(ask.request.spare / ask.endpoint.capacity.block_size, TUNING.most_spared * ask.blocks)
+    kept = min(ask.request.spare / ask.endpoint.capacity.block_size, TUNING.most_spared * ask.cache_blocks)
     return kept + max(ask.short, ask.short_at_peak)
 
 
 KV_SHARE = Rule(
     "kv_share",
-    "its key's requests would hold more than their `kv_share` of the model's KV cache",
+    "the requests of its key would hold more than their `kv_share` of the model's KV cache",
     _kv_share,
     Unit.BLOCKS,
     after=Next.OTHER_FLOWS,
@@ -173,7 +185,7 @@ KV_SHARE = Rule(
 )
 BUSY = Rule(
     "busy",
-    "it refused a request for lack of room: for a second, or until the next scrape",
+    "the engine refused a request as it is busy: for a second, or until the next scrape",
     _busy,
     Unit.SECONDS,
     closes=True,
@@ -182,7 +194,7 @@ BUSY = Rule(
 )
 SEQUENCES = Rule(
     "sequences",
-    "it would run more sequences than its limit, configured or learned",
+    "the endpoint would run more sequences than its limit, configured or learned",
     _sequences,
     Unit.SEQUENCES,
     closes=True,
@@ -190,7 +202,7 @@ SEQUENCES = Rule(
 )
 COLD = Rule(
     "cold",
-    "it has a request and generated nothing since it came up, and another endpoint has",
+    "the endpoint has a request and generated nothing since it came up, and another endpoint has",
     _cold,
     closes=True,
     lasts=True,
@@ -219,7 +231,7 @@ PREFILL = Rule(
 )
 KV = Rule(
     "kv",
-    "with the request it would hold more than `kv_high` now",
+    "with the request the endpoint would hold more than `kv_high` now",
     _kv,
     Unit.BLOCKS,
     after=Next.SMALLER,
@@ -228,7 +240,7 @@ KV = Rule(
 )
 FORECAST = Rule(
     "forecast",
-    "its predicted peak with the request is over what the forecast may fill",
+    "the endpoint's predicted peak with the request is over what the forecast may fill",
     _forecast,
     Unit.BLOCKS,
     after=Next.SMALLER,
@@ -238,7 +250,7 @@ FORECAST = Rule(
 )
 SHARE = Rule(
     "share",
-    "it fits, but the request's flow has its share, and the room is kept for other flows",
+    "the request fits, but its flow has its share, and the room is kept for other flows",
     _share,
     Unit.BLOCKS,
     after=Next.OTHER_FLOWS,
@@ -247,23 +259,23 @@ SHARE = Rule(
 )
 
 RULES = (KV_SHARE, BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
-"""All rules in the order of evaluation; those that measure come last. The first that refuses is the reason given."""
-_HOLDING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
-"""Those that hold back one flow: asked first, and only while the policy holds back flows."""
-_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle and rule not in _HOLDING)
-_PLAIN = tuple(rule for rule in RULES if not rule.measures and rule not in _HOLDING)
+"""All rules in the order of evaluation; those that measure come last. The first that declines is the reason given."""
+_THROTTLING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
+"""Those that throttle one flow: asked first, and only while the policy throttles flows."""
+_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle and rule not in _THROTTLING)
+_PLAIN = tuple(rule for rule in RULES if not rule.measures and rule not in _THROTTLING)
 _MEASURING = tuple(rule for rule in RULES if rule.measures)
 _FREEING = tuple(rule for rule in RULES if rule.frees)
 
 
-def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rule | None:
-    """The rule that refuses the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
+def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rule | None:
+    """The rule that declines the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
 
-    The endpoint's account is up to date (`EndpointRecord.settle`), and its forecast has not expired.
+    The endpoint's account is up to date (`EndpointRecord.advance`), and its forecast has not expired.
     """
     ask = Ask(endpoint, request, now)
     idle = endpoint.idle
-    if endpoint.holds_back_flows and (rule := _held_by(ask, idle=idle)) is not None:
+    if endpoint.throttles_flows and (rule := _throttled_by(ask, idle=idle)) is not None:
         return rule
     for rule in _ASKED_IDLE if idle else _PLAIN:
         if rule.shortage(ask) > 0:
@@ -277,20 +289,20 @@ def refusal(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rul
     return None
 
 
-def holds_back(endpoint: EndpointRecord, request: RequestRecord, now: float) -> bool:
-    """Whether the endpoint refuses the request for its flow's sake: it does not wait for room."""
-    return _held_by(Ask(endpoint, request, now), idle=endpoint.idle) is not None
+def throttles(endpoint: EndpointRecord, request: RequestRecord, now: float) -> bool:
+    """Whether the endpoint declines the request because its flow is throttled: it does not wait for room."""
+    return _throttled_by(Ask(endpoint, request, now), idle=endpoint.idle) is not None
 
 
-def _held_by(ask: Ask, *, idle: bool) -> Rule | None:
-    for rule in _HOLDING:
+def _throttled_by(ask: Ask, *, idle: bool) -> Rule | None:
+    for rule in _THROTTLING:
         if (rule.idle or not idle) and rule.shortage(ask) > 0:
             return rule
     return None
 
 
-def lacking(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: float) -> float | None:
-    """The shortage by which a rule refuses the request, in the rule's unit; None if it has none."""
+def shortage_of(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: float) -> float | None:
+    """The shortage by which a rule declines the request, in the rule's unit; None if it has none."""
     if rule.unit is None:
         return None
     ask = Ask(endpoint, request, now)
@@ -299,7 +311,7 @@ def lacking(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: f
     return rule.shortage(ask)
 
 
-def deficit(endpoint: EndpointRecord, request: RequestRecord, now: float) -> float:
+def tokens_to_free(endpoint: EndpointRecord, request: RequestRecord, now: float) -> float:
     """Tokens that must become free on the endpoint before the request fits."""
     blocks = endpoint.capacity.kv_blocks
     if blocks is None:
@@ -328,15 +340,15 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
     return True
 
 
-def shut_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
-    """Time up to which each endpoint refuses all requests alike; -infinity if one may take somebody now.
+def all_closed_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
+    """Time up to which each endpoint declines all requests alike; -infinity if one may take somebody now.
 
     Alike: nobody may be offered next, and no flow is set aside. If that holds beyond `now`, neither progress nor time
     changes it before.
     """
     until = inf
     for endpoint in endpoints:
-        if endpoint.holds_back_flows:
+        if endpoint.throttles_flows:
             return -inf
         ask = Ask(endpoint, None, now)
         for rule in _ASKED_IDLE if endpoint.idle else _PLAIN:
@@ -351,10 +363,10 @@ def shut_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
     return until
 
 
-def next_in_line(refusals: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
-    """Requests that may be offered next, after all endpoints refused one."""
+def next_in_line(declined: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
+    """Requests that may be offered next, after all endpoints declined one."""
     after: Next = _NOBODY
-    for _, rule in refusals:
+    for _, rule in declined:
         if rule.after is _OTHER_FLOWS:
             return _OTHER_FLOWS
         if rule.after is _SMALLER:

@@ -13,7 +13,7 @@ class SequenceLimit:
     request it goes up a little. A true limit shows again.
     """
 
-    __slots__ = ("_configured", "_most", "_previous", "_settled_at", "kv_low", "value")
+    __slots__ = ("_changed_at", "_configured", "_most", "_previous", "kv_low", "value")
 
     def __init__(self, configured: int | None, kv_low: float) -> None:
         self._configured = configured is not None
@@ -24,7 +24,7 @@ class SequenceLimit:
         self._most = 1
         """Most sequences seen running at once."""
         self._previous: Observed | None = None
-        self._settled_at = 0.0
+        self._changed_at = 0.0
 
     @property
     def learned(self) -> bool:
@@ -41,12 +41,12 @@ class SequenceLimit:
             self._most, self.value = sample.running, None
         elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
             if previous is not None and previous.waiting and previous.running == sample.running == self._most:
-                self.value, self._settled_at = sample.running, at
+                self.value, self._changed_at = sample.running, at
         elif (
             self.value is not None
             and not sample.waiting
             and sequences >= self.value
-            and at - self._settled_at > TUNING.probe_after
+            and at - self._changed_at > TUNING.probe_after
         ):
             self.value += max(1, self.value // TUNING.probe_divisor)
-            self._settled_at = at
+            self._changed_at = at

@@ -33,20 +33,20 @@ class Outlook:
     flight, a single long prediction would count too much; so each request gets several predictions and counts with
     their mean.
 
-    A forecast is made for a decision that hangs on it: where the last one has expired, or is outdated and would refuse.
-    The interval between two grows with the number of requests, so the cost per request stays constant.
+    A forecast is made for a decision that hangs on it: where the last one has expired, or is outdated and a rule would
+    decline by it. The interval between two grows with the number of requests, so the cost per request stays constant.
     Between two forecasts, a new request counts with its maximum, and a request that left still counts, as does what it
     shared. So a forecast is too low by at most the growth since it was made.
     """
 
     __slots__ = (
         "_arrived",
-        "_changed",
         "_forecast",
         "_ledger",
         "_made_at",
         "_predictions",
         "_predictor",
+        "_requests_changed",
         "_sent",
         "_shared",
         "quantiles",
@@ -60,7 +60,7 @@ class Outlook:
         """Of each request in the ledger, and of aborted ones that have left it. See `_of_ledger`."""
         self._forecast = Forecast({}, TUNING.predictions)
         self._made_at = 0.0
-        self._changed = False
+        self._requests_changed = False
         self._shared = 0
         """Shared tokens when the forecast was made, counted once: while it is valid, a request may need them."""
         self._sent = 0
@@ -76,7 +76,7 @@ class Outlook:
         lengths = self._predictions[reservation].lengths
         return -(-sum(lengths) // len(lengths))
 
-    def came(self, reservation: Reservation, kind: Kind, block_size: int) -> None:
+    def sent(self, reservation: Reservation, kind: Kind, block_size: int) -> None:
         """Add a request of this kind that was sent to the endpoint."""
         self._sent += 1
         prediction = self._predictions[reservation] = LengthPrediction(kind, spread(self._sent))
@@ -84,21 +84,21 @@ class Outlook:
         # An upper bound: at any step, (share of ends still to come) x (steps) is at most the mean steps to the ends.
         remaining = self.expected_length(reservation) - reservation.generated
         self._arrived += reservation.held * block_size + remaining * reservation.sequences
-        self._changed = True
+        self._requests_changed = True
 
     def left(self, reservation: Reservation, *, aborted: bool) -> None:
         """Note that a request left the endpoint. An aborted one stays in the ledger for a while."""
         if not aborted:
             del self._predictions[reservation]
-        self._changed = True
+        self._requests_changed = True
 
     def expired(self, now: float) -> bool:
         """Whether the forecast is too old to let anybody go."""
         return now - self._made_at >= TUNING.forecast_age
 
     def outdated(self, now: float) -> bool:
-        """Whether the forecast is too old to refuse anybody: it has expired, or counts requests that have left."""
-        enough = len(self._ledger) * TUNING.forecast_age_per_request if self._changed else TUNING.forecast_age
+        """Whether the forecast is too old to decline anybody: it has expired, or counts requests that have left."""
+        enough = len(self._ledger) * TUNING.forecast_age_per_request if self._requests_changed else TUNING.forecast_age
         return now - self._made_at >= min(enough, TUNING.forecast_age)
 
     def refresh(self, block_size: int, now: float) -> None:
@@ -107,7 +107,7 @@ class Outlook:
             if reservation.generated >= prediction.review:
                 self._predict(reservation, prediction, len(prediction.lengths))
         self._forecast, self._shared = Forecast(self._ends(block_size), TUNING.predictions), self._ledger.shared_tokens
-        self._made_at, self._changed, self._arrived = now, False, 0
+        self._made_at, self._requests_changed, self._arrived = now, False, 0
 
     def peak_now(self, block_size: int) -> int:
         """Predicted peak of the endpoint as of now, tokens. Changes nothing."""

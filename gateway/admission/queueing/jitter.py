@@ -1,4 +1,4 @@
-"""The jitter and bounds of a Retry-After. `waits.py` predicts the time itself."""
+"""The jitter and bounds of a Retry-After. `retry_after.py` has the time itself."""
 
 from gateway.admission.prediction.spread import spread
 from gateway.admission.tuning import TUNING

@@ -74,7 +74,7 @@ class KvShares:
     def held(self, flow: str) -> float:
         """Tokens that a tenant holds."""
         tenant = self._tenants[flow]
-        saved = sum(prefixes.saved for prefixes in tenant.prefixes.values())
+        saved = sum(prefixes.saved_tokens for prefixes in tenant.prefixes.values())
         return sum([holding.tokens for holding in tenant.holdings.values()]) - saved
 
     def over(self, flow: str, tokens: float, room: float) -> float:

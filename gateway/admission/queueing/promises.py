@@ -181,9 +181,9 @@ class Promises:
 
     def end(self, promise: Promise) -> None:
         """Settle a promise: its turn was given, or is no longer wanted."""
-        if promise.over:
+        if promise.ended:
             return
-        promise.over = True
+        promise.ended = True
         mine, band = self._schedules(promise)
         mine.owed -= promise.cost
         band.owed -= promise.cost

@@ -4,33 +4,37 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest
 from math import inf
 from typing import NamedTuple
 
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Band
-from gateway.admission.queueing.band import BandQueue, Most
-from gateway.admission.queueing.fairness import Flow
+from gateway.admission.queueing.band_queue import BandQueue, QueueBounds
+from gateway.admission.queueing.flow_fairness import Flow
 from gateway.admission.queueing.lane import SLACK, Lane
 from gateway.admission.tuning import TUNING
 
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
 MAX_ASIDE = 64
-"""Most flows that are set aside in a lane: each is asked again with every offer. The next to be held back ends it."""
+"""Most flows that are set aside in a lane: each is asked again with every offer. The next throttled flow ends it."""
 DEFAULTS = Band()
 
 
-class Answer(Enum):
-    """The controller's answer to a request that is offered."""
+Entry = tuple[float, int, RequestRecord]
+"""In a heap: a time of a request, its ticket when it was entered, and the request. Without that ticket it is stale."""
+
+
+class OfferResult(Enum):
+    """What the controller does with a request that is offered."""
 
     TAKEN = auto()
     """It was dispatched: removed and charged."""
     NO_ROOM = auto()
     """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
     NOT_ITS_FLOW = auto()
-    """Its flow is held back. The requests of its flow in its lane are set aside for this offer."""
+    """Its flow is throttled. The requests of its flow in its lane are set aside for this offer."""
     CLOSED = auto()
     """No request could go there now: its lane ends."""
 
@@ -60,9 +64,9 @@ class Queue:
     endpoint can serve does not keep others from a small one. A few smaller requests may be backfilled before a head
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
 
-    A flow may be held back: its requests in that lane are set aside until the next offer, and other flows have their
+    A flow may be throttled: its requests in that lane are set aside until the next offer, and other flows have their
     turns, start and are told what is ahead of them as if these did not wait. The turns that they have meanwhile are
-    lost to it. Else its counter would fall behind without bound: once held back no more, it and all new flows, which
+    lost to it. Else its counter would lag without bound: once throttled no more, it and all new flows, which
     start beside it, would go before those that wait.
 
     `cost` and `size` of a request must not change while it waits.
@@ -76,7 +80,8 @@ class Queue:
         self._order: list[BandQueue] = []
         """Bands with a waiting request, the most urgent first."""
         self._idle: OrderedDict[int, BandQueue] = OrderedDict()
-        self._deadlines: list[tuple[float, int, RequestRecord]] = []
+        self._deadlines: list[Entry] = []
+        self._arrivals: list[Entry] = []
         self._tickets = 0
         self._served = 0.0
         self._largest = 0.0
@@ -84,6 +89,10 @@ class Queue:
         self.depth = 0
         self.bytes = 0
         """Bytes of all waiting bodies."""
+        self.size = 0
+        """Prompt tokens of all that waits."""
+        self.sequences = 0
+        """Of all that waits."""
 
     def govern(self, *, bands: Mapping[int, Band], weights: Mapping[str, float], max_passes: int) -> None:
         """Apply other settings. Waiting requests keep their places."""
@@ -111,6 +120,11 @@ class Queue:
         flows = [band.fairness.active.get(flow) for band in self._order]
         return sum(known.waiting for known in flows if known is not None)
 
+    def largest(self, most: int) -> list[tuple[BandQueue, Flow]]:
+        """At most so many flows, in their bands: those with the most waiting requests."""
+        flows = ((band, flow) for band in self._order for flow in band.fairness.active.values())
+        return nlargest(most, flows, key=lambda found: found[1].waiting)
+
     def depth_of(self, band: int) -> int:
         """Number of waiting requests in a band."""
         return self._bands[band].depth if band in self._bands else 0
@@ -119,11 +133,19 @@ class Queue:
         """Service ahead of a new request of this flow and band: never too little while no other request arrives.
 
         It is exact if few flows wait, and an upper bound with many flows or long backlogs. Other flows' requests that
-        are set aside are left out, although they may go sooner once they are held back no more. Without a lane, an idle
-        flow counts as starting behind the others. `own` is the cost of the request itself if it waits already.
+        are set aside are left out, although they may go sooner once they are throttled no more. Without a lane, an idle
+        flow counts as starting after the others. `own` is the cost of the request itself if it waits already.
         """
         waiting = self._bands.get(band)
         same = 0.0 if waiting is None else waiting.ahead(flow, lane)
+        return self._beside(band)._replace(same=max(0.0, same - own) if own else same)
+
+    def beside(self) -> list[tuple[BandQueue, Ahead]]:
+        """Bands with a waiting request, the most urgent first, and the service ahead of each by the other bands."""
+        return [(band, self._beside(band.number)) for band in self._order]
+
+    def _beside(self, band: int) -> Ahead:
+        """Service ahead of a request of this band that is first in it."""
         urgent = yielded = 0.0
         for other in self._order:
             if other.number == band:
@@ -135,7 +157,7 @@ class Queue:
                 yielded += other.share.share
         return Ahead(
             urgent=urgent,
-            same=max(0.0, same - own) if own else same,
+            same=0.0,
             reserved=max(self._settings.get(band, DEFAULTS).reserved, TUNING.starved_share),
             yielded=yielded,
         )
@@ -151,7 +173,7 @@ class Queue:
         known = None if waiting is None else waiting.fairness.active.get(flow)
         return 0.0 if known is None else known.backlog
 
-    def last(self, request: RequestRecord, most: Most) -> RequestRecord | None:
+    def displaced_by(self, request: RequestRecord, bounds: QueueBounds) -> RequestRecord | None:
         """The request that gives up its place in a full queue for another; never one with a promise.
 
         It is the last of the flow that fills the most of the queue: in the least urgent band, if that is less urgent
@@ -162,14 +184,14 @@ class Queue:
             if band.number < request.arrival.band:
                 break
             if band.number == request.arrival.band:
-                return self._last_of_its_band(band, request, most)
-            if (found := band.last(band.crowding(most).name)) is not None:
+                return self._last_of_its_band(band, request, bounds)
+            if (found := band.last(band.crowding(bounds).name)) is not None:
                 return found
         return None
 
-    def _last_of_its_band(self, band: BandQueue, request: RequestRecord, most: Most) -> RequestRecord | None:
+    def _last_of_its_band(self, band: BandQueue, request: RequestRecord, bounds: QueueBounds) -> RequestRecord | None:
         arrival, promise = request.arrival, request.promise
-        crowding = band.crowding(most)
+        crowding = band.crowding(bounds)
         if promise is not None and promise.used:
             for name in (arrival.flow, crowding.name):
                 found = band.last(name)
@@ -180,8 +202,8 @@ class Queue:
         if own is None:
             own = Flow(arrival.flow, self._weights.get(arrival.flow, 1.0), 0.0)
         joins = not request.ticket
-        would_fill = most.filled_by(own, joins, joins * arrival.body_bytes)
-        return band.last(crowding.name) if most.filled_by(crowding) > would_fill else None
+        would_fill = bounds.filled_by(own, joins, joins * arrival.body_bytes)
+        return band.last(crowding.name) if bounds.filled_by(crowding) > would_fill else None
 
     def push(self, request: RequestRecord, lane: LaneKey) -> None:
         """Enter a request into a lane of its band."""
@@ -196,10 +218,14 @@ class Queue:
         self._largest = max(self._largest, request.cost)
         self.depth += 1
         self.bytes += request.arrival.body_bytes
+        self.size += request.size
+        self.sequences += request.sequences
         heappush(self._deadlines, (request.deadline, request.ticket, request))
-        if len(self._deadlines) > SLACK + 2 * self.depth:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].ticket == entry[1]]
-            heapify(self._deadlines)
+        heappush(self._arrivals, (request.arrived_at, request.ticket, request))
+        if max(len(self._deadlines), len(self._arrivals)) > SLACK + 2 * self.depth:
+            for heap in (self._deadlines, self._arrivals):
+                heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
+                heapify(heap)
 
     def remove(self, request: RequestRecord) -> None:
         """Take out a request that goes, is refused or was cancelled, at any place."""
@@ -208,13 +234,15 @@ class Queue:
         request.ticket = 0
         self.depth -= 1
         self.bytes -= request.arrival.body_bytes
+        self.size -= request.size
+        self.sequences -= request.sequences
         if not band.depth:
             self._order.remove(band)
             self._rest(band)
             if not self.depth:
                 self._largest = 0.0
 
-    def pass_by(self, request: RequestRecord) -> None:
+    def bypass(self, request: RequestRecord) -> None:
         """Note a request that goes without waiting, as nobody waits: what entering and removing it would leave."""
         self._tickets += 1
         request.order = request.order or self._tickets
@@ -250,7 +278,7 @@ class Queue:
             band = self._bands[number] = self._idle[number] = self._new_band(number)
         band.fairness.recall(flow, debt)
 
-    def offer(self, accept: Callable[[RequestRecord], Answer]) -> None:
+    def offer(self, accept: Callable[[RequestRecord], OfferResult]) -> None:
         """Offer waiting requests to `accept`, in order, until every lane has ended.
 
         For a request that it takes, `accept` must have called `remove` and `served` when it returns.
@@ -278,17 +306,15 @@ class Queue:
         head = lane.head()
         if head is None or lane.blocked is not head or request.arrival.flow in lane.aside:
             return False
-        return self._may_backfill(request, head) and band.turn(request, lane) <= lane.reach
+        return self._may_backfill(request, head) and band.turn(request, lane) <= lane.window_end
 
     def first_deadline(self) -> RequestRecord | None:
         """The request with the earliest deadline; None if none waits."""
-        heap = self._deadlines
-        while heap:
-            _, ticket, request = heap[0]
-            if request.ticket == ticket:
-                return request
-            heappop(heap)
-        return None
+        return _first(self._deadlines)
+
+    def first_arrival(self) -> RequestRecord | None:
+        """The request that arrived first of those that wait; None if none does."""
+        return _first(self._arrivals)
 
     @property
     def no_deadline_before(self) -> float:
@@ -332,50 +358,50 @@ class Queue:
         insort(self._order, band, key=lambda other: other.number)
         return band
 
-    def _offer(self, accept: Callable[[RequestRecord], Answer], ended: set[Lane]) -> bool:
+    def _offer(self, accept: Callable[[RequestRecord], OfferResult], ended: set[Lane]) -> bool:
         """Offer requests until one is taken and another band may have its turn; False if every lane has ended."""
         for band in self._in_turn(ended):
             while (head := band.head(ended)) is not None:
                 lane = band.lanes[head.lane]
                 turn = band.fairness.active[head.arrival.flow].counter
                 answer = accept(head)
-                if answer is Answer.TAKEN:
+                if answer is OfferResult.TAKEN:
                     lane.passed(turn)
                     if len(self._order) > 1:
                         return True
                     continue
-                if answer is Answer.NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
+                if answer is OfferResult.NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
                     lane.set_aside(head.arrival.flow)
                     continue
                 ended.add(lane)
-                if answer is Answer.NO_ROOM:
+                if answer is OfferResult.NO_ROOM:
                     lane.blocked = head
                     self._backfill(lane, head, accept)
         return False
 
-    def _backfill(self, lane: Lane, head: RequestRecord, accept: Callable[[RequestRecord], Answer]) -> None:
+    def _backfill(self, lane: Lane, head: RequestRecord, accept: Callable[[RequestRecord], OfferResult]) -> None:
         """Offer a few smaller requests for backfill before the head, the smallest first.
 
         The smallest fit soonest, and more of them are served from the same part of the cache.
         """
         if head.backfilled >= self._max_passes:
             return
-        behind = lane.behind(TUNING.backfill_window)
+        behind = lane.after_head(TUNING.backfill_window)
         backfills = [other for other in behind if self._may_backfill(other, head)]
         backfills.sort(key=lambda request: request.size)
         tries = 0
-        held: set[str] = set()
+        throttled: set[str] = set()
         for request in backfills:
-            if request.arrival.flow in held:
+            if request.arrival.flow in throttled:
                 continue
             answer = accept(request)
-            if answer is Answer.NOT_ITS_FLOW:
-                held.add(request.arrival.flow)
+            if answer is OfferResult.NOT_ITS_FLOW:
+                throttled.add(request.arrival.flow)
                 continue
             tries += 1
-            if answer is Answer.CLOSED:
+            if answer is OfferResult.CLOSED:
                 return
-            if answer is Answer.TAKEN:
+            if answer is OfferResult.TAKEN:
                 head.backfilled += 1
                 if head.backfilled >= self._max_passes:
                     return
@@ -399,3 +425,13 @@ class Queue:
             (due if owed else later).append(band)
         due.sort(key=lambda band: band.share.since)
         return due + later
+
+
+def _first(heap: list[Entry]) -> RequestRecord | None:
+    """The request with the earliest time; None if none waits."""
+    while heap:
+        _, ticket, request = heap[0]
+        if request.ticket == ticket:
+            return request
+        heappop(heap)
+    return None

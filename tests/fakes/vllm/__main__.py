@@ -25,12 +25,17 @@ def parse() -> tuple[FakeSettings, argparse.Namespace]:
     for field in dataclasses.fields(FakeSettings):
         kind = types[field.name]
         option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=kind if isinstance(kind, type) else int, default=field.default)
+        read = _names if field.name == "loras" else kind if isinstance(kind, type) else int
+        parser.add_argument(option, type=read, default=field.default)
     arguments, unknown = parser.parse_known_args()
     if unknown and not arguments.as_vllm:
         parser.error(f"unknown: {' '.join(unknown)}")
     names = [field.name for field in dataclasses.fields(FakeSettings)]
     return FakeSettings(**{name: getattr(arguments, name) for name in names}), arguments
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 async def serve(settings: FakeSettings, host: str, port: int, tokenize: Tokenize, uds: str | None) -> None:

@@ -19,7 +19,7 @@ STREAM_TYPE = "text/event-stream; charset=utf-8"
 
 @dataclass(slots=True)
 class SeenRequest:
-    """A request as it came, and what became of it. Times are the loop's, in seconds."""
+    """A request as it came, and what became of it. Times are of `time.monotonic()`: uvloop's own is in milliseconds."""
 
     connection: int
     """Which connection it came on, numbered from 0."""
@@ -29,6 +29,8 @@ class SeenRequest:
     headers: list[tuple[str, str]] = field(default_factory=list)
     """Names in lower case, in the order they came."""
     body: bytes = b""
+    begun: float | None = None
+    """When the first event of its answer was handed to the socket."""
     answered: bool = False
     """The whole answer was handed to the socket."""
     client_gone_at: float | None = None
@@ -116,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._peers.discard(self)
         self._stop_idle()
         if self.seen is not None and not self.seen.answered:
-            self.seen.client_gone_at = self._loop.time()
+            self.seen.client_gone_at = time.monotonic()
         if self.answer is not None:
             answer, self.answer = self.answer, None
             answer.client_gone()
@@ -127,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._stop_idle()
-        self.seen = SeenRequest(self.number, self._loop.time())
+        self.seen = SeenRequest(self.number, time.monotonic())
         self._body = []
 
     def on_url(self, url: bytes) -> None:
@@ -165,6 +167,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, event: bytes) -> None:
         """Send one event as one chunk."""
+        if self.seen is not None and self.seen.begun is None:
+            self.seen.begun = time.monotonic()
         self._write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def end(self) -> None:

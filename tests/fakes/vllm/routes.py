@@ -1,8 +1,10 @@
 """Everything the fake answers at once: what vLLM reports about itself, and the fake's own controls under `/fake/`."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 Response = tuple[int, bytes, str]
 JSON = "application/json"
+_MAX_RANK = 16
+_OF_DEVELOPMENT = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume"})
 PERMISSION = {
     "id": "modelperm-0123456789abcdef",
     "object": "model_permission",
@@ -36,7 +40,8 @@ PERMISSION = {
 
 def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
     """Answer a request that generates nothing."""
-    handler = ROUTES.get((seen.method, path))
+    known = fake.sleep != "missing" or path not in _OF_DEVELOPMENT
+    handler = ROUTES.get((seen.method, path)) if known else None
     if handler is not None:
         return handler(fake, seen)
     stored = path.removeprefix("/v1/responses/").removesuffix("/cancel")
@@ -45,7 +50,7 @@ def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
     if path.startswith("/v1/responses/"):
         error = ApiError(404, f"Response with id '{stored}' not found.", "invalid_request_error", "response_id")
         return 404, error_body(error, path), JSON
-    if path in PROMPT_FIELD or any(known == path for _, known in ROUTES):
+    if path in PROMPT_FIELD or (known and any(served == path for _, served in ROUTES)):
         return 405, b'{"detail":"Method Not Allowed"}', JSON
     return 404, b'{"detail":"Not Found"}', JSON
 
@@ -69,7 +74,32 @@ def _models(fake: "FakeVllm", seen: SeenRequest) -> Response:
         "max_model_len": fake.settings.max_model_len,
         "permission": [PERMISSION],
     }
-    return _ok({"object": "list", "data": [model]})
+    root = fake.settings.model
+    loras = [{**model, "id": name, "root": path, "parent": root} for name, path in fake.loras.items()]
+    return _ok({"object": "list", "data": [model, *loras]})
+
+
+def _load_lora(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    """Load an adapter; one whose path does not exist, or has no `adapter_config.json`, is refused in vLLM's words."""
+    if fake.settings.loras is None:
+        return 404, b'{"detail":"Not Found"}', JSON
+    body = decode(seen.body)
+    name, path = body["lora_name"], body["lora_path"]
+    if not (Path(path) / "adapter_config.json").is_file():
+        message = f"Loading lora {name} failed: No adapter found for {path}"
+        raise ApiError(404, message, "NotFoundError")
+    rank = json.loads((Path(path) / "adapter_config.json").read_text())["r"]
+    if rank > _MAX_RANK:
+        raise ApiError(500, f"LoRA rank {rank} is greater than max_lora_rank {_MAX_RANK}.", "InternalServerError")
+    fake.loras[name] = path
+    return 200, f"Success: LoRA adapter '{name}' added successfully.".encode(), "text/plain"
+
+
+def _unload_lora(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    name = decode(seen.body)["lora_name"]
+    if fake.loras.pop(name, None) is None:
+        raise ApiError(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
+    return 200, f"Success: LoRA adapter '{name}' removed successfully.".encode(), "text/plain"
 
 
 def _tokenize(fake: "FakeVllm", seen: SeenRequest) -> Response:
@@ -92,7 +122,7 @@ def _count_tokens(fake: "FakeVllm", seen: SeenRequest) -> Response:
 
 def _check_model(fake: "FakeVllm", body: Body) -> None:
     model = body.get("model") or fake.settings.model
-    if model != fake.settings.model:
+    if model != fake.settings.model and model not in fake.loras:
         message = f"The model `{model}` does not exist. Valid aliases: {fake.settings.model}."
         raise ApiError(404, message, "NotFoundError", "model")
 
@@ -101,13 +131,28 @@ def _metrics(fake: "FakeVllm", seen: SeenRequest) -> Response:
     return 200, fake.metrics(), CONTENT_TYPE
 
 
-def _freeze(fake: "FakeVllm", seen: SeenRequest, *, asleep: bool) -> Response:
-    fake.freeze(asleep=asleep)
+def _pause(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    fake.freeze()
     return 200, b"", JSON
 
 
 def _thaw(fake: "FakeVllm", seen: SeenRequest) -> Response:
     fake.thaw()
+    return 200, b"", JSON
+
+
+def _sleep(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    if fake.sleep != "works":
+        raise ApiError(500, "CUDA error: out of memory", "InternalServerError")
+    if "/wake_up" in seen.path:
+        fake.thaw()
+        return _ok({"status": "awake", "tags": None})
+    fake.freeze(asleep=True)
+    return _ok({"status": "sleeping", "level": 1})
+
+
+def _sleepless(fake: "FakeVllm", seen: SeenRequest) -> Response:
+    fake.sleep = "fails"
     return 200, b"", JSON
 
 
@@ -187,13 +232,16 @@ ROUTES: dict[tuple[str, str], Callable[["FakeVllm", SeenRequest], Response]] = {
     ("POST", "/detokenize"): _detokenize,
     ("GET", "/tokenizer_info"): lambda fake, seen: _ok({"tokenizer_class": "Words", "chat_template": ""}),
     ("POST", "/v1/messages/count_tokens"): _count_tokens,
+    ("POST", "/v1/load_lora_adapter"): _load_lora,
+    ("POST", "/v1/unload_lora_adapter"): _unload_lora,
     ("GET", "/is_sleeping"): lambda fake, seen: _ok({"is_sleeping": not fake.awake}),
-    ("POST", "/sleep"): lambda fake, seen: _freeze(fake, seen, asleep=True),
-    ("POST", "/wake_up"): _thaw,
-    ("POST", "/pause"): lambda fake, seen: _freeze(fake, seen, asleep=False),
+    ("POST", "/sleep"): _sleep,
+    ("POST", "/wake_up"): _sleep,
+    ("POST", "/pause"): _pause,
     ("POST", "/resume"): _thaw,
     ("POST", "/fake/faults"): _add_faults,
     ("DELETE", "/fake/faults"): _clear_faults,
+    ("POST", "/fake/sleepless"): _sleepless,
     ("POST", "/fake/refuse"): _refuse,
     ("POST", "/fake/block"): _block,
     ("POST", "/fake/spin"): _spin,

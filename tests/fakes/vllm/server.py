@@ -27,6 +27,8 @@ SHAPES: dict[Api, Callable[[Generation, str, int], Shape]] = {
     Api.RESPONSES: ResponsesShape,
 }
 ID_PREFIX = dict.fromkeys(Api, "chatcmpl") | {Api.COMPLETIONS: "cmpl", Api.RESPONSES: "resp"}
+ASKS_LENGTH = b'"allowed_token_ids":[0]'
+"""In kvgate's question whether `max_tokens` is cut to the length. It is a probe, and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class FakeSettings:
     """Added to a step for each prompt token in it."""
     output_tokens: int = 64
     """Tokens of an answer that no limit cuts short, its end of sequence with them."""
+    loras: tuple[str, ...] | None = None
+    """Adapters it has at its start; None: it has no routes for them."""
+    sleep: str = "works"
+    """`works`, `fails`, or `missing`: without development mode there is no route for it."""
     keep_alive: float = 5.0
     """Seconds until an idle connection is closed, vLLM's default."""
 
@@ -60,6 +66,7 @@ class FakeSettings:
             raise ValueError("max_model_len does not fit the KV cache: a sequence could never finish")
 
 
+_MOST_SEEN = 20_000
 _TURNS = 4
 """Turns of the event loop after which asyncio has made a protocol of every connection that it accepted."""
 
@@ -87,7 +94,7 @@ class FakeVllm:
         for fault in faults:
             self.faults.add(fault)
         self.seen: list[SeenRequest] = []
-        """Requests to the public API, oldest first; probes and scrapes are not kept."""
+        """Requests to the public API, oldest first; probes and scrapes are not kept, nor all of very many."""
         self.tokenize = tokenize
         self.scheduler = Scheduler(
             self.settings.num_blocks,
@@ -98,7 +105,10 @@ class FakeVllm:
         self.finished: dict[str, int] = {}
         self.rejections = 0
         self.awake: bool = True
+        self.sleep = self.settings.sleep
         self.responses: set[str] = set()
+        self.loras = dict.fromkeys(self.settings.loras or (), "")
+        """Paths of its adapters, by name."""
         self.gauges = Gauges()
         self.port = 0
         self.uds = uds
@@ -228,8 +238,13 @@ class FakeVllm:
 
     def _on_request(self, connection: Connection, seen: SeenRequest) -> None:
         path = urlsplit(seen.path).path
+        if path == Api.COMPLETIONS and ASKS_LENGTH in seen.body:
+            connection.respond(200, b"data: [DONE]\n\n", "text/event-stream")
+            return
         if path.startswith("/v1/"):
             self.seen.append(seen)
+            if len(self.seen) > _MOST_SEEN:
+                del self.seen[: _MOST_SEEN // 2]
         fault = self.faults.take(path, seen.body, reused_connection=connection.requests > 1)
         if fault is not None and fault.kind in (FaultKind.CLOSE_BEFORE_ANSWER, FaultKind.STALE_KEEP_ALIVE):
             connection.close()
@@ -252,7 +267,7 @@ class FakeVllm:
             request = read(
                 api,
                 decode(seen.body),
-                models=(settings.model,),
+                models=(settings.model, *self.loras),
                 max_model_len=settings.max_model_len,
                 natural=settings.output_tokens,
                 tokenize=self.tokenize,

@@ -242,7 +242,7 @@ class TestPrefixes:
             own = sum(4 if of in {1, 2} else 2 for of in left)
             assert p.endpoint("a").effective_usage == pytest.approx((longest + own) / 100)
         ledger = p.controller._endpoints.get("a").ledger
-        assert (ledger.held, ledger.used, ledger.saved, ledger.shared_tokens) == (0, 0, 0, 0)
+        assert (ledger.held, ledger.used, ledger.saved_blocks, ledger.shared_tokens) == (0, 0, 0, 0)
 
     @pytest.mark.parametrize(("load", "goes_to"), [(20, "a"), (25, "b")])
     def test_it_goes_to_who_has_its_prefix_unless_that_is_too_much_fuller(self, play, load, goes_to):

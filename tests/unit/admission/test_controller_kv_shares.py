@@ -140,7 +140,7 @@ def test_explain_names_it_and_changes_nothing(play):
     told = p.controller.explain(of_x(2, 20), p.now)
     assert (told.verdict, told.rule) == ("queue", "kv_share")
     assert (told.candidates[0].lacks, told.candidates[0].unit) == (pytest.approx(15, abs=1), "blocks")
-    assert p.controller._pool.held == set()
+    assert p.controller._pool.throttled_flows == set()
     told = p.controller.explain(of_x(2, 60), p.now)
     assert (told.verdict, told.rule) == ("rate_limit_exceeded", "kv_share")
     assert told.exceeded == Exceeded(Limit.KV, 50 * BLOCK, 60 * BLOCK, None)

@@ -23,9 +23,9 @@ from tests.unit.admission.test_controller_promises import crowded, one, refuse
 from tests.unit.admission.test_controller_turns import at_a_rate, costs_100, let_in
 
 
-def news(p, request):
+def next_reports(p, request):
     """The count at which the core wants to hear of a request."""
-    return p.controller.news([request])[request]
+    return p.controller.next_reports([request])[request]
 
 
 class TestInFlight:
@@ -52,15 +52,15 @@ class TestInFlight:
 
     def test_it_counts_from_the_tokens_it_had(self, play):
         p = play() >> up("a") >> declared(arrived(1, 10), "a", 30)
-        assert (p.endpoint("a").held_blocks, news(p, 1)) == (3, 39)  # 40 of 48 tokens
+        assert (p.endpoint("a").held_blocks, next_reports(p, 1)) == (3, 39)  # 40 of 48 tokens
         p >> progress(r1=38) << nothing
         assert p.endpoint("a").held_blocks == 3
         p >> progress(r1=39) << nothing
-        assert (p.endpoint("a").held_blocks, news(p, 1)) == (4, 55)
+        assert (p.endpoint("a").held_blocks, next_reports(p, 1)) == (4, 55)
 
     def test_what_it_had_is_not_taken_back_by_an_older_report(self, play):
         p = play() >> up("a") >> declared(arrived(1, 10), "a", 30) >> progress(r1=5) << nothing
-        assert (p.endpoint("a").held_blocks, news(p, 1)) == (3, 39)
+        assert (p.endpoint("a").held_blocks, next_reports(p, 1)) == (3, 39)
 
     def test_of_a_group_it_counts_every_sequence(self, play):
         p = play() >> up("a") >> declared(arrived(1, 10, n=3), "a", 3 * 30)

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointUp, Finished, Observed, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.admission.placing.lifecycle import State
+from gateway.admission.placing.request_lifecycle import State
 from gateway.admission.snapshot import Load
 from gateway.advice.history import ALTERNATIVES, HistoryError, _busy, _pace, recorded, running
 from gateway.advice.rules import advise

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.arguments import Arguments
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.settings import ModelSettings
 from gateway.config.sources import ConfigurationError
@@ -45,13 +44,13 @@ def test_a_file_that_is_missing_or_no_template_is_a_matter_of_configuration(tmp_
 
 
 def test_an_engines_template_is_the_models_where_that_has_none(file: Path, tmp_path: Path) -> None:
-    assert template_of(model(None), Arguments.parse([])) is None
-    assert template_of(model(None), Arguments.parse(["--max-model-len", "2k", f"--chat-template={file}"])) == str(file)
-    assert template_of(model(None), Arguments.parse(["--chat-template", TEMPLATE])) == TEMPLATE
-    assert template_of(model("mine.jinja"), Arguments.parse(["--chat-template", str(file)])) == "mine.jinja"
+    assert template_of(model(None), None) is None
+    assert template_of(model(None), str(file)) == str(file)
+    assert template_of(model(None), TEMPLATE) == TEMPLATE
+    assert template_of(model("mine.jinja"), str(file)) == "mine.jinja"
     gone = str(tmp_path / "gone.jinja")
-    assert template_of(model(None), Arguments.parse(["--chat-template", gone])) == gone
+    assert template_of(model(None), gone) == gone
 
 
 def test_a_template_of_vllms_own_is_known_to_the_engine_only() -> None:
-    assert template_of(model(None), Arguments.parse(["--chat-template", "template_chatml.jinja"])) is None
+    assert template_of(model(None), "template_chatml.jinja") is None

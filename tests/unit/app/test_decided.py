@@ -23,7 +23,8 @@ class Monitor:
 
     pace = None
 
-    def __init__(self, **known: Any) -> None:
+    def __init__(self, *, passing: int = 0, **known: Any) -> None:
+        self.passing = passing
         fields: dict[str, Any] = {
             "id": A, "url": f"http://{A}/", "state": State.STARTING, "reason": "nobody listens there", "since": 90.0,
             "healthy": False, "was_healthy": False, "identity": None, "capacity": None, "in_flight": 0,
@@ -101,6 +102,10 @@ def test_one_that_serves_shows_what_it_is_and_what_the_account_holds() -> None:
     assert endpoint.engine == EngineTotals(
         preemptions=1, prompt_tokens=20, generated_tokens=30, prefix_queried_tokens=20, prefix_hit_tokens=5
     )
+
+
+def test_answers_that_are_only_passed_on_count_as_on_it() -> None:
+    assert serving(passing=2).endpoint.in_flight == 2
 
 
 def test_a_closed_gate_names_every_rule_that_closes_it() -> None:

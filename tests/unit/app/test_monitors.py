@@ -210,3 +210,17 @@ async def test_one_that_leaves_takes_work_until_those_that_come_were_probed(worl
     await until(lambda: monitor.status.state is State.DRAINING)
     admission.finish(RequestId(1), Verdict.DONE, 1)
     await until(lambda: set(monitors) == {TWO})
+
+
+async def test_one_that_leaves_stays_while_an_answer_of_it_is_passed_on(world: World) -> None:
+    monitors = world.monitors
+    monitors.follow(access(AT_ONE))
+    monitor = monitors[ONE]
+    world.serves(ONE, "m")
+    monitor.dispatched(RequestId(1), None)
+    monitors.follow(access(AT_TWO))
+    await until(lambda: monitor.status.state is State.DRAINING)
+    await asyncio.sleep(0.05)
+    assert ONE in monitors
+    monitor.finished(RequestId(1))
+    await until(lambda: set(monitors) == {TWO})

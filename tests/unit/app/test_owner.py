@@ -27,7 +27,7 @@ from gateway.config.sources import ConfigurationError
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import MOST_MODELS, Metrics
-from gateway.ops.state import UnknownEndpointError
+from gateway.ops.state import UnknownEndpointError, UnknownModelError
 from gateway.pools.admission import Admission
 from gateway.pools.driver import Driver
 from gateway.record.learned import LearnedFiles
@@ -103,6 +103,17 @@ async def test_an_endpoint_is_drained_and_taken_back_by_its_id_alone() -> None:
                 await act("127.0.0.1:9")
 
 
+async def test_an_adapter_is_given_to_each_endpoint_of_a_model() -> None:
+    async with owner_of(settings_of()) as owner:
+        with pytest.raises(UnknownModelError):
+            await owner.give("m", "a", "/a")
+        owner.cores.up(ONE, Identity(("m",), (), None, 1000, "0.32.0"), CAPACITY)
+        await owner.give("m", "a", "/a")
+        assert owner.monitors[ONE].adapters.wanted == {"a": "/a"}
+        await owner.give("m", "a", None)
+        assert owner.monitors[ONE].adapters.wanted == {}
+
+
 async def test_what_it_decided_is_of_every_endpoint_and_every_model() -> None:
     async with owner_of(settings_of()) as owner:
         driver = serves(owner, TWO)
@@ -129,7 +140,7 @@ async def test_an_engine_that_renames_its_model_makes_no_labels_without_end() ->
 
 
 async def test_the_endpoints_are_watched_once_it_is_started() -> None:
-    async with owner_of(settings_of(), launched=[TWO]) as owner:
+    async with owner_of(settings_of(), launched={TWO: None}) as owner:
         assert [monitor.launched for monitor in owner.monitors.values()] == [False, True]
         await asyncio.sleep(0)
         assert not any(monitor.probed.is_set() for monitor in owner.monitors.values())

@@ -23,7 +23,7 @@ async def reign_of(
 ) -> AsyncIterator[Reign]:
     """A reign over one endpoint, at which nobody listens."""
     settings = SETTINGS if sections is None else Settings.model_validate(SETTINGS.model_dump() | sections)
-    reign = Reign(settings, access(f"http://{ONE}"), [], expected, before=before)
+    reign = Reign(settings, access(f"http://{ONE}"), {}, expected, before=before)
     reign.begin()
     try:
         yield reign
@@ -118,7 +118,7 @@ async def test_gauges_of_an_endpoint_that_is_removed_are_not_waited_for() -> Non
         silent.listen()  # it takes connections and answers nothing
         port = silent.getsockname()[1]
         patient = Settings.model_validate(SETTINGS.model_dump() | {"health": {"interval": 0.05, "timeout": 600}})
-        reign = Reign(patient, access(f"http://127.0.0.1:{port}"), [], 1)
+        reign = Reign(patient, access(f"http://127.0.0.1:{port}"), {}, 1)
         reign.begin()
         try:
             reading = asyncio.create_task(reign.gauged())

@@ -36,7 +36,7 @@ class World:
         )
         endpoints = {name: SimpleNamespace(id=name, base_url=f"http://{name}") for name in (A, "127.0.0.1:8002")}
         pool = SimpleNamespace(name="m", counter=counter, endpoints=endpoints)
-        self.directory = SimpleNamespace(pools={"m": pool} if in_pool else {}, ever_healthy=in_pool)
+        self.directory = SimpleNamespace(pools={"m": pool} if in_pool else {}, ever_healthy=in_pool, on_demand=False)
         self.settings = Settings()
         self.view = StateView(lambda: self.settings, self.directory, self)
 
@@ -48,6 +48,9 @@ class World:
 
     async def undrain(self, endpoint_id: str) -> None:
         self._tell("undrain", endpoint_id)
+
+    async def give(self, model: str, adapter: str, path: str | None) -> None:
+        self.told.append((model, f"{adapter} {path}"))
 
     def _tell(self, what: str, endpoint_id: str) -> None:
         if endpoint_id != A:
@@ -89,6 +92,12 @@ async def test_who_drains_is_not_ready_and_the_mode_is_the_one_in_force() -> Non
     world.view.draining = True
     state = await world.view.state()
     assert (state.mode, state.draining, state.ready) == ("observe", True, False)
+
+
+async def test_an_adapter_is_given_by_its_owner() -> None:
+    world = World(in_pool=False)
+    await world.view.give("m", "a", "/a")
+    assert world.told == [("m", "a /a")]
 
 
 async def test_an_endpoint_is_drained_and_taken_back_by_its_owner() -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
+from gateway.app.parent import Parent
 from gateway.app.together import Together
 from gateway.config.settings import Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
+from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import PROGRESS_INTERVAL, Admission, RejectedError
 from tests.unit.app.configured import access
 
@@ -35,7 +37,9 @@ async def together_of(moved: list[Collection[RequestId]] | None = None) -> Async
         clock=time.monotonic,
         progressed=progressed,
         metrics=Metrics("0"),
-        launched=[TWO],
+        digest=Digest,
+        launched={TWO: None},
+        parent=Parent(),
     )
     try:
         yield core
@@ -80,7 +84,7 @@ async def test_the_front_hears_of_progress_in_batches() -> None:
     async with together_of(moved) as core:
         admission = serves(core, ONE, "m")
         await admit(admission, 1)
-        admission.begun(RequestId(1), 1)
+        admission.first_tokens(RequestId(1), 1)
         admission.progress(RequestId(1), 2)
         await asyncio.sleep(2 * PROGRESS_INTERVAL)
         assert [list(requests) for requests in moved] == [[1]]
@@ -114,7 +118,7 @@ async def test_once_it_has_stopped_nothing_of_it_runs_any_more() -> None:
     async with together_of() as core:
         core.start()
         admission = serves(core, ONE, "m")
-        admission.begun(RequestId(1), 1)
+        admission.first_tokens(RequestId(1), 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert admission._timer is not None
     assert admission._timer.cancelled()

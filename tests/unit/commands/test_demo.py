@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engine.cache import SetupError
 from engine.environment import Build
 from gateway.commands import demo as module
-from gateway.commands.demo import MODEL, QUESTION, DemoError, demo, settings
+from gateway.commands.demo import MODEL, QUESTION, DemoEngine, DemoError, demo, settings, vllm_settings
 from gateway.relay.server import PortTakenError
 from tests.ports import free_port
 
@@ -54,6 +55,7 @@ class Launch:
 
     def __call__(self, chosen, _load, log, say, _python):
         self.port, self.say = chosen.settings.server.port, say
+        (self.model,) = chosen.settings.models
         return self
 
     async def run(self, stop):
@@ -94,9 +96,9 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "configure", lambda _settings: None)
     monkeypatch.setattr(module, "SupervisionLog", lambda *_, **__: Log())
 
-    def start(launch, *, once=True):
+    def start(launch, *, once=True, **engine):
         monkeypatch.setattr(module, "Deployment", launch)
-        return demo(Console(width=80), "127.0.0.1", free_port(), once=once)
+        return demo(Console(width=80), "127.0.0.1", free_port(), once=once, **engine)
 
     yield start
     for number, handler in before.items():
@@ -164,9 +166,28 @@ def test_a_taken_port_is_said_before_anything_is_set_up(monkeypatch):
 
 def test_on_a_processor_the_cache_takes_little_memory_and_on_a_gpu_vllm_decides():
     def environment(build):
-        (model,) = settings(Path("/models/smollm2"), build, "127.0.0.1", 8080).models
+        (model,) = settings(vllm_settings(Path("/models/smollm2"), build), "127.0.0.1", 8080).models
         assert (model.name, model.engine.model) == (MODEL, "/models/smollm2")
         return {name: value.get_secret_value() for name, value in model.engine.env.items()}
 
     assert environment(Build.CPU) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
     assert environment(Build.CUDA) == {}
+
+
+def test_a_llama_server_gets_the_model_as_one_file_and_needs_no_vllm(run, monkeypatch):
+    monkeypatch.setattr(module, "engine_python", lambda _say: pytest.fail("it set up a vLLM"))
+    monkeypatch.setattr(module, "llama_server", lambda _given: None)
+    monkeypatch.setattr(module, "smollm2_gguf", lambda progress: Path("/models/smollm2.gguf"))
+    launch = Launch(word("Paris."), DONE)
+    assert run(launch, engine=DemoEngine.LLAMA) == 0
+    assert (launch.model.name, launch.model.engine.model) == (MODEL, "/models/smollm2.gguf")
+
+
+def test_without_a_llama_server_the_model_is_not_fetched(run, monkeypatch):
+    def none(_given):
+        raise SetupError("llama-server", "there is none", "install it")
+
+    monkeypatch.setattr(module, "llama_server", none)
+    monkeypatch.setattr(module, "smollm2_gguf", lambda progress: pytest.fail("it was fetched"))
+    with pytest.raises(SetupError, match="there is none"):
+        run(Launch(), engine=DemoEngine.LLAMA)

@@ -10,6 +10,7 @@ from engine.plan.hub import CheckpointError
 from gateway.cli import cli
 from gateway.commands.plan import DOES_NOT_FIT, USAGE_ERROR
 from tests.unit.engine.plan.models import LLAMA_3_70B, LLAMA_8B
+from tests.unit.engine.plan.written import LLAMA, tensors, written
 
 GIB = 2**30
 
@@ -159,3 +160,98 @@ def test_what_is_moved_to_the_host_must_fit_into_what_is_free_there(folder, card
     monkeypatch.setattr("engine.host_memory.free_bytes", lambda: asked.append(None) or GIB)
     planned(folder)
     assert asked
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    return written(tmp_path / "m.gguf", LLAMA, tensors())
+
+
+def test_a_gguf_file_is_planned_for_llama_server(gguf):
+    result = run(gguf, "--gpu", "rtx3060")
+    assert result.exit_code == 0, result.output
+    assert f"llama-server --model {gguf} --fit off --gpu-layers 5" in result.output
+    assert "all on the host" in result.output
+
+
+def test_what_is_given_for_llama_server_stays(gguf):
+    told = json.loads(run(gguf, "--vram", "8GiB", "--json", "--", "-ngl", "2", "-c", "1024").stdout)
+    assert (told["settings"]["gpu_layers"], told["settings"]["context"]) == (2, 1024)
+    assert told["command"][-4:] == ["-ngl", "2", "-c", "1024"]
+
+
+def test_a_gguf_file_is_planned_on_this_machine(gguf, cards, monkeypatch):
+    monkeypatch.setattr("engine.host_cores.cores", lambda: 6)
+    assert planned(gguf)["settings"]["threads"] == 6, "the host computes"
+    cards.append(Gpu(0, "NVIDIA GeForce RTX 3060", 12288 * 2**20, 9 * GIB))
+    told = planned(gguf)
+    assert told["machine"]["hardware"]["free_bytes"] == 9 * GIB
+    assert (told["settings"]["gpu_layers"], told["settings"]["threads"]) == (5, None)
+
+
+def test_a_gguf_file_for_which_there_is_no_room_ends_with_1(gguf, cards, monkeypatch):
+    monkeypatch.setattr("engine.host_memory.free_bytes", lambda: 0)
+    cards.append(Gpu(0, "NVIDIA GeForce RTX 3060", 12288 * 2**20, GIB))
+    result = run(gguf)
+    assert result.exit_code == DOES_NOT_FIT
+    assert "does not fit" in result.output
+
+
+def test_traffic_decides_the_context_and_slots_of_a_llama_server(gguf, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["arrival,prompt,output", *(f"{n * 0.1},{1000 + n},200" for n in range(200))]))
+    told = planned(gguf, "--gpu", "rtx3060", "--traffic", trace)
+    assert told["tokens"] == 1399
+    assert told["settings"]["context"] == 1536
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "no GGUF file"), (b"version https://git-lfs", "git lfs pull"), (None, "there is no file")],
+)
+def test_a_gguf_file_that_cannot_be_planned_is_told(tmp_path, content, said):
+    path = tmp_path / "m.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(path, "--gpu", "rtx3060")
+    assert result.exit_code == USAGE_ERROR
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("given", "said"), [(("-c", "long"), "-c long"), (("-ctk", "f17"), "none of")])
+def test_an_argument_for_llama_server_that_cannot_be_read_is_told(gguf, given, said):
+    result = run(gguf, "--gpu", "rtx3060", "--", *given)
+    assert result.exit_code == USAGE_ERROR
+    assert said in result.stderr
+
+
+def test_a_file_that_is_no_language_model_is_told(tmp_path):
+    path = written(tmp_path / "mmproj.gguf", LLAMA | {"general.architecture": "clip"}, tensors())
+    result = run(path, "--gpu", "rtx3060")
+    assert result.exit_code == USAGE_ERROR
+    assert "--mmproj" in result.stderr
+
+
+def test_the_ladder_has_the_rungs_of_both_engines(folder, gguf):
+    told = planned(folder, "--gpu", "rtx-4090", "--ladder", "--alternative", gguf)
+    assert {rung["engine"] for rung in told["rungs"]} == {"vllm", "llama-server"}
+    assert told["rungs"][told["taken"]]["name"] == "vLLM"
+    assert "taken" in run(folder, "--gpu", "rtx-4090", "--ladder").output
+
+
+def test_what_is_allowed_is_taken(folder):
+    assert run(folder, "--vram", "8GiB", "--ladder").exit_code == DOES_NOT_FIT
+    told = planned(folder, "--gpu", "rtx-4080", "--ladder", "--allow", "weights", "--allow", "kv-cache")
+    assert "--quantization" in told["rungs"][told["taken"]]["command"]
+
+
+def test_the_ladder_of_a_gguf_file_is_llama_servers(gguf):
+    told = planned(gguf, "--gpu", "rtx3060", "--ladder")
+    assert {rung["engine"] for rung in told["rungs"]} == {"llama-server"}
+
+
+def test_a_gguf_file_that_cannot_be_read_is_told_in_the_ladder(folder, tmp_path):
+    result = run(folder, "--gpu", "h100", "--ladder", "--alternative", tmp_path / "none.gguf")
+    assert result.exit_code == USAGE_ERROR
+    assert "there is no file" in result.stderr

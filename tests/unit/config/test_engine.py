@@ -1,10 +1,12 @@
 import re
+from typing import get_args
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from gateway.config.engine import EngineSettings
+from engine.plan.quality import Quality
+from gateway.config.engine import EngineSettings, OnDemand, as_word, from_words
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,42 @@ def test_arguments_for_vllm_may_be_what_yaml_makes_of_them(written_as, words):
 def test_what_cannot_be_a_command_line_is_refused(given, said):
     with pytest.raises(ValidationError, match=re.escape(said)):
         EngineSettings(model="m", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"alternatives": ["m.gguf"]}, "`alternatives` is for `choice: auto`"),
+        ({"quality": ["weights"]}, "`quality` is for `choice: auto`"),
+        ({"choice": "auto", "share_gpu": True}, "it cannot `share_gpu`"),
+        ({"choice": "auto", "quality": ["all"]}, "'kv-cache' or 'weights'"),
+    ],
+)
+def test_what_makes_no_choice_is_refused(given, said):
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        EngineSettings(model="m", **given)
+
+
+def test_what_may_be_made_smaller_is_what_the_planner_knows():
+    quality = EngineSettings.model_fields["quality"].annotation
+    assert set(get_args(get_args(quality)[0])) == {one.value for one in Quality}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"on_demand": True, "replicas": 2}, "is one process, and `replicas` is 2"),
+        ({"group": "card"}, "say `on_demand: true`, too"),
+        ({"idle": "sleep"}, "say `on_demand: true`, too"),
+    ],
+)
+def test_engines_that_come_and_go_are_one_process_each(given, said):
+    with pytest.raises(ValidationError, match=said):
+        EngineSettings.model_validate({"model": "m", **given})
+
+
+def test_how_an_engine_comes_and_goes_survives_a_command_line():
+    comes = EngineSettings.model_validate({"model": "m", "on_demand": True, "idle_stop": "none", "group": "card"})
+    stays = EngineSettings.model_validate({"model": "m"})
+    words = [as_word("127.0.0.1:1", comes), as_word("127.0.0.1:2", stays)]
+    assert from_words(words) == {"127.0.0.1:1": OnDemand(None, "card"), "127.0.0.1:2": None}

@@ -4,7 +4,17 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.fields import Key, OptionalSeconds, OptionalTokens, Port, Seconds, Section, Share, usable_key
+from gateway.config.fields import (
+    Key,
+    OptionalSeconds,
+    OptionalTokens,
+    Port,
+    Seconds,
+    Section,
+    Share,
+    is_loopback,
+    usable_key,
+)
 from gateway.config.settings import ServerSettings
 
 
@@ -91,3 +101,11 @@ def test_tls_needs_both_files_and_an_address():
         ServerSettings.model_validate({"tls_cert": "/c"})
     with pytest.raises(ValidationError, match="goes with an address"):
         ServerSettings.model_validate({"tls_cert": "/c", "tls_key": "/k", "host": "unix:/run/kvgate.sock"})
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.9", False), ("gpu", False)],
+)
+def test_only_loopback_addresses_are_taken(host, is_one):
+    assert is_loopback(host) is is_one

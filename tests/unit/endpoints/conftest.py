@@ -41,13 +41,15 @@ class Vllm:
         self.silent.set()
         self.max_model_len = 1024
         self.loras = ()
+        self.bodies = []
+        """What was posted to it. Where it has the routes of adapters, it loads and unloads them."""
         self.metrics = (EXPOSITIONS / "vllm-0.32-busy.prom").read_bytes()
         self.answers["/version"] = b'{"version":"0.32.0"}'
         self.answers["/is_sleeping"] = 404
 
     def models(self):
         base = [{"id": name, "root": "org/smol", "parent": None} for name in ("smol", "demo")]
-        loras = [{"id": name, "root": name, "parent": "smol"} for name in self.loras]
+        loras = [{"id": name, "root": f"/{name}", "parent": "smol"} for name in self.loras]
         cards = [{**card, "max_model_len": self.max_model_len} for card in base + loras]
         return json.dumps({"object": "list", "data": cards}).encode()
 
@@ -64,6 +66,12 @@ class Vllm:
             raise failed from OSError(f"[Errno {errno.ENETUNREACH}] no route, [Errno {errno.ECONNREFUSED}] no")
         standard = {"/health": b"", "/metrics": self.metrics, "/v1/models": self.models()}
         answer = self.answers.get(path, standard.get(path, 404))
+        if request.method == "POST":
+            self.bodies.append(await request.aread())
+            if path.endswith("load_lora_adapter") and answer == b"":
+                name = json.loads(self.bodies[-1])["lora_name"]
+                kept = tuple(one for one in self.loras if one != name)
+                self.loras = kept if "unload" in path else (*kept, name)
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, tuple):

@@ -16,6 +16,8 @@ from gateway.endpoints.health import (
     Health,
     Missed,
     Progressed,
+    Retire,
+    Rouse,
     Scales,
     Signal,
     Stalled,
@@ -42,6 +44,7 @@ WAYS = {
     State.REFUSING: [Answered(), Aborted()],
     State.ASLEEP: [Answered(asleep=True)],
     State.SCALING: [Answered(), Scales()],
+    State.STOPPED: [Answered(), Retire()],
     State.DRAINING: [Drain()],
 }
 """How each state is reached from a new endpoint."""
@@ -84,6 +87,8 @@ SIGNALS = {
     Signal.STALLED: STALLED,
     Signal.PROGRESS: Progressed(),
     Signal.ABORTS: Aborted(),
+    Signal.RETIRE: Retire(),
+    Signal.ROUSE: Rouse(),
     Signal.DRAIN: Drain(),
     Signal.UNDRAIN: Undrain(),
 }

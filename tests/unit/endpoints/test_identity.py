@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.endpoints.identity import Identity, UnidentifiedError, identify
+from gateway.endpoints.identity import Identity, UnidentifiedError, identify, lora_paths
 
 
 def card(name, parent=None, length=1024, **extra):
@@ -30,28 +30,14 @@ def test_a_base_model_its_alias_and_its_adapters():
     )
 
 
+def test_adapters_have_paths_where_the_engine_tells_them():
+    cards = [{"id": "m", "root": "/m"}, {"id": "a", "root": "/a", "parent": "m"}, {"id": "b", "parent": "m"}]
+    assert lora_paths(json.dumps({"data": cards}).encode()) == {"a": "/a", "b": None}
+    assert lora_paths(b"[") == {}
+
+
 def test_the_shortest_length_is_kept():
     assert identify(models(card("a", length=2048), card("b", length=1024)), None).max_model_len == 1024
-
-
-@pytest.mark.parametrize(
-    ("version", "clamps"),
-    [
-        ("0.8.5.post1", False),
-        ("0.31.1", False),
-        ("0.32.0", True),
-        ("0.32.0rc1", True),
-        ("0.33.0+cpu", True),
-        ("1.0", True),
-        ("dev", False),
-        (None, False),
-        (5000 * "9" + ".1", False),
-        ("0." + 5000 * "9", False),
-    ],
-)
-def test_engines_from_0_32_on_clamp_max_tokens(version, clamps):
-    answer = None if version is None else json.dumps({"version": version}).encode()
-    assert identify(models(card("m")), answer).clamps_max_tokens is clamps
 
 
 @pytest.mark.parametrize("version", [None, b"", b"not found", b'{"version":32}', b"\xff", b'{"x":' + b"[" * 100_000])

@@ -5,8 +5,9 @@ import pytest
 from gateway.admission.events import Capacity
 from gateway.config.endpoint import Reached
 from gateway.endpoints.exposition import EngineMetrics
+from gateway.endpoints.foreign import plain_capacity
 from gateway.endpoints.identity import UnidentifiedError
-from gateway.endpoints.llama_server import SlotReader, identify_llama_server, llama_server_capacity
+from gateway.endpoints.llama_server import SlotReader, identify_llama_server
 
 PLAIN = Reached()
 IDLE = {"id": 1, "n_ctx": 256, "is_processing": False}
@@ -59,6 +60,13 @@ def test_tokens_are_added_up_over_slots_and_requests():
     assert read(reader, IDLE).generation_tokens == 13
 
 
+@pytest.mark.parametrize(
+    "slot", [busy(1, 40, 10, 50, ctx=-1), busy(1, -40, 10, 50), busy(1, 40, -10, 50), busy(1, 40, 10, -2)]
+)
+def test_a_slot_that_says_less_than_nothing_is_no_gauge(slot):
+    assert read(SlotReader(), slot, busy(2, 20, 0, 8)) == EngineMetrics()
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"error":{"code":501}}', b'[{"n_ctx":"x"}]', b"\xff", b"[" * 100_000])
 def test_slots_that_are_not_told_are_no_metrics(body):
     assert SlotReader().read(body, PLAIN) == EngineMetrics()
@@ -68,7 +76,6 @@ def test_its_identity():
     identity = identify_llama_server(models(aliases=["m.gguf", "small"]), PROPERTIES)
     assert (identity.names, identity.max_model_len, identity.slots) == (("m.gguf", "small"), 256, 4)
     assert (identity.kind, identity.version, identity.root) == ("llama-server", "b7", None)
-    assert identity.clamps_max_tokens
 
 
 def test_its_length_is_told_by_either_answer():
@@ -83,6 +90,7 @@ def test_its_length_is_told_by_either_answer():
         (b'{"data":[]}', PROPERTIES),
         (models(meta=None), None),
         (models(n_ctx=0), None),
+        (models(n_ctx=-1), None),
         (models(), b"[]"),
     ],
 )
@@ -94,6 +102,12 @@ def test_one_that_tells_no_model_with_a_length_is_not_taken(listed, properties):
 def test_its_slots_share_one_cache_unless_it_is_said_to_be_larger():
     identity = identify_llama_server(models(), PROPERTIES)
     shared = Capacity(256, kv_blocks=256, block_size=1, max_num_seqs=4, shares_prefix=False, holds_limit=True)
-    assert llama_server_capacity(EngineMetrics(), identity, PLAIN) == shared
-    split = llama_server_capacity(EngineMetrics(), identity, Reached(kv_tokens=1024, max_num_seqs=3))
+    assert plain_capacity(EngineMetrics(), identity, PLAIN) == shared
+    split = plain_capacity(EngineMetrics(), identity, Reached(kv_tokens=1024, max_num_seqs=3))
     assert (split.max_model_len, split.kv_blocks, split.max_num_seqs) == (256, 1024, 3)
+
+
+def test_one_that_tells_no_slots_is_not_limited_to_none():
+    properties = json.dumps({"total_slots": 0}).encode()
+    identity = identify_llama_server(models(), properties)
+    assert identity.slots is None

@@ -80,7 +80,7 @@ def look(clock):
 
 @pytest.fixture
 def make(client, clock, told, look):
-    def make(health=None, **settings):
+    def make(health=None, adapters=None, **settings):
         return EndpointMonitor(
             ID,
             EndpointSettings(url=URL, **settings),
@@ -89,6 +89,7 @@ def make(client, clock, told, look):
             listener=told,
             clock=clock,
             look=look,
+            adapters=adapters or {},
         )
 
     return make
@@ -299,7 +300,7 @@ async def test_what_moves_keeps_its_requests_although_nobody_listens_any_more(up
     assert told.take() == [], "once"
 
 
-KEPT = {State.DRAINING, State.BLOCKED, State.SUSPECT, State.SCALING}
+KEPT = {State.DRAINING, State.STOPPED, State.BLOCKED, State.SUSPECT, State.SCALING}
 
 
 @pytest.mark.parametrize("state", [state for state in State if state not in SERVING])
@@ -429,7 +430,7 @@ async def test_the_time_that_a_look_takes_is_nobodys_silence(up, told, clock, lo
 
 async def test_one_that_was_silent_elsewhere_ends_and_its_second_endpoint_stays(up, told, clock, look):
     look.busy = False
-    up.dispatched(A, 100, brought=True)
+    up.dispatched(A, 100, evacuated=True)
     await pass_time(up, clock, 30)
     assert (told.take(), told.expired) == ([], [A])
     assert up.status.state is State.UP
@@ -818,3 +819,114 @@ async def test_an_engine_of_another_kind_in_the_place_of_one_is_read_as_what_it_
     await pass_time(up, clock, int(IDENTITY_INTERVAL) + 1)
     _, identity, capacity = told.take()[-1]
     assert (identity.kind, capacity.holds_limit) == ("llama-server", True)
+
+
+# Other kinds of engines.
+
+
+@pytest.fixture
+def ollama(vllm):
+    """The server is an Ollama."""
+    vllm.answers |= {
+        "/health": 404,
+        "/metrics": 404,
+        "/version": 404,
+        "/": b"Ollama is running",
+        "/v1/models": b'{"data":[{"id":"m","owned_by":"library"}]}',
+        "/api/ps": b'{"models":[{"name":"m","context_length":512}]}',
+    }
+
+
+@pytest.mark.usefixtures("ollama")
+async def test_an_engine_with_another_health_route_is_found_by_its_first_probe(monitor, told, vllm):
+    await monitor.probe()
+    ((kind, identity, capacity),) = told.take()
+    assert (kind, identity.kind, capacity.max_model_len) == ("up", "ollama", 512)
+    vllm.asked.clear()
+    await monitor.probe()
+    assert vllm.asked == ["/"], "it has no gauges either"
+
+
+@pytest.mark.usefixtures("ollama")
+async def test_an_engine_of_another_kind_than_before_is_found_again(monitor, told, vllm):
+    await monitor.probe()
+    vllm.answers = {"/version": b'{"version":"0.32.0"}', "/is_sleeping": 404, "/": 404}
+    for _ in range(HealthSettings().failures + 1):
+        await monitor.probe()
+    assert [(kind, *(who.kind for who in rest[:1] if kind == "up")) for kind, *rest in told.take()] == [
+        ("up", "ollama"),
+        ("down",),
+        ("evacuate",),
+        ("up", "vllm"),
+    ]
+    assert monitor.status.capacity.kv_blocks == 255, "by its gauges, read at once"
+
+
+@pytest.mark.parametrize(("configured", "said"), [("sglang", "is it sglang?"), ("vllm", "give the `kind`")])
+@pytest.mark.usefixtures("ollama")
+async def test_one_that_is_not_what_it_is_configured_as_gets_no_traffic(make, told, configured, said):
+    monitor = make(kind=configured)
+    await monitor.probe()
+    assert told.changes == []
+    assert said in monitor.status.reason
+
+
+async def test_one_that_does_not_fit_gets_no_traffic_until_it_does(client, clock, told, look):
+    reasons = ["it counts otherwise", None]
+    asked = []
+
+    async def misfit(identity):
+        asked.append(identity.names)
+        return reasons.pop(0)
+
+    monitor = EndpointMonitor(
+        ID,
+        EndpointSettings(url=URL),
+        HealthSettings(),
+        client=client,
+        listener=told,
+        clock=clock,
+        look=look,
+        misfit=misfit,
+    )
+    await monitor.probe()
+    assert (monitor.status.state, monitor.status.reason) == (State.STARTING, "it counts otherwise")
+    await monitor.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+    clock.now += IDENTITY_INTERVAL
+    await monitor.probe()
+    assert len(asked) == 2, "one that serves is not asked"
+
+
+# LoRA adapters.
+
+
+async def test_it_takes_traffic_with_the_adapters_that_it_is_to_have(make, told, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    monitor = make(adapters={"sql": "/sql"})
+    await monitor.probe()
+    ((kind, identity, _),) = told.take()
+    assert (kind, identity.loras, dict(monitor.status.adapters)) == ("up", ("sql",), {"sql": "loaded"})
+    assert vllm.bodies == [b'{"lora_name":"sql","lora_path":"/sql"}']
+
+
+async def test_an_adapter_that_cannot_be_loaded_keeps_nobody_waiting(make, told):
+    monitor = make(adapters={"sql": "/sql"})
+    await monitor.probe()
+    ((kind, identity, _),) = told.take()
+    assert (kind, identity.loras) == ("up", ())
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in monitor.status.adapters["sql"]
+
+
+async def test_other_adapters_are_loaded_beside_its_traffic(make, client, told, vllm, clock):
+    vllm.answers |= {"/v1/load_lora_adapter": b"", "/v1/unload_lora_adapter": b""}
+    monitor = make(adapters={"old": "/old"})
+    await monitor.probe()
+    monitor.govern(EndpointSettings(url=URL), HealthSettings(), client, {"new": "/new"})
+    monitor.give("given", "/given")
+    told.take()
+    await monitor.probe()
+    assert told.take() == [], "they are being loaded"
+    await monitor._settling
+    await monitor.probe()
+    assert told.take()[-1][1].loras == ("new", "given")

@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import gzip
+import json
 import socket
 import ssl
 import time
@@ -32,6 +33,12 @@ async def test_an_answer_is_its_status_body_and_time(prober, vllm, clock):
     vllm.answers["/x"] = b"hello"
     assert await prober.get("/x") == Reply(200, b"hello", clock.now)
     assert await prober.get("/none") == Reply(404, b"", clock.now)
+
+
+async def test_work_is_asked_for_with_a_body_and_may_take_longer(prober, vllm, clock):
+    vllm.answers["/x"] = b"hello"
+    assert await prober.post("/x", b'{"a":1}') == Reply(200, b"hello", clock.now)
+    assert vllm.bodies == [b'{"a":1}']
 
 
 async def test_a_refused_connection_is_certain(prober, vllm):
@@ -164,6 +171,19 @@ async def test_an_answer_without_end_is_not_read_on(prober, vllm, monkeypatch):
     monkeypatch.setattr(probe, "MAX_METRICS", 1000)
     vllm.answers["/metrics"] = b"x" * 1001
     assert isinstance(await prober.get("/metrics"), NoReply)
+
+
+@pytest.mark.parametrize("values", [b"{}," * 20_000, b"0," * 70_000])
+async def test_an_answer_of_too_many_values_is_not_read(prober, vllm, values):
+    vllm.answers["/slots"] = b"[" + values + b"0]"
+    assert await prober.get("/slots") == NoReply("GET /slots: more than 65536 values in its answer")
+
+
+async def test_what_a_thousand_adapters_or_hundreds_of_slots_tell_is_read(prober, vllm):
+    permission = {"id": "modelperm-0", "allow_view": True, "allow_sampling": True, "organization": "*", "group": None}
+    card = {"id": "a", "object": "model", "created": 1, "root": "a", "parent": "m", "permission": [permission]}
+    vllm.answers["/v1/models"] = json.dumps({"data": [card] * 2000}).encode()
+    assert (await prober.get("/v1/models")).ok
 
 
 @pytest.mark.parametrize(

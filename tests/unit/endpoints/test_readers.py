@@ -1,3 +1,5 @@
+import pytest
+
 from gateway.config.endpoint import Reached
 from gateway.endpoints.exposition import EXPECTED
 from gateway.endpoints.readers import READERS
@@ -15,5 +17,6 @@ def test_each_endpoint_has_a_reader_of_its_own():
     assert one(slot, Reached()).generation_tokens == other(slot, Reached()).generation_tokens == 3
 
 
-def test_a_vllm_that_was_never_scraped_lacks_what_is_expected_of_it():
-    assert READERS[VLLM.name].unscraped.missing == EXPECTED
+@pytest.mark.parametrize(("kind", "missing"), [(VLLM.name, EXPECTED[0]), ("sglang", "sglang:token_usage")])
+def test_an_engine_that_was_never_scraped_lacks_what_is_expected_of_it(kind, missing):
+    assert missing in READERS[kind].unscraped.missing

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.admission.events import RequestId
 from gateway.endpoints.exposition import EngineMetrics
-from gateway.endpoints.silence import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, Progress, Verdict
+from gateway.endpoints.silence import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, Progress, SilenceCause
 
 A, B, C = RequestId(1), RequestId(2), RequestId(3)
 HUNG_AFTER = 30.0
@@ -15,38 +15,47 @@ def work():
     return Progress(HUNG_AFTER)
 
 
-def verdict(work, now, *, busy=IDLE):
+def cause(work, now, *, busy=IDLE):
     found = work.stalled(now, busy=busy)
-    return found.verdict if found is not None else None
+    return found.cause if found is not None else None
 
 
 def begins(work, what, *, busy=IDLE, until=1300):
-    """The first second in which that is the verdict."""
-    return next((now for now in range(until) if verdict(work, float(now), busy=busy) is what), None)
+    """The first second in which that is the cause."""
+    return next((now for now in range(until) if cause(work, float(now), busy=busy) is what), None)
 
 
 # What silence comes to.
 
 
 def test_an_idle_engine_never_stalls(work):
-    assert verdict(work, 1e9) is None
+    assert cause(work, 1e9) is None
+
+
+def test_an_answer_that_is_only_passed_on_says_nothing_of_its_engine(work):
+    work.dispatched(RequestId(1), None, 0.0)
+    work.dispatched(RequestId(2), None, 0.0)
+    assert cause(work, 1e9) is None
+    assert (work.in_flight, work.passing) == (0, 2)
+    work.finished(RequestId(1), 1.0)
+    assert work.passing == 1
 
 
 @pytest.mark.parametrize(
     ("requests", "seen", "found", "at"),
     [
-        (1, (IDLE, False), Verdict.ALONE, HUNG_AFTER),
-        (1, (IDLE, True), Verdict.ALONE, HUNG_AFTER * UNANSWERING),
-        (1, (BUSY, False), Verdict.ALONE, HUNG_AFTER * AT_WORK),
-        (1, (BUSY, True), Verdict.ALONE, HUNG_AFTER * AT_WORK),
-        (1, (UNSEEN, False), Verdict.ALONE, HUNG_AFTER * AT_WORK),
-        (1, (UNSEEN, True), Verdict.ALONE, HUNG_AFTER * AT_WORK),
-        (2, (IDLE, False), Verdict.HUNG, HUNG_AFTER),
-        (2, (IDLE, True), Verdict.HUNG, HUNG_AFTER * UNANSWERING),
-        (2, (BUSY, False), Verdict.HUNG, HUNG_AFTER * AT_WORK),
-        (2, (BUSY, True), Verdict.HUNG, HUNG_AFTER * AT_WORK),
-        (2, (UNSEEN, False), Verdict.HUNG, HUNG_AFTER),
-        (2, (UNSEEN, True), Verdict.HUNG, HUNG_AFTER * UNANSWERING),
+        (1, (IDLE, False), SilenceCause.ALONE, HUNG_AFTER),
+        (1, (IDLE, True), SilenceCause.ALONE, HUNG_AFTER * UNANSWERING),
+        (1, (BUSY, False), SilenceCause.ALONE, HUNG_AFTER * AT_WORK),
+        (1, (BUSY, True), SilenceCause.ALONE, HUNG_AFTER * AT_WORK),
+        (1, (UNSEEN, False), SilenceCause.ALONE, HUNG_AFTER * AT_WORK),
+        (1, (UNSEEN, True), SilenceCause.ALONE, HUNG_AFTER * AT_WORK),
+        (2, (IDLE, False), SilenceCause.HUNG, HUNG_AFTER),
+        (2, (IDLE, True), SilenceCause.HUNG, HUNG_AFTER * UNANSWERING),
+        (2, (BUSY, False), SilenceCause.HUNG, HUNG_AFTER * AT_WORK),
+        (2, (BUSY, True), SilenceCause.HUNG, HUNG_AFTER * AT_WORK),
+        (2, (UNSEEN, False), SilenceCause.HUNG, HUNG_AFTER),
+        (2, (UNSEEN, True), SilenceCause.HUNG, HUNG_AFTER * UNANSWERING),
     ],
 )
 def test_what_silence_comes_to_and_after_how_long(work, requests, seen, found, at):
@@ -54,9 +63,9 @@ def test_what_silence_comes_to_and_after_how_long(work, requests, seen, found, a
     for number in range(requests):
         work.dispatched(RequestId(number), 10, 0.0)
     work.probed(blocked=blocked)
-    assert [now for now in range(int(at)) if verdict(work, now, busy=busy) is not None] == []
+    assert [now for now in range(int(at)) if cause(work, now, busy=busy) is not None] == []
     silence = work.stalled(at, busy=busy)
-    assert silence.verdict is found
+    assert silence.cause is found
     assert set(silence.requests) == {RequestId(number) for number in range(requests)}
 
 
@@ -71,26 +80,26 @@ def test_a_second_request_is_asked_before_one_is_judged_alone(work):
     """It has to be silent for half of the time too; then both are sent elsewhere."""
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 20.0)
-    assert verdict(work, 30.0) is None
-    assert begins(work, Verdict.HUNG) == 20 + HUNG_AFTER * SECOND_OPINION
-    assert begins(work, Verdict.ALONE) is None
+    assert cause(work, 30.0) is None
+    assert begins(work, SilenceCause.HUNG) == 20 + HUNG_AFTER * SECOND_OPINION
+    assert begins(work, SilenceCause.ALONE) is None
 
 
 def test_a_second_request_that_gets_a_token_clears_the_engine(work):
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 29.0)
     work.progressed([B], 30.0)
-    assert verdict(work, 59.0) is None
+    assert cause(work, 59.0) is None
 
 
 def test_one_that_was_ended_for_its_silence_speaks_against_the_engine_of_the_next(work):
     work.dispatched(A, 10, 0.0)
-    assert verdict(work, 30.0) is Verdict.ALONE
+    assert cause(work, 30.0) is SilenceCause.ALONE
     work.finished(A, 30.0)
     work.restart(40.0)  # on trial
     work.dispatched(B, 10, 50.0)
-    assert verdict(work, 79.0) is None
-    assert verdict(work, 80.0) is Verdict.HUNG
+    assert cause(work, 79.0) is None
+    assert cause(work, 80.0) is SilenceCause.HUNG
 
 
 def test_another_process_has_nothing_to_do_with_the_silence_of_the_one_before(work):
@@ -98,7 +107,7 @@ def test_another_process_has_nothing_to_do_with_the_silence_of_the_one_before(wo
     work.finished(A, 30.0)
     work.forget(40.0)
     work.dispatched(B, 10, 50.0)
-    assert verdict(work, 80.0) is Verdict.ALONE
+    assert cause(work, 80.0) is SilenceCause.ALONE
 
 
 @pytest.mark.parametrize("times", [9.0, 2.0])
@@ -106,7 +115,7 @@ def test_clients_that_give_up_one_after_another_do_not_hide_a_hang(work, times):
     now = 0.0
     for number in range(40):
         work.dispatched(RequestId(number), 10, now)
-        if verdict(work, now) is Verdict.HUNG:
+        if cause(work, now) is SilenceCause.HUNG:
             break
         now += times
         work.finished(RequestId(number), now)
@@ -117,9 +126,9 @@ def test_nobody_is_ended_for_the_silence_of_another(work):
     work.dispatched(A, 10, 0.0)
     work.finished(A, 20.0)
     work.dispatched(B, 10, 20.0)
-    assert verdict(work, 30.0) is None
-    assert begins(work, Verdict.ALONE) is None
-    assert begins(work, Verdict.HUNG) == 35, "by then both were silent"
+    assert cause(work, 30.0) is None
+    assert begins(work, SilenceCause.ALONE) is None
+    assert begins(work, SilenceCause.HUNG) == 35, "by then both were silent"
 
 
 def test_clients_that_did_not_read_leave_no_silence_behind(work):
@@ -127,7 +136,7 @@ def test_clients_that_did_not_read_leave_no_silence_behind(work):
         work.dispatched(RequestId(number), 10, 0.0)
         work.finished(RequestId(number), 2.0, delivering=True)
     work.dispatched(A, 10, 2.0)
-    assert begins(work, Verdict.HUNG) is None
+    assert begins(work, SilenceCause.HUNG) is None
 
 
 def test_requests_that_are_refused_at_once_are_no_silence(work):
@@ -135,26 +144,26 @@ def test_requests_that_are_refused_at_once_are_no_silence(work):
         work.dispatched(RequestId(number), 10, number * 0.01)
         work.finished(RequestId(number), number * 0.01 + 0.005)
     work.dispatched(A, 10, 100.0)
-    assert verdict(work, 129.0) is None
-    assert verdict(work, 130.0) is Verdict.ALONE
+    assert cause(work, 129.0) is None
+    assert cause(work, 130.0) is SilenceCause.ALONE
 
 
 def test_one_that_was_silent_elsewhere_takes_no_second_endpoint_out(work):
-    work.dispatched(A, 10, 0.0, brought=True)
-    work.dispatched(B, 10, 0.0, brought=True)
+    work.dispatched(A, 10, 0.0, evacuated=True)
+    work.dispatched(B, 10, 0.0, evacuated=True)
     silence = work.stalled(30.0, busy=IDLE)
-    assert (silence.verdict, silence.requests) == (Verdict.BROUGHT, (A, B))
+    assert (silence.cause, silence.requests) == (SilenceCause.BROUGHT, (A, B))
 
 
 def test_one_that_was_silent_elsewhere_is_no_second_opinion(work):
-    work.dispatched(A, 10, 0.0, brought=True)
+    work.dispatched(A, 10, 0.0, evacuated=True)
     work.dispatched(B, 10, 0.0)
-    assert verdict(work, 30.0) is Verdict.ALONE
+    assert cause(work, 30.0) is SilenceCause.ALONE
     work.finished(A, 30.0)
     work.finished(B, 30.0)
     work.restart(30.0)
-    work.dispatched(C, 10, 30.0, brought=True)
-    assert verdict(work, 60.0) is Verdict.BROUGHT
+    work.dispatched(C, 10, 30.0, evacuated=True)
+    assert cause(work, 60.0) is SilenceCause.BROUGHT
 
 
 # Tokens, and only they, prove life.
@@ -164,22 +173,22 @@ def test_a_token_of_any_request_is_progress(work):
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 20.0)
     work.progressed([A], 29.0)
-    assert verdict(work, 58.9) is None
-    assert verdict(work, 59.0) is Verdict.HUNG
+    assert cause(work, 58.9) is None
+    assert cause(work, 59.0) is SilenceCause.HUNG
 
 
 def test_another_dispatch_is_no_progress(work):
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 10.0)
     work.dispatched(C, 10, 29.0)
-    assert verdict(work, 30.0) is Verdict.HUNG
+    assert cause(work, 30.0) is SilenceCause.HUNG
 
 
 def test_time_without_work_does_not_count(work):
     work.dispatched(A, 10, 0.0)
     work.finished(A, 5.0)
     work.dispatched(B, 10, 1000.0)
-    assert verdict(work, 1020.0) is None
+    assert cause(work, 1020.0) is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +205,7 @@ def test_a_step_that_shows_in_the_metrics_is_progress(work, later):
     work.dispatched(A, 10, 0.0)
     assert not work.scraped(COUNTING, 0.0)
     assert work.scraped(later, 25.0)
-    assert verdict(work, 54.9) is None
+    assert cause(work, 54.9) is None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +221,7 @@ def test_what_a_paused_engine_shows_is_no_progress(work, later):
     work.dispatched(A, 10, 0.0)
     work.scraped(COUNTING, 0.0)
     assert not work.scraped(later, 29.0)
-    assert verdict(work, 30.0) is Verdict.ALONE
+    assert cause(work, 30.0) is SilenceCause.ALONE
 
 
 def test_a_loop_that_was_blocked_has_its_time_until_something_moves(work):
@@ -220,9 +229,9 @@ def test_a_loop_that_was_blocked_has_its_time_until_something_moves(work):
     work.dispatched(B, 10, 0.0)
     work.probed(blocked=True)
     work.probed(blocked=False)
-    assert verdict(work, 44.0) is None, "it answers again, and its tokens are on their way"
+    assert cause(work, 44.0) is None, "it answers again, and its tokens are on their way"
     work.progressed([A], 45.0)
-    assert verdict(work, 75.0) is Verdict.HUNG, "and then as ever"
+    assert cause(work, 75.0) is SilenceCause.HUNG, "and then as ever"
 
 
 # How long a prefill may take.
@@ -235,21 +244,21 @@ def test_a_long_prompt_may_take_several_times_what_its_prefill_should(work):
         work.finished(RequestId(number), number * 2.0 + 1.0)
     assert work.prefill_rate == pytest.approx(1000, rel=0.01)
     work.dispatched(A, 50_000, 200.0)
-    assert verdict(work, 200.0 + PREFILL_TIMES * 49) is None
-    assert verdict(work, 200.0 + PREFILL_TIMES * 51) is Verdict.ALONE
+    assert cause(work, 200.0 + PREFILL_TIMES * 49) is None
+    assert cause(work, 200.0 + PREFILL_TIMES * 51) is SilenceCause.ALONE
 
 
 def test_a_prompt_that_was_prefilled_earns_no_more_patience(work):
     work.dispatched(A, 100_000, 0.0)
     work.progressed([A], 100.0)
-    assert verdict(work, 129.0) is None
-    assert verdict(work, 130.0) is Verdict.ALONE
+    assert cause(work, 129.0) is None
+    assert cause(work, 130.0) is SilenceCause.ALONE
 
 
 def test_before_anything_was_measured_a_slow_engine_is_assumed(work):
     work.dispatched(A, 10_000, 0.0)
-    assert verdict(work, 199.0) is None
-    assert verdict(work, 201.0) is Verdict.ALONE
+    assert cause(work, 199.0) is None
+    assert cause(work, 201.0) is SilenceCause.ALONE
 
 
 # Requests that do not stream.
@@ -257,18 +266,18 @@ def test_before_anything_was_measured_a_slow_engine_is_assumed(work):
 
 def test_a_request_that_does_not_stream_shows_progress_only_in_metrics(work):
     work.dispatched(A, 10, 0.0, streams=False)
-    assert verdict(work, 100.0) is None
+    assert cause(work, 100.0) is None
     work.scraped(COUNTING, 100.0)
-    assert verdict(work, 100.0) is Verdict.ALONE
-    assert verdict(work, 100.0 + HUNG_AFTER) is None, "a scrape that old proves nothing"
+    assert cause(work, 100.0) is SilenceCause.ALONE
+    assert cause(work, 100.0 + HUNG_AFTER) is None, "a scrape that old proves nothing"
 
 
 def test_where_not_even_probes_are_answered_its_silence_counts(work):
     work.dispatched(A, 10, 0.0, streams=False)
     work.probed(blocked=True)
-    assert verdict(work, 60.0) is Verdict.ALONE
+    assert cause(work, 60.0) is SilenceCause.ALONE
     work.probed(blocked=False)
-    assert verdict(work, 60.0) is None
+    assert cause(work, 60.0) is None
 
 
 def test_its_answer_is_progress(work):
@@ -276,7 +285,7 @@ def test_its_answer_is_progress(work):
     work.scraped(COUNTING, 20.0)
     work.progressed([A], 20.0)
     work.scraped(COUNTING, 49.0)
-    assert verdict(work, 49.0) is None
+    assert cause(work, 49.0) is None
 
 
 def test_a_client_that_reads_again_says_nothing_of_the_prefill_rate(work):
@@ -304,7 +313,7 @@ def overdue_at(work, every=1.0, until=1300, **metrics):
     for now in range(1, until):
         work.progressed([C], now)
         work.scraped(EngineMetrics(**{"waiting": 0, "generation_tokens": float(now), **metrics}), now)
-        assert verdict(work, now) is None
+        assert cause(work, now) is None
         if found := work.overdue(now):
             return now, found
     return None
@@ -356,11 +365,11 @@ def test_what_was_scraped_long_ago_makes_nobody_overdue(work):
 def test_a_new_beginning_counts_from_now(work):
     work.dispatched(A, 10, 0.0)
     work.restart(100.0)
-    assert verdict(work, 129.0) is None
+    assert cause(work, 129.0) is None
 
 
 def test_requests_that_nobody_knows_are_ignored(work):
     work.progressed([C], 1.0)
     work.finished(C, 2.0)
     assert work.in_flight == 0
-    assert verdict(work, 1000.0) is None
+    assert cause(work, 1000.0) is None

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from engine.assembly import assembled, moved
-from engine.command import KV_SPACE, EngineSpec, cpu_kv_gib
+from engine.command import KV_SPACE, cpu_kv_gib
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.host_memory import total_bytes
-from engine.lifecycle import Policy
 from engine.memory_ladder import Bounds
 from engine.program import Engine, Refit, Role
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 
 
 def spec(model: str) -> EngineSpec:
-    return EngineSpec("m/0", model, "m", 18000, Path("/venv/bin/python"))
+    return EngineSpec(VLLM, "m/0", model, "m", 18000, Path("/venv/bin/python"))
 
 
 def test_an_engine_is_probed_where_it_listens_and_its_log_is_followed() -> None:

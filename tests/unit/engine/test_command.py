@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, REFUSED_FLAGS, EngineSpec, argv, environment, kv_space
+from engine.command import GIB, REFUSED_FLAGS, kv_space
+from engine.spec import EngineSpec, argv, environment
+from engine.vllm import VLLM
 
 
 def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:
-    return EngineSpec("m/0", "/models/m", "m", 18000, Path("/venv/bin/python"), gpus, args, env or {})
+    return EngineSpec(VLLM, "m/0", "/models/m", "m", 18000, Path("/venv/bin/python"), gpus, args, env or {})
 
 
 def environ(of: EngineSpec, inherited: dict[str, str] | None = None, *, local: bool = True) -> dict[str, str]:
@@ -16,7 +18,7 @@ def environ(of: EngineSpec, inherited: dict[str, str] | None = None, *, local: b
 def test_the_server_module_is_started_not_the_command() -> None:
     line = argv(spec("--max-model-len", "2048"))
     assert line[:3] == ("/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server")
-    assert line[-2:] == ("--max-model-len", "2048")
+    assert line[line.index("--served-model-name") :][:2] == ("--served-model-name", "m")
     assert line[line.index("--host") :][:2] == ("--host", "127.0.0.1")
     assert line[line.index("--port") :][:2] == ("--port", "18000")
 
@@ -52,23 +54,3 @@ def test_a_user_who_says_how_much_kv_cache_is_obeyed() -> None:
 def test_only_a_kv_cache_that_nobody_named_is_kvgates_choice() -> None:
     assert kv_space(spec(env={"VLLM_CPU_KVCACHE_SPACE": "3"}), {}, 24 * GIB) is None
     assert kv_space(spec(), {"VLLM_CPU_KVCACHE_SPACE": "3"}, 24 * GIB) is None
-
-
-def test_the_hub_is_left_alone_only_for_local_folders() -> None:
-    assert environ(spec(), local=True)["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in environ(spec(), local=False)
-    assert environ(spec(), {"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
-
-
-def test_gpus_are_assigned_in_the_order_of_nvml() -> None:
-    seen = environ(spec(gpus=("2", "3")), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
-    assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert seen["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert environ(spec(), {"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
-    assert "CUDA_VISIBLE_DEVICES" not in environ(spec())
-
-
-def test_kvgates_own_keys_stay_with_kvgate() -> None:
-    seen = environ(spec(), {"KVGATE_AUTH__ADMIN_KEY": "s3cret", "PATH": "/bin"})
-    assert seen["PATH"] == "/bin"
-    assert not [name for name in seen if name.startswith("KVGATE_")]

@@ -7,7 +7,7 @@ import pytest
 
 from engine import environment
 from engine.cache import MARKER, SetupError, StepError
-from engine.environment import TORCH_CPU_INDEX, VLLM_VERSION, Build, engine_python
+from engine.environment import TORCH_CPU_INDEX, VLLM_VERSION, Build, engine_python, has_package
 from engine.gpu import Gpu
 
 Steps = list[list[str]]
@@ -115,3 +115,9 @@ def test_a_python_without_venv_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"apt-get install python3\.\d+-venv"):
         engine_python(print, {"KVGATE_CACHE": str(tmp_path)})
+
+
+def test_a_package_is_looked_for_beside_its_interpreter(tmp_path: Path) -> None:
+    assert has_package(Path(sys.executable), "pytest")
+    assert not has_package(Path(sys.executable), "no-such-package")
+    assert not has_package(tmp_path / "no-python", "pytest")

@@ -34,7 +34,7 @@ def climb(lines: list[str], bounds: Bounds) -> tuple[list[Rung], Stop]:
     tries: list[Rung] = []
     while True:
         line = lines[min(len(tries), len(lines) - 1)]
-        step = next_rung(diagnose([line], 1), bounds, tries)
+        step = next_rung(diagnose([line], 1), bounds, tries, LADDER)
         if isinstance(step, Stop):
             return tries, step
         tries.append(step)
@@ -94,7 +94,7 @@ def test_a_kv_cache_that_kvgate_chose_is_made_to_fit_the_machine_and_never_grows
 def test_what_is_not_memory_is_not_retried_into(kind: Kind) -> None:
     facts = {"fits": "384", "requests": "4", "node": "0", "free": "9", "asked": "2048"}
     every = Bounds(min_model_len=1, on_gpus=True, kv_space=8)
-    assert next_rung(Diagnosis("c", kind=kind, facts=facts), every, []) == Stop()
+    assert next_rung(Diagnosis("c", kind=kind, facts=facts), every, [], LADDER) == Stop()
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_what_is_not_memory_is_not_retried_into(kind: Kind) -> None:
     ],
 )
 def test_the_verdict_says_what_would_fit(bounds: Bounds, says: str) -> None:
-    assert climb([TOO_LONG], bounds)[1].verdict == says
+    assert climb([TOO_LONG], bounds)[1].summary == says
 
 
 def test_the_verdict_says_what_was_tried() -> None:
-    verdict = climb([NO_BLOCKS], GPU)[1].verdict
-    assert "to no avail: at most 128 sequences at once" in verdict
-    assert "no CUDA graphs" in verdict
-    assert "--max-model-len" not in verdict
+    summary = climb([NO_BLOCKS], GPU)[1].summary
+    assert "to no avail: at most 128 sequences at once" in summary
+    assert "no CUDA graphs" in summary
+    assert "--max-model-len" not in summary
 
 
 def test_every_rung_of_the_ladder_is_reached() -> None:

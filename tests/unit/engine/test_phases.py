@@ -1,6 +1,6 @@
 import pytest
 
-from engine.phases import Phase, Progress, StartProgress, read_progress
+from engine.phases import VLLM_SIGNS, Phase, Progress, StartProgress, read_progress
 
 # A start of vLLM 0.32 on a CPU, shortened to the lines around those that matter.
 CPU_START = """\
@@ -20,7 +20,7 @@ INFO:     Application startup complete.
 
 
 def test_a_start_is_told_phase_by_phase_and_nothing_twice() -> None:
-    start = StartProgress()
+    start = StartProgress(VLLM_SIGNS)
     told = [progress for line in CPU_START.splitlines() if (progress := start.read(line))]
     assert [str(progress) for progress in told] == [
         "reading the model's configuration",
@@ -55,11 +55,11 @@ def test_a_start_is_told_phase_by_phase_and_nothing_twice() -> None:
     ],
 )
 def test_signs_of_other_builds_and_versions(line: str, progress: Progress | None) -> None:
-    assert read_progress(line) == progress
+    assert read_progress(line, VLLM_SIGNS) == progress
 
 
 def test_a_phase_never_goes_back() -> None:
-    start = StartProgress()
+    start = StartProgress(VLLM_SIGNS)
     start.read("CPU KV cache size: 8,192 tokens")
     assert start.read("Loading safetensors checkpoint shards: 100% Completed | 1/1") is None
     assert start.current.phase is Phase.PROFILING

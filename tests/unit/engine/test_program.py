@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.assembly import assembled
-from engine.command import EngineSpec
-from engine.lifecycle import Policy
 from engine.memory_ladder import Bounds
 from engine.program import Program, Role
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 
-SPEC = EngineSpec("m/0", "org/model", "m", 18000, Path("/venv/bin/python"), env={"TOKEN": "s3cret"})
+SPEC = EngineSpec(VLLM, "m/0", "org/model", "m", 18000, Path("/venv/bin/python"), env={"TOKEN": "s3cret"})
 
 
 def test_neither_an_environment_nor_an_input_is_printed() -> None:

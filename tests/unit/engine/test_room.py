@@ -2,13 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, EngineSpec
+from engine.command import GIB
 from engine.gpu import Gpu
 from engine.room import CPU_PROCESSES, shortage
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 
 
 def spec(args):
-    return EngineSpec("e", "m", "m", 1, Path("/python"), args=args)
+    return EngineSpec(VLLM, "e", "m", "m", 1, Path("/python"), args=args)
 
 
 def card(index, free):
@@ -35,7 +37,7 @@ def card(index, free):
 )
 def test_on_gpus_vllms_own_share_must_be_free(argv, env, cards, found):
     said = shortage(
-        EngineSpec("e", "m", "m", 1, Path("/python"), args=argv), env, gpus=cards, host_free=0, weights=None
+        EngineSpec(VLLM, "e", "m", "m", 1, Path("/python"), args=argv), env, gpus=cards, host_free=0, weights=None
     )
     assert said is None if found is None else said.startswith(found)
 
@@ -53,6 +55,6 @@ def test_on_gpus_vllms_own_share_must_be_free(argv, env, cards, found):
 )
 def test_on_a_cpu_its_weights_and_its_cache_must_fit(argv, env, free, weights, found):
     said = shortage(
-        EngineSpec("e", "m", "m", 1, Path("/python"), args=argv), env, gpus=(), host_free=free, weights=weights
+        EngineSpec(VLLM, "e", "m", "m", 1, Path("/python"), args=argv), env, gpus=(), host_free=free, weights=weights
     )
     assert said is None if found is None else said.startswith(found)

@@ -11,11 +11,11 @@ import pytest
 from engine import events, runner
 from engine.diagnosis.sign import Diagnosis
 from engine.download import Download
-from engine.lifecycle import Policy, State
 from engine.memory_ladder import Stop
-from engine.phases import Phase
+from engine.phases import VLLM_SIGNS, Phase
 from engine.process import GuardedProcess
 from engine.program import Program, Refit, Role
+from engine.program_lifecycle import Policy, State
 from engine.runner import Runner
 from engine.start_history import StartHistory
 
@@ -42,6 +42,7 @@ def program(
         dict(os.environ),
         ready_url=URL,
         follows_log=True,
+        phases=VLLM_SIGNS,
         policy=policy or Policy(),
         choices=choices,
         refit=refit,

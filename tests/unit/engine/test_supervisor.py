@@ -13,8 +13,8 @@ from typing import TypeVar
 from engine import events
 from engine.diagnosis.sign import Diagnosis
 from engine.events import SupervisorEvent
-from engine.lifecycle import Policy
 from engine.program import Program, Refit, Role
+from engine.program_lifecycle import Policy
 from engine.supervisor import Supervisor
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
@@ -390,3 +390,18 @@ async def test_a_program_goes_on_as_another_and_a_restart_is_that_one() -> None:
         await at_work.until(events.LinePrinted, "g", times=3)
         printed = [line.text.strip() for line in at_work.of(events.LinePrinted, "g")]
         assert printed[:3] == ["began one", "heard two", "began two"]
+
+
+async def test_one_that_is_not_needed_may_go_and_its_start_may_be_broken_off() -> None:
+    async with running(server("g", Role.GATEWAY)) as at_work:
+        await at_work.until(events.BecameReady)
+        assert await at_work.supervisor.add(server("e"), needed=False) is None
+        await at_work.supervisor.remove("e")
+        never = program("never", "import time; time.sleep(60)", url="http://127.0.0.1:9/")
+        adding = asyncio.create_task(at_work.supervisor.add(never, needed=False))
+        await at_work.until(events.Launched, "never")
+        at_work.supervisor.interrupt("never")
+        assert str(await asyncio.wait_for(adding, BOUND)).startswith("It was stopped before it was ready")
+        dies = program("dies", "import sys; sys.exit(1)", url="http://127.0.0.1:9/")
+        assert await at_work.supervisor.add(dies, needed=False) is not None
+        assert not at_work.task.done()

@@ -1,11 +1,12 @@
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtests.processes import answers, child, cpu_seconds, free_port, on_cores, split_cores
+from loadtests.processes import answers, child, cpu_seconds, free_port, on_cores, resident, sockets, split_cores
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\ninput()"
@@ -48,3 +49,12 @@ def test_what_measures_has_the_last_core_and_what_is_measured_the_others():
     of_measured, of_measurer = split_cores()
     assert {*of_measured, of_measurer} == os.sched_getaffinity(0)
     assert len(os.sched_getaffinity(0)) == 1 or of_measurer not in of_measured
+
+
+def test_memory_and_sockets_are_those_of_the_process():
+    memory, before = resident(os.getpid()), sockets(os.getpid())
+    grown = bytearray(64 * 2**20)
+    with socket.socket():
+        assert sockets(os.getpid()) == before + 1
+    assert resident(os.getpid()) > memory + len(grown) // 2
+    assert sockets(os.getpid()) == before

@@ -134,7 +134,7 @@ def test_a_kvgate_that_ends_is_told_with_its_last_words(run, kvgate):
 
 
 def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
-    ran = run("--only", "calibration", "chaos", "relay_cost", "workers", *COSTS, "plan_accuracy")
+    ran = run("--only", "calibration", "chaos", "relay_cost", "relay_limits", "workers", *COSTS, "plan_accuracy")
     for module, rest in ran:
         assert importlib.util.find_spec(module), module
         if module == "pytest":
@@ -146,9 +146,11 @@ def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
     }
 
 
-def test_a_failed_verdict_stops_nothing_and_a_crash_does(run):
-    modules = [module for module, _ in run("--only", "relay_cost", "plan_accuracy", codes={"loadtests.relay_cost": 1})]
-    assert modules[-1] == "tests.proof.plan_accuracy"
+def test_a_failed_verdict_stops_nothing_and_a_crash_does(run, tmp_path):
+    codes = {"loadtests.relay_cost": 1, "tests.proof.kill_all": 1}
+    modules = [module for module, _ in run("--only", "relay_cost", "kill_all", "plan_accuracy", codes=codes)]
+    assert modules[-2:] == ["tests.proof.kill_all", "tests.proof.plan_accuracy"]
+    assert (tmp_path / "kill_all.txt").read_text() == "a table\n", "the figures of a failure are kept, too"
     with pytest.raises(SystemExit) as stopped:
         run("--only", "relay_cost", "plan_accuracy", codes={"loadtests.relay_cost": 2})
     assert stopped.value.code == 2

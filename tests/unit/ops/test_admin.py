@@ -10,7 +10,9 @@ from gateway.admission.outcomes import Outcome
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.explained import Explained
 from gateway.ops.metrics import Metrics
-from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError
+from gateway.ops.pictures import broadcast as broadcasts
+from gateway.ops.pictures.broadcast import Broadcast
+from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError, UnknownModelError
 from gateway.wire.errors import error_answer
 from gateway.wire.request import Api
 
@@ -23,6 +25,7 @@ class Source:
         self.healthy = False
         self.draining = False
         self.drained = False
+        self.adapters = {}
 
     async def state(self):
         return GatewayState(
@@ -38,15 +41,29 @@ class Source:
                     state="draining" if self.drained else "up",
                     reason="",
                     since_seconds=1.5,
+                    model="m",
+                    models=("m", *self.adapters),
+                    adapters=self.adapters,
                 ),
             ),
         )
+
+    async def picture(self, after):
+        raise TimeoutError  # nobody decides
 
     async def drain(self, endpoint_id):
         self._set(endpoint_id, True)
 
     async def undrain(self, endpoint_id):
         self._set(endpoint_id, False)
+
+    async def give(self, model, adapter, path):
+        if model != "m":
+            raise UnknownModelError(model)
+        if path is None:
+            self.adapters.pop(adapter, None)
+        else:
+            self.adapters[adapter] = "loaded" if path == "/good" else "it has no config"
 
     def _set(self, endpoint_id, drained):
         if endpoint_id != ID:
@@ -107,10 +124,18 @@ DECISION = Explanation(
 
 
 def build(source, **how):
-    async def exposition():
-        return Metrics("0.1.0").exposition(await source.state())
+    async def exposition(*, openmetrics):
+        return Metrics("0.1.0").exposition(await source.state(), openmetrics=openmetrics)
 
-    return admin_app(source, exposition, Explainer(), "0.1.0", **how)
+    broadcast = Broadcast(source.picture)
+    return admin_app(source, exposition, Explainer(), how.pop("broadcast", broadcast), "0.1.0", **how)
+
+
+def ended(source):
+    """A broadcast that is over at once: the test's transport reads an answer to its end."""
+    made = Broadcast(source.picture)
+    made.close()
+    return made
 
 
 def client(source, **how):
@@ -131,7 +156,7 @@ async def open_admin(source):
 
 @pytest.fixture
 async def locked_admin(source):
-    async with client(source, admin_key="sésame") as made:
+    async with client(source, admin_key="sésame", broadcast=ended(source)) as made:
         yield made
 
 
@@ -183,6 +208,13 @@ async def test_metrics_are_prometheus_text(open_admin):
     assert f'kvgate_endpoint_healthy{{endpoint="{ID}"}} 0.0' in answer.text
 
 
+async def test_metrics_are_openmetrics_for_who_asks_for_it(open_admin):
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
+    answer = await open_admin.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.text.endswith("# EOF\n")
+
+
 @pytest.mark.parametrize("path_id", [ID, ID.replace(":", "%3A")])
 async def test_an_endpoint_is_drained_and_undrained(source, open_admin, path_id):
     answer = await open_admin.post(f"/kvgate/endpoints/{path_id}/drain")
@@ -191,6 +223,18 @@ async def test_an_endpoint_is_drained_and_undrained(source, open_admin, path_id)
     answer = await open_admin.post(f"/kvgate/endpoints/{path_id}/undrain")
     assert (answer.status_code, answer.json()["state"]) == (200, "up")
     assert not source.drained
+
+
+async def test_an_adapter_is_loaded_and_unloaded_on_each_endpoint_of_its_model(open_admin):
+    async def change(what, **adapter):
+        return await open_admin.post(f"/kvgate/adapters/{what}", json=adapter)
+
+    of = {"model": "m", "name": "a"}
+    assert (await change("load", **of, path="/good")).json() == {"endpoints": {ID: "loaded"}}
+    assert (await change("unload", **of)).json() == {"endpoints": {ID: "unloaded"}}
+    assert (await change("load", **of, path="/bad")).json() == {"endpoints": {ID: "it has no config"}}
+    assert_error(await change("load", model="n", name="a", path="/good"), 404, "model_not_found")
+    assert_error(await change("load", **of), 400, "invalid_request")
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])
@@ -218,6 +262,16 @@ async def test_a_key_changes_things_from_anywhere(source, locked_admin):
     assert (await locked_admin.post(f"/kvgate/endpoints/{ID}/drain", headers=headers)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://page.example", 403), ("null", 403), ("https://gateway.example", 200), ("http://gateway.example", 200)],
+)
+async def test_another_sites_page_changes_nothing_with_the_key_either(locked_admin, origin, status):
+    headers = {"authorization": "Bearer sésame".encode(), "host": "gateway.example", "origin": origin}
+    answer = await locked_admin.post(f"/kvgate/endpoints/{ID}/drain", headers=headers)
+    assert answer.status_code == status
+
+
 @pytest.mark.parametrize("action", ["drain", "undrain"])
 async def test_an_unknown_endpoint_is_not_found(open_admin, action):
     assert_error(await open_admin.post(f"/kvgate/endpoints/nowhere:1/{action}"), 404, "endpoint_not_found")
@@ -239,11 +293,29 @@ async def test_what_cannot_be_explained_is_answered_as_the_request_would_be(open
     assert_error(await open_admin.post("/kvgate/explain?api=x", json={"model": "m"}), 400, "invalid_request")
 
 
+async def test_events_are_not_kept_anywhere_on_the_way(source):
+    async with client(source, broadcast=ended(source)) as asked:
+        answer = await asked.get("/kvgate/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
+
+
+async def test_only_so_many_may_follow(source, monkeypatch):
+    monkeypatch.setattr(broadcasts, "MOST", 0)
+    async with client(source) as asked:
+        answer = await asked.get("/kvgate/events")
+    assert_error(answer, 503, "too_many_readers")
+    assert answer.headers["retry-after"] == "10"
+
+
 PROTECTED = [
     ("GET", "/metrics"),
     ("GET", "/kvgate/state"),
+    ("GET", "/kvgate/events"),
     ("POST", f"/kvgate/endpoints/{ID}/drain"),
     ("POST", f"/kvgate/endpoints/{ID}/undrain"),
+    ("POST", "/kvgate/adapters/load"),
+    ("POST", "/kvgate/adapters/unload"),
     ("POST", "/kvgate/explain"),
 ]
 
@@ -260,8 +332,9 @@ async def test_the_admin_routes_need_the_key(source, locked_admin, method, path,
 
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 async def test_the_key_opens_them(locked_admin, method, path):
-    headers = {"authorization": "Bearer sésame".encode()}
-    answer = await locked_admin.request(method, path, headers=headers, content=b'{"model":"m"}')
+    headers = {"authorization": "Bearer sésame".encode(), "content-type": b"application/json"}
+    body = b'{"model":"m","name":"a","path":"/good"}'
+    answer = await locked_admin.request(method, path, headers=headers, content=body)
     assert answer.status_code == 200
 
 
@@ -318,9 +391,10 @@ async def test_the_routes_are_documented(open_admin, path):
 
 ready = Source()
 ready.ready = ready.healthy = True
-refusals = {"expected-statuses": ["400", "404", "405", "414", "429"]}
+# 403: who may change nothing hears that first, whatever is in the body.
+refusals = {"expected-statuses": ["400", "403", "404", "405", "414", "429"]}
 config = schemathesis.config.SchemathesisConfig.from_dict({"checks": {"negative_data_rejection": refusals}})
-schema = schemathesis.openapi.from_asgi("/openapi.json", build(ready), config=config)
+schema = schemathesis.openapi.from_asgi("/openapi.json", build(ready, broadcast=ended(ready)), config=config)
 
 
 @schema.parametrize()

@@ -23,6 +23,7 @@ FIELDS = {
     "status": 200,
     "outcome": "completed",
     "endpoint": "127.0.0.1:8001",
+    "fallback": None,
     "stream": True,
     "prompt_tokens": 12,
     "counted": "estimate",

@@ -64,6 +64,16 @@ def test_histograms_are_summed_edge_by_edge() -> None:
     assert value(found, "kvgate_request_tokens_count", "model", "n", "kind", "prompt") == 0
 
 
+def test_of_several_traces_in_a_bucket_the_last_is_shown() -> None:
+    fronts = [Metrics("1", ["m"]) for _ in range(3)]
+    for front, at in zip(fronts, (10.0, 30.0, 20.0), strict=True):
+        front.ttft.observe(0.02)
+        front.ttft.exemplify(0.02, f"at-{at:g}", at)
+    text = exposed(merged((), [unpacked(packed(front.figures())) for front in fronts]), openmetrics=True).decode()
+    traces = [line.partition(" # ")[2] for line in text.splitlines() if " # " in line]
+    assert traces == ['{trace_id="at-30"} 0.02 30.0']
+
+
 def test_those_that_have_ended_may_be_summed_before() -> None:
     figures = [[*counter(((), number)), *gauge(number)] for number in (1, 2, 4)]
     assert merged((), gone=[merged((), gone=figures[:2]), figures[2]]) == merged((), gone=figures) == counter(((), 7))

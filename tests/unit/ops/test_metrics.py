@@ -1,17 +1,22 @@
 import re
 
 import pytest
+from prometheus_client.core import Exemplar, Timestamp
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Load
-from gateway.ops.metrics import MOST_MODELS, Metrics, exposed_tier
+from gateway.ops.metrics import MOST_MODELS, Metrics, content_type, exposed_tier
 from gateway.ops.state import EndpointState, EngineTotals, GateState, GatewayState, KvState, QueueState, TierState
 
 PUBLIC = {
     "kvgate_requests_total": {"model", "outcome"},
     "kvgate_retries_total": {"model", "sent"},
     "kvgate_queue_depth": {"model"},
+    "kvgate_saturation": {"model"},
+    "kvgate_backlog_seconds": {"model"},
+    "kvgate_waiting_without_endpoint": {"model"},
     "kvgate_queue_wait_seconds_bucket": {"le"},
     "kvgate_in_flight": {"endpoint"},
     "kvgate_kv_usage": {"endpoint", "source"},
@@ -77,7 +82,7 @@ def test_the_families_dashboards_rely_on_have_these_names_and_labels():
     metrics = Metrics("0.1.0", ["smol"])
     metrics.model("smol").would("queued")
     metrics.sample({"smol": Load(2, 7, (("127.0.0.1:8001", 0.625),))})
-    state = gateway(endpoint(), queues=(QueueState(model="smol", depth=2),))
+    state = gateway(endpoint(), queues=(QueueState(model="smol", depth=2, saturation=1.5, backlog_seconds=3.0),))
     shown = {sample.name: set(sample.labels) for sample in samples(metrics, state)}
     assert {name: shown.get(name) for name in PUBLIC} == PUBLIC
 
@@ -231,6 +236,60 @@ def test_times_are_seconds(family, seconds, within):
     name = f"kvgate_{family}_seconds"
     assert value(metrics, f"{name}_bucket", le=within) == 1
     assert value(metrics, f"{name}_sum") == seconds
+
+
+def test_only_tenants_that_are_configured_have_labels():
+    metrics = Metrics("0.1.0")
+    metrics.know_tenants(["a", "b"])
+    for name in ("a", "b"):
+        metrics.tenant(name).ended(Outcome.COMPLETED)
+        metrics.tenant(name).used(100, 20)
+    metrics.know_tenants(["b", "c"])
+    assert metrics.tenant("a") is metrics.tenant("10.0.0.1") is None
+    assert {sample.labels["tenant"] for sample in samples(metrics) if "tenant" in sample.labels} == {"b", "c"}
+    assert value(metrics, "kvgate_tenant_requests_total", tenant="b", outcome="completed") == 1
+    assert value(metrics, "kvgate_tenant_tokens_total", tenant="b", kind="completion") == 20
+
+
+def test_what_an_autoscaler_goes_by_is_absent_where_it_is_unknown():
+    metrics, known = Metrics("0.1.0"), QueueState(model="a", depth=2, saturation=1.5, backlog_seconds=3.0)
+    state = gateway(queues=(known, QueueState(model="b", depth=4, waiting_without_endpoint=4)))
+    names = ("kvgate_saturation", "kvgate_backlog_seconds", "kvgate_waiting_without_endpoint")
+    assert [value(metrics, name, state, model="a") for name in names] == [1.5, 3.0, 0]
+    assert [value(metrics, name, state, model="b") for name in names] == [None, None, 4]
+
+
+def test_only_openmetrics_shows_traces():
+    metrics = Metrics("0.1.0")
+    metrics.ttft.observe(0.15)
+    metrics.ttft.exemplify(0.15, "4bf92f3577b34da6a3ce929d0e0e4736", 1000.5)
+    old, new = (metrics.exposition(gateway(endpoint()), openmetrics=how).decode() for how in (False, True))
+    assert [content_type(text.encode()).partition(";")[0] for text in (old, new)] == [
+        "text/plain",
+        "application/openmetrics-text",
+    ]
+    assert "4bf9" not in old
+    families = {family.name: family for family in openmetrics_families(new)}
+    shown = [sample.exemplar for sample in families["kvgate_ttft_seconds"].samples if sample.exemplar is not None]
+    assert shown == [Exemplar({"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}, 0.15, Timestamp(1000, 500_000_000))]
+
+
+def test_both_formats_tell_the_same():
+    metrics, tier = Metrics("0.1.0", ["smol"]), exposed_tier(TierState(role="owner", epoch=7)).decode()
+    metrics.model("smol").ended(Outcome.COMPLETED)
+    state = gateway(endpoint(), queues=(QueueState(model="smol", depth=2, saturation=0.5),))
+    texts = [tier + metrics.exposition(state, openmetrics=how).decode() for how in (False, True)]
+    told = [
+        {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in families(text)
+            for sample in family.samples
+            if not sample.name.startswith("process_")
+        }
+        for families, text in zip((text_string_to_metric_families, openmetrics_families), texts, strict=True)
+    ]
+    assert told[0] == told[1]
+    assert ("kvgate_saturation", ("model", "smol")) in told[0]
 
 
 def test_two_gateways_in_one_process_do_not_share_counts():

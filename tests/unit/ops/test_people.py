@@ -12,6 +12,7 @@ REQUEST = {
     "status": 200,
     "outcome": "completed",
     "endpoint": "127.0.0.1:8001",
+    "fallback": None,
     "prompt_tokens": 12,
     "completion_tokens": 34,
     "queue_ms": 0.0,
@@ -48,6 +49,7 @@ def happened(event, level="info", **fields):
         ({"path": "/v1/embeddings", "completion_tokens": None}, "  200     embeddings   12+?          31 ms"),
         ({"prompt_tokens": None, "completion_tokens": None}, "chat                       31 ms"),
         ({"status": None, "outcome": "client_closed", "endpoint": None}, "  -       chat"),
+        ({"fallback": "big"}, "smol, big, alice, "),
         ({"duration_ms": 61_234.0}, "31 ms    61.2 s   smol"),
     ],
 )
@@ -86,6 +88,7 @@ def test_a_request_that_failed_is_colored_by_whose_fault_it_is(status, color):
     ("event", "fields", "said"),
     [
         ("listening", {"version": "0.1.0", "port": 8080}, "kvgate 0.1.0 listens on port 8080"),
+        ("listening", {"version": "0.1.0", "socket": "unix:/run/k.sock"}, "kvgate 0.1.0 listens on unix:/run/k.sock"),
         ("endpoint changed", {"endpoint": "h:1", "was": "up", "state": "down", "reason": "gone"},
          "endpoint h:1 is down: gone"),
         ("endpoint is still not healthy", {"endpoint": "h:1", "state": "starting", "reason": "nobody listens"},

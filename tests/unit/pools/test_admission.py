@@ -4,6 +4,7 @@ import random
 from itertools import count
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,7 +145,7 @@ async def test_progress_reaches_the_core_in_batches():
     admission, _ = pair_of(progressed=lambda requests: batches.append(list(requests)), sequences=3)
     requests = [(await admitted(admission))[0] for _ in range(2)]
     for request in requests:
-        admission.begun(request, 1)
+        admission.first_tokens(request, 1)
     for generated in range(2, 8):
         for request in requests:
             admission.progress(request, generated)
@@ -222,7 +223,7 @@ def test_clients_may_leave_at_every_await_and_nothing_leaks(seed):
                     owed.discard(request)
                     await admission.readmit(request, choose.choice(list(Back)))
                     owed.add(request)
-                    admission.begun(request, choose.randrange(10))
+                    admission.first_tokens(request, choose.randrange(10))
                     await turns(choose.randrange(3))
             except RejectedError:
                 return
@@ -267,7 +268,7 @@ DEMANDS = (Demand((10,), 300), Demand((31,), 300), Demand((32,), 40), Demand((5,
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
-    """One admission leaves out what is no news, a second core is told everything, in the same batches."""
+    """One admission leaves out reports that change nothing, a second core is told everything, in the same batches."""
 
     async def run():
         choose, clock, events = random.Random(seed), Clock(), []  # noqa: S311  # a reproducible choice
@@ -310,7 +311,7 @@ def test_the_account_is_as_if_the_core_heard_of_every_token(seed):
         for request in list(counts):
             admission.finish(request, Verdict.DONE, None)
         assert not admission.counts._untold
-        assert not admission.counts.news
+        assert not admission.counts.next_reports
         close(admission)
 
     asyncio.run(run())
@@ -343,7 +344,7 @@ async def test_any_token_shows_that_an_engine_has_taken_a_step_since_an_abort():
     admission.finish(gone, Verdict.ABORTED)
     assert driver.controller.snapshot(clock.now).endpoints[0].aborting == 1
     clock.now += 3 * PROGRESS_INTERVAL
-    admission.progress(request, 2)  # in a block that it has begun: no news otherwise
+    admission.progress(request, 2)  # in a block that it has begun: not reported otherwise
     admission._flush()
     assert driver.controller.snapshot(clock.now).endpoints[0].aborting == 0
     close(admission)
@@ -397,14 +398,14 @@ async def test_what_would_become_of_a_request_is_asked_of_the_core_as_it_is_now_
 
 
 def next_batch_in(admission):
-    return admission._timer.when() - asyncio.get_running_loop().time()
+    return admission._due - asyncio.get_running_loop().time()
 
 
 async def in_flight_of(admission, streams):
     """Streams that the core has heard of once."""
     requests = [(await admitted(admission))[0] for _ in range(streams)]
     for request in requests:
-        admission.begun(request, 1)
+        admission.first_tokens(request, 1)
     admission._flush()
     return requests
 
@@ -416,7 +417,7 @@ async def test_a_batch_waits_for_more_counts_while_few_come_but_not_with_a_first
     admission._flush()
     assert PROGRESS_INTERVAL < next_batch_in(admission) <= LONGEST_INTERVAL
     second, _ = await admitted(admission)
-    admission.begun(second, 1)
+    admission.first_tokens(second, 1)
     assert next_batch_in(admission) <= PROGRESS_INTERVAL
     close(admission)
 
@@ -439,3 +440,19 @@ async def test_what_was_counted_before_an_abort_is_told_at_once():
     admission.finish(gone, Verdict.ABORTED)
     assert next_batch_in(admission) <= 0
     close(admission)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_answer_may_begin_in_the_turn_of_the_loop_in_which_another_client_leaves(loop):
+    async def begins():
+        admission, _ = pair_of(sequences=2)
+        gone, stays = new_request(), new_request()
+        for request in (gone, stays):
+            await admission.admit(Arrived(request, SMALL))
+        admission.first_tokens(gone, 1)
+        admission.finish(gone, Verdict.ABORTED)
+        admission.first_tokens(stays, 1)
+        close(admission)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(begins())

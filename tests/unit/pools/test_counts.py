@@ -31,7 +31,7 @@ def test_who_was_told_is_told_again_when_the_core_wants_to_hear():
     counts = counts_of(r1=1)
     counts.want({ONE: 7}, everything=False)
     counts.moved[ONE] = 6
-    assert counts.batch() == ([ONE], {}), "it moved, but that is no news"
+    assert counts.batch() == ([ONE], {}), "it moved, but that changes no account"
     counts.moved[ONE] = 7
     assert counts.batch() == ([ONE], {ONE: 7})
 
@@ -113,7 +113,7 @@ def test_what_the_core_wants_of_a_request_that_has_left_is_not_kept():
     counts = counts_of(r1=1, r2=1)
     counts.forget(ONE)
     counts.want({ONE: 7, TWO: inf}, everything=False)
-    assert counts.news == {TWO: inf}
+    assert counts.next_reports == {TWO: inf}
 
 
 @given(seed=st.integers(0, 2**32))
@@ -145,4 +145,4 @@ def test_nothing_is_kept_of_who_has_left_and_no_count_is_lost(seed):
     for request in list(last):
         counts.forget(request)
     assert counts.unheard() == {}
-    assert counts.news == {}
+    assert counts.next_reports == {}

@@ -6,7 +6,7 @@ import pytest
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
-from gateway.pools.directory import Directory, Endpoint, Made, Pool
+from gateway.pools.directory import Directory, Endpoint, Made, NotStartedError, Pool
 
 
 def identity(*names, loras=(), length=100, version="0.32.0"):
@@ -31,7 +31,7 @@ class World:
 
     def add(self, name, *, model=None):
         settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
-        watch = SimpleNamespace(on_trial=False)
+        watch = SimpleNamespace(on_trial=False, dispatched=lambda *_: None, finished=lambda *_: None)
         endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, watch)
         self.directory.add(endpoint)
         return endpoint
@@ -47,12 +47,12 @@ def world():
 
 async def test_an_endpoint_joins_the_pool_of_its_model(world):
     first, second, other = world.add("a"), world.add("b"), world.add("c")
-    assert world.directory.undiscovered()
+    assert world.directory.undiscovered("m")
     world.up(first, identity("m", "alias"))
     world.up(second, identity("m"))
     world.up(other, identity("n"))
     directory = world.directory
-    assert not directory.undiscovered()
+    assert not directory.undiscovered("m")
     assert set(directory.pools) == {"m", "n"}
     assert directory.lookup("alias") is directory.lookup("m") is first.pool is second.pool
     assert directory.lookup("n") is other.pool
@@ -81,6 +81,14 @@ async def test_adapters_come_and_go(world):
     world.up(endpoint, identity("m"))
     assert world.directory.lookup("adapter") is None
     assert world.verified == ["a"], "it was up all the time"
+
+
+async def test_an_adapter_is_a_flow_where_its_operator_wants_it_so(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", loras=("x",)))
+    assert endpoint.pool.flow_of("x") is None
+    endpoint.settings = endpoint.settings.model_copy(update={"lora_flows": True})
+    assert [endpoint.pool.flow_of(name) for name in ("x", "m", None)] == ["adapter x", None, None]
 
 
 async def test_an_endpoint_that_serves_another_model_changes_its_pool(world):
@@ -180,10 +188,13 @@ async def test_an_endpoint_is_waited_for(world):
 
 async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
     old, new = world.add("a"), world.add("b")
-    world.up(old, identity("m", length=100, version="0.11.0"))
+    world.up(old, identity("m", length=100))
+    assert old.pool.takes(101), "until it was asked it refuses by itself"
+    old.clamps = False
     assert old.pool.takes(100)
     assert not old.pool.takes(101)
     world.up(new, identity("m", length=50))
+    new.clamps = True
     assert old.pool.takes(101), "the new one clamps"
     assert old.pool.max_model_len == 100
 
@@ -207,11 +218,11 @@ async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one
     for endpoint in (a, b):
         world.up(endpoint, identity("m"))
     pool = a.pool
-    with a.relaying(), a.relaying(), b.relaying():
+    with a.relaying(1), a.relaying(2), b.relaying(3):
         assert [[e.id for e in pool.in_turn()] for _ in range(2)] == [["b", "a"]] * 2
         b.watch.on_trial = True
         assert [e.id for e in pool.in_turn()] == ["a", "b"]
-    with a.relaying():
+    with a.relaying(4):
         assert [e.id for e in pool.in_turn()] == ["b", "a"], "it has none yet"
     assert (a.relayed, b.relayed) == (0, 0)
 
@@ -260,3 +271,47 @@ async def test_a_configured_default_limit_goes_before(world):
     one.settings = one.settings.model_copy(update={"default_max_tokens": 9})
     world.up(one, llama("m"))
     assert one.pool.default_max_tokens(30) == 9
+
+
+async def test_engines_on_demand_are_known_by_their_settings(world):
+    here = world.add("a", model="m")
+    assert world.directory.undiscovered("other")
+    here.on_demand = True
+    assert world.directory.on_demand
+    assert not world.directory.undiscovered("other")
+    assert world.directory.undiscovered("m")
+    assert world.directory.undiscovered(None)
+    assert world.directory.starting("m") == world.directory.starting(None) == [here]
+    world.add("b", model="n").on_demand = True
+    assert world.directory.starting(None) == []
+
+
+async def test_who_waits_for_an_engine_hears_that_it_does_not_start(world):
+    here = world.add("a", model="m")
+    here.on_demand = True
+    found = asyncio.create_task(world.directory.find("m"))
+    await asyncio.sleep(0)
+    world.directory.expected(here.id, 5.0, failed=False)
+    assert here.ready_at == pytest.approx(asyncio.get_running_loop().time() + 5.0, abs=0.5)
+    world.directory.expected(here.id, None, failed=True)
+    with pytest.raises(NotStartedError):
+        await found
+    world.up(here, identity("m"))
+    world.directory.down(here.id)
+    waiting = asyncio.create_task(world.directory.wait_for_endpoint(here.pool))
+    await asyncio.sleep(0)
+    world.directory.expected(here.id, None, failed=True)
+    with pytest.raises(NotStartedError):
+        await waiting
+
+
+async def test_an_engine_is_asked_about_lengths_again_only_if_it_is_another(world):
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m", length=100))
+    endpoint.clamps = False
+    world.directory.down(endpoint.id)
+    world.up(endpoint, identity("m", length=100))
+    assert endpoint.clamps is False
+    world.directory.down(endpoint.id)
+    world.up(endpoint, identity("m", length=50))
+    assert endpoint.clamps is None

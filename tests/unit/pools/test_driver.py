@@ -47,8 +47,8 @@ class Asker:
         self.told.append(command)
         return command.request not in self.gone
 
-    def want(self, news, *, everything):
-        self.told.append((news, everything))
+    def want(self, next_reports, *, everything):
+        self.told.append((next_reports, everything))
 
     def renew(self):
         self.told.append("renew")

@@ -1,12 +1,11 @@
 import asyncio
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.relay.asgi import (
-    ARRIVED_EXTENSION,
-    BODY_EXTENSION,
-    LEAVING_EXTENSION,
+    DIRECT,
     Allowance,
     Body,
     BodyTimeoutError,
@@ -18,7 +17,6 @@ from gateway.relay.asgi import (
     path,
     read_body,
     send_answer,
-    while_connected,
 )
 from gateway.wire.errors import ErrorAnswer
 from gateway.wire.token_ids import IdsField
@@ -170,37 +168,9 @@ async def test_a_body_may_come_slowly_but_not_ever_more_slowly(rate, arrives):
         assert 50 < len(pieces.waiting) < 60, "an eleventh late of each second, it comes four seconds late after 44"
 
 
-async def test_a_server_that_tells_of_departures_is_asked_for_no_message():
-    told, ended = [], []
-
-    def watch(left):
-        told.append(left)
-        return lambda: ended.append(left)
-
-    scope = {"extensions": {LEAVING_EXTENSION: watch}}
-    with while_connected(scope, receiving()):
-        pass
-    assert ended == told
-    told.pop()()
-    await asyncio.sleep(0)
-
-
-async def test_a_departure_that_is_told_of_cancels_what_is_done_meanwhile():
-    told = []
-
-    async def work():
-        with while_connected({"extensions": {LEAVING_EXTENSION: lambda left: told.append(left) or int}}, receiving()):
-            told.pop()()
-            await asyncio.sleep(5)
-
-    with pytest.raises(ClientGoneError):
-        await work()
-    await asyncio.sleep(0)
-
-
 async def test_a_body_that_is_here_whole_is_taken_within_its_limits():
     def here(body):
-        return {ARRIVED_EXTENSION: lambda: body}
+        return {DIRECT: SimpleNamespace(arrived=lambda: body)}
 
     assert await read(receiving(), extensions=here(b"ab"), limit=2) == b"ab"
     with pytest.raises(BodyTooLargeError):
@@ -275,7 +245,8 @@ async def test_a_body_is_written_by_the_server_where_it_offers_to_and_sent_piece
     async def send(message):
         sent.append((message["body"], message["more_body"]))
 
-    direct = Body({"extensions": {BODY_EXTENSION: lambda data: written.append(data) or True}}, send)
+    offered = SimpleNamespace(write=lambda data: written.append(data) or True)
+    direct = Body({"extensions": {DIRECT: offered}}, send)
     assert direct.write(b"a")
     assert (written, sent) == ([b"a"], [])
     elsewhere = Body({}, send)
@@ -320,40 +291,6 @@ def test_token_ids_for_which_there_is_no_memory_are_not_kept():
         payload.keep(bytes(4 * LARGE))
         assert payload.ids == b""
         assert payload.data
-
-
-async def test_what_is_done_for_a_client_ends_when_it_leaves_and_not_what_follows():
-    left = asyncio.Event()
-
-    async def receive():
-        await left.wait()
-        return LEFT
-
-    async def serve():
-        with while_connected({}, receive):
-            left.set()
-            await asyncio.wait_for(asyncio.Event().wait(), 1)
-
-    with while_connected({}, receive):
-        await asyncio.sleep(0)
-    with pytest.raises(ClientGoneError):
-        await serve()
-    with while_connected({}, receive):
-        await asyncio.sleep(0)  # the watch has seen it leave, and is yet to say so
-    await asyncio.sleep(0)
-    assert not asyncio.current_task().cancelling()
-
-
-async def test_whoever_else_cancels_what_is_done_for_a_client_is_heard():
-    async def serve():
-        with while_connected({}, receiving()):
-            await asyncio.Event().wait()
-
-    served = asyncio.create_task(serve())
-    await asyncio.sleep(0)
-    served.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await served
 
 
 def test_a_body_with_token_ids_takes_the_place_of_the_one_without():

@@ -4,9 +4,10 @@ import json
 import pytest
 
 from gateway.admission.outcomes import Outcome
+from gateway.admission.snapshot import Turn
 from gateway.relay import attempt
 from gateway.relay.flights import Interruption
-from gateway.relay.heartbeat import COMMENT
+from gateway.relay.heartbeat import comment
 from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY, DEAD
@@ -174,7 +175,7 @@ async def test_a_failure_before_an_answer_is_tried_elsewhere(plane, failure, fai
     first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
     assert {first, second} == {"a", "b"}
     assert plane.watch(first).failures == failed
-    assert plane.watch(second).brought == [False]
+    assert plane.watch(second).evacuated == [False]
 
 
 async def test_one_that_fails_twice_ends_with_the_last_reason(plane):
@@ -183,6 +184,67 @@ async def test_one_that_fails_twice_ends_with_the_last_reason(plane):
     assert await outcome(plane, client) == "upstream_error"
     assert client.status == 502
     assert "The endpoint answered 500: it broke" in json.loads(client.body)["error"]["message"]
+
+
+@pytest.fixture
+def of_kind(plane):
+    """Makes both endpoints engines of a kind."""
+
+    def make(kind):
+        for name in ("a", "b"):
+            plane.up(name, kind=kind)
+
+    return make
+
+
+ABORT = event(b'{"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}')
+OVERLOADED = b'{"error":"Model is overloaded","error_type":"overloaded"}'
+BROKEN = b'{"error":"Request failed during generation: oops","error_type":"generation"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure", "failed"),
+    [
+        ("sglang", stream(ABORT), []),
+        ("tgi", Reply(OVERLOADED, status=429), []),
+        ("tgi", stream(b'data:{"error":{"message":"Model is overloaded","http_status_code":422}}\n\n'), []),
+        ("tgi", Reply(BROKEN, status=424), [("it answered 424", {"dead": False})]),
+        (
+            "tgi",
+            stream(b'data:{"error":{"message":"Request failed during generation: oops","http_status_code":422}}\n\n'),
+            [("Request failed during generation: oops", {"aborted": False, "dead": False})],
+        ),
+    ],
+)
+async def test_another_engine_fails_in_its_own_words(plane, of_kind, kind, failure, failed):
+    of_kind(kind)
+    plane.replies.extend([failure, stream()])
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "completed"
+    first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
+    assert first != second
+    assert plane.watch(first).failures == failed
+
+
+TOO_LONG = "Input validation error: `inputs` must have less than 9 tokens. Given: 10"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(json.dumps({"error": TOO_LONG, "error_type": "validation"}).encode(), status=422),
+        stream(b"data:" + json.dumps({"error": {"message": TOO_LONG, "http_status_code": 422}}).encode() + b"\n\n"),
+    ],
+    ids=["422", "in a stream"],
+)
+async def test_a_refusal_of_what_is_too_long_reads_as_ours(plane, of_kind, reply):
+    of_kind("tgi")
+    plane.replies.append(reply)
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "context_length_exceeded"
+    refused = json.loads(client.body)["error"]
+    assert (client.status, refused["code"], refused["message"]) == (400, "context_length_exceeded", TOO_LONG)
+    assert plane.watch().failures == []
 
 
 @pytest.mark.parametrize("body", [error("not so", 422), b"not JSON"])
@@ -235,10 +297,12 @@ async def test_a_clients_own_key_is_its_own_business(plane):
 
 # Behind a heartbeat.
 
+FIRST = comment(Turn(1, None))
+
 
 async def test_an_answer_goes_on_in_the_stream_that_was_opened(lone):
     client = await opened(lone, stream())
-    assert client.body == COMMENT + TOKEN + LAST + DONE
+    assert client.body == FIRST + TOKEN + LAST + DONE
     assert client.complete
     assert lone.lines[-1]["outcome"] == "completed"
 
@@ -257,7 +321,7 @@ async def test_a_refusal_is_told_in_the_stream_that_was_opened(lone, replies, en
     assert lone.lines[-1]["outcome"] == ended
     assert (client.status, client.complete) == (200, True)
     head, _, last = client.body.partition(b"data: ")
-    assert set(head.split(b"\n\n")) == {COMMENT.strip(), b""}
+    assert set(head.split(b"\n\n")) == {FIRST.strip(), b""}
     assert says in json.loads(last)["error"]["message"]
 
 
@@ -318,7 +382,7 @@ async def test_one_that_is_taken_off_its_endpoint_goes_elsewhere_and_is_known_th
     assert silent.closed
     assert await outcome(plane, client) == "upstream_error", "it failed on two"
     first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
-    assert (plane.watch(first).brought, plane.watch(second).brought) == ([False], [True])
+    assert (plane.watch(first).evacuated, plane.watch(second).evacuated) == ([False], [True])
 
 
 async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_after(plane):
@@ -326,8 +390,8 @@ async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_afte
     client, flight = await flying(plane)
     plane.flights.evacuate(flight.endpoint.id)
     assert await outcome(plane, client) == "completed"
-    brought = [brought for name in "ab" for brought in plane.watch(name).brought]
-    assert sorted(brought) == [False, True, True]
+    evacuated = [evacuated for name in "ab" for evacuated in plane.watch(name).evacuated]
+    assert sorted(evacuated) == [False, True, True]
 
 
 async def test_one_that_is_silent_for_too_long_ends_and_goes_nowhere_else(plane):

@@ -3,10 +3,7 @@ import asyncio
 import pytest
 
 from gateway.relay.asgi import (
-    ARRIVED_EXTENSION,
-    BODY_EXTENSION,
-    CHUNKS_EXTENSION,
-    LEAVING_EXTENSION,
+    DIRECT,
     WITH_BODY,
     Body,
 )
@@ -138,9 +135,9 @@ async def test_what_is_written_to_a_client_that_has_left_is_dropped(caplog):
     left, said = asyncio.Event(), asyncio.Future()
 
     async def app(scope, receive, send):
-        write = scope["extensions"][BODY_EXTENSION]
+        write = scope["extensions"][DIRECT].write
         await send(START)
-        write_chunk = scope["extensions"][CHUNKS_EXTENSION]()
+        write_chunk = scope["extensions"][DIRECT].chunks()
         await receive()
         left.set()
         assert (await receive())["type"] == "http.disconnect"
@@ -169,7 +166,7 @@ async def test_only_the_body_of_a_chunked_answer_under_way_is_written_at_once(be
         for message in before:
             await send(message)
         try:
-            scope["extensions"][BODY_EXTENSION](b"a")
+            scope["extensions"][DIRECT].write(b"a")
         except RuntimeError as error:
             said.set_result(str(error))
         for message in after:
@@ -187,7 +184,7 @@ async def test_a_body_is_taken_at_once_only_when_all_of_it_is_here():
     taken, begun = [], asyncio.Event()
 
     async def app(scope, receive, send):
-        arrived = scope["extensions"][ARRIVED_EXTENSION]
+        arrived = scope["extensions"][DIRECT].arrived
         taken.append(arrived())
         begun.set()
         while taken[-1] is None:
@@ -220,9 +217,9 @@ async def test_who_waits_for_a_departure_is_told_of_it_once(how):
 
     async def app(scope, receive, send):
         if how.startswith("has"):
-            await until(lambda: scope["extensions"][ARRIVED_EXTENSION].__self__.half_closed)
-        scope["extensions"][ARRIVED_EXTENSION]()
-        scope["extensions"][LEAVING_EXTENSION](left)
+            await until(lambda: scope["extensions"][DIRECT].half_closed)
+        scope["extensions"][DIRECT].arrived()
+        scope["extensions"][DIRECT].leaving(left)
         begun.set()
         await gone.wait()
 
@@ -246,8 +243,8 @@ async def test_who_no_longer_waits_for_a_departure_is_not_told_and_an_answer_is_
     told, begun = [], asyncio.Event()
 
     async def app(scope, receive, send):
-        scope["extensions"][ARRIVED_EXTENSION]()
-        end = scope["extensions"][LEAVING_EXTENSION](lambda: told.append("left"))
+        scope["extensions"][DIRECT].arrived()
+        end = scope["extensions"][DIRECT].leaving(lambda: told.append("left"))
         await send(EMPTY)
         await send(END)
         end()
@@ -298,10 +295,10 @@ async def test_who_half_closed_gets_an_answer_that_waits_for_nothing_and_is_not_
     told, ended = [], asyncio.Event()
 
     async def app(scope, receive, send):
-        arrived = scope["extensions"][ARRIVED_EXTENSION]
-        await until(lambda: arrived.__self__.half_closed)
+        arrived = scope["extensions"][DIRECT].arrived
+        await until(lambda: scope["extensions"][DIRECT].half_closed)
         arrived()
-        scope["extensions"][LEAVING_EXTENSION](lambda: told.append("left"))
+        scope["extensions"][DIRECT].leaving(lambda: told.append("left"))
         await send({**START, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ab"})
         await asyncio.sleep(0)

@@ -7,7 +7,8 @@ import pytest
 from gateway.admission.events import Demand, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.ops.metrics import Metrics
-from gateway.relay.clients import Client
+from gateway.ops.pictures.digest import GAP_EDGES, Digest, Digests
+from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, Reporter
 from gateway.relay.response import State
 from gateway.relay.upstream import ConnectionLostError
@@ -57,8 +58,8 @@ async def test_each_fact_of_a_request_is_set_once_whatever_becomes_of_it(monkeyp
     made = []
 
     class Watched(Exchange):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **facts):
+            super().__init__(*args, **facts)
             self.learned = Counter()
             made.append(self)
 
@@ -85,7 +86,7 @@ async def test_each_fact_of_a_request_is_set_once_whatever_becomes_of_it(monkeyp
         await plane.ask(**request).ended()
     assert len(made) == 9
     for exchange in made:
-        assert {name for name, times in exchange.learned.items() if times > 1} <= {"endpoint", "waited"}
+        assert {name for name, times in exchange.learned.items() if times > 1} <= {"endpoint", "failures", "waited"}
 
 
 def test_it_tells_nothing_of_a_request_that_was_not_counted(exchange):
@@ -137,6 +138,7 @@ async def test_a_refusal_is_a_whole_answer_with_its_reason(exchange, sent):
     headers = dict(sent[0]["headers"])
     assert sent[0]["status"] == exchange.response.status == 429
     assert (headers[b"x-kvgate-reason"], headers[b"x-request-id"]) == (b"queue_timeout", b"r-1")
+    assert headers[b"x-llm-d-request-dropped-reason"] == b"rejected-ttl-expired"
     assert (headers[b"retry-after"], headers[b"x-kvgate-prompt-tokens"]) == (b"2", b"7")
     error = json.loads(sent[1]["body"])["error"]
     assert (error["code"], error["message"], error["param"]) == ("queue_timeout", "Too late.", "x")
@@ -168,13 +170,36 @@ def counted(metrics):
     return {(sample.name, sample.labels.get("outcome") or sample.labels.get("kind")): sample.value for sample in found}
 
 
+async def test_the_times_of_a_request_that_is_traced_are_told_with_its_trace(exchange, clock):
+    metrics = Metrics("0")
+    exchange.trace, exchange.reports_wait = "4bf92f3577b34da6a3ce929d0e0e4736", True
+    with exchange.waiting():
+        clock.now += 2
+    exchange.sent_to(HERE)
+    clock.now += 1
+    exchange.first_event = clock.now
+    Reporter(metrics, None).ended(exchange, Outcome.COMPLETED)
+    shown = {
+        sample.name: (sample.labels["le"], sample.exemplar.value, sample.exemplar.labels["trace_id"])
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert shown == {
+        "kvgate_overhead_seconds_bucket": ("0.0002", 0, exchange.trace),
+        "kvgate_queue_wait_seconds_bucket": ("2.5", 2, exchange.trace),
+        "kvgate_ttft_seconds_bucket": ("3.0", 3, exchange.trace),
+    }
+
+
 async def test_the_end_of_a_request_is_counted_and_logged(exchange, clock):
     metrics, lines = Metrics("0"), []
+    metrics.know_tenants(["alice", "bob"])
     exchange.client, exchange.model, exchange.stream = Client("alice"), "m", True
     exchange.count, exchange.demand = COUNT, Demand((3, 4), 10)
     with exchange.waiting():
         clock.now += 2
-    exchange.queued = True
+    exchange.reports_wait = True
     exchange.sent_to(HERE)
     clock.now += 1
     exchange.first_event = clock.now
@@ -185,16 +210,44 @@ async def test_the_end_of_a_request_is_counted_and_logged(exchange, clock):
     assert lines == [
         {
             "request_id": "r-1", "path": "/v1/chat/completions", "model": "m", "flow": "alice", "status": 200,
-            "outcome": "completed", "endpoint": HERE, "stream": True, "prompt_tokens": 8, "counted": "local",
-            "completion_tokens": 12, "queue_ms": 2000.0, "ttft_ms": 3000.0, "overhead_ms": 0.0, "duration_ms": 7000.0,
+            "outcome": "completed", "endpoint": HERE, "fallback": None, "stream": True, "prompt_tokens": 8,
+            "counted": "local", "completion_tokens": 12, "queue_ms": 2000.0, "ttft_ms": 3000.0,
+            "overhead_ms": 0.0, "duration_ms": 7000.0,
         }
     ]  # fmt: skip
     found = counted(metrics)
     assert found["kvgate_requests_total", "completed"] == 1
     assert (found["kvgate_queue_wait_seconds_sum", None], found["kvgate_ttft_seconds_sum", None]) == (2, 3)
     assert (found["kvgate_tokens_total", "prompt"], found["kvgate_tokens_total", "completion"]) == (8, 12)
+    assert found["kvgate_tenant_requests_total", "completed"] == 1
+    assert (found["kvgate_tenant_tokens_total", "prompt"], found["kvgate_tenant_tokens_total", "completion"]) == (8, 12)
     assert found["kvgate_request_tokens_sum", "prompt"] == 4, "of several prompts, the longest"
     assert found["kvgate_request_tokens_sum", "output"] == 6, "of several sequences, the mean"
+
+
+def test_the_end_of_a_request_is_told_for_the_page(exchange, clock):
+    digests = Digests(clock)
+    exchange.client, exchange.model, exchange.request = Client("alice"), "m", 7
+    exchange.count, exchange.demand, exchange.usage = COUNT, Demand((3, 4), 10), Usage(8, 12)
+    exchange.endpoint, exchange.waited = HERE, 0.5
+    clock.now += 1
+    exchange.first_event = clock.now
+    clock.now += 2
+    Reporter(Metrics("0"), None, digests).ended(exchange, Outcome.COMPLETED)
+    digest = digests.take()
+    (one,) = digest.ended
+    assert (one.number, one.flow, one.outcome, one.endpoint) == (7, "alice", "completed", HERE)
+    assert (one.prompt, one.generated, one.took, one.waited, one.first) == (8, 12, 3, 0.5, 1)
+    figures = digest.models["m"]
+    assert figures.served == {"alice": 32}, "a generated token costs two"
+    assert {GAP_EDGES[index]: count for index, count in figures.gap.items()} == {0.5: 1}, "2 s for 6 tokens each"
+
+
+def test_what_asks_for_no_answer_is_not_on_the_page(exchange, clock):
+    exchange.api = None
+    digests = Digests(clock)
+    Reporter(Metrics("0"), None, digests).ended(exchange, Outcome.COMPLETED)
+    assert digests.take() == Digest()
 
 
 def test_of_a_request_that_ended_at_once_little_is_known(exchange):

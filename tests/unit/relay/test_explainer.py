@@ -10,7 +10,7 @@ from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
 from gateway.relay.asgi import Room
-from gateway.relay.clients import Client, Clients
+from gateway.relay.client_identity import Client, Clients
 from gateway.relay.explainer import RelayExplainer
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind
@@ -30,6 +30,8 @@ class Asked:
         admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0, tenants=Tenants(limits or {}))
         self.driver.handle(EndpointUp(EndpointId("a"), Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)))
         pool = SimpleNamespace(
+            overriding=frozenset(),
+            flow_of=lambda _: None,
             name="m",
             counter=self,
             admission=admission,
@@ -37,6 +39,7 @@ class Asked:
             endpoints={"a": None},
             takes=lambda _: True,
             default_max_tokens=lambda _: None,
+            ignored=frozenset(),
         )
         pools = {None: pool, "m": pool, "alias": pool}
         plane = SimpleNamespace(
@@ -46,7 +49,7 @@ class Asked:
             counting=self,
             key=bytes(32),
             new_request=lambda: RequestId(1),
-            directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda: False),
+            directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda _model: False),
         )
         self.explainer = RelayExplainer(plane)
 

@@ -27,7 +27,7 @@ class Watch:
         self.told = []
         self.keeps = False
 
-    def dispatched(self, request, prompt_tokens, *, streams, brought=False, started=False):
+    def dispatched(self, request, prompt_tokens, *, streams, evacuated=False, started=False):
         self.told.append(("back" if started else "dispatched", request))
 
     def progressed(self, requests):
@@ -146,7 +146,7 @@ async def test_requests_whose_time_is_over_end_unless_it_is_their_clients_that_d
 async def test_the_first_of_an_answer_is_progress(flights):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
-        flights.answers(flight)
+        flights.note_answer(flight)
         assert flight.answering
         assert endpoint.watch.told == [("dispatched", ONE), ("progressed", ONE)]
 
@@ -197,7 +197,7 @@ async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flig
 async def test_an_answer_that_is_only_passed_on_any_more_tells_nothing_of_the_engine(flights, clock):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
-        flights.answers(flight, computed=True)
+        flights.note_answer(flight, engine_done=True)
         for _ in range(100):  # pieces of a large one, each soon after the one before
             flights.sweep()
             clock.now += SWEEP_INTERVAL

@@ -9,10 +9,10 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.relay import gateway as module
 from gateway.relay.asgi import Room
-from gateway.relay.clients import Client, Clients
+from gateway.relay.client_identity import Client, Clients
 from gateway.relay.exchange import RefusedError
 from gateway.relay.gateway import Gateway
-from gateway.wire.request import InvalidRequestError, named_model
+from gateway.wire.request import InvalidRequestError, relayed_model
 from tests.unit.relay.asking import Asking
 
 CHAT = "/v1/chat/completions"
@@ -59,7 +59,7 @@ async def serving(reporter):
 @pytest.fixture
 def generates(monkeypatch):
     """Call it with what shall become of each generation."""
-    return lambda generate: monkeypatch.setattr(module, "generate", generate)
+    return lambda generate: monkeypatch.setattr(module, "serve", generate)
 
 
 def raising(error):
@@ -83,7 +83,7 @@ async def test_it_answers_itself_what_needs_no_endpoint(serving, reporter):
 @pytest.mark.parametrize(
     ("request_line", "does"),
     [
-        (f"POST {CHAT}", "generate"),
+        (f"POST {CHAT}", "serve"),
         ("POST /v1/embeddings", "relay, computes=True"),
         ("POST /tokenize", "relay, computes=False"),
         ("GET /v1/responses/resp_1", "follow"),
@@ -103,7 +103,7 @@ async def test_each_action_of_the_route_table_is_carried_out(serving, reporter, 
 
         return act
 
-    for name in ("generate", "relay", "follow", "list_models"):
+    for name in ("serve", "relay", "follow", "list_models"):
         monkeypatch.setattr(module, name, does_it(name))
     await Asking(serving(), path, method).answered()
     assert done == [does]
@@ -218,7 +218,7 @@ async def test_what_was_refused_is_not_kept_for_a_client_that_does_not_hear_of_i
         read = Read()
         seen.extend([weakref.ref(read), payload, len(payload.data)])
         try:
-            named_model(payload.data)
+            relayed_model(payload.data)
         except InvalidRequestError as error:
             raise RefusedError(Outcome.INVALID_REQUEST, error.message) from None
 

@@ -204,6 +204,15 @@ async def test_no_client_gets_a_llama_server_to_generate_more_than_was_accounted
     assert plane.sent == []
 
 
+@pytest.mark.parametrize(("kind", "completion_tokens"), [("vllm", 1), ("llama-server", 3)])
+async def test_the_usage_of_one_of_several_sequences_stands_for_all(plane, kind, completion_tokens):
+    plane.up("a", kind=kind)
+    plane.replies.append(Reply(WHOLE))
+    await plane.ask(asked(n=3)).ended()
+    (line,) = plane.lines
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (3, completion_tokens)
+
+
 async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane):
     async def count(*_args, **_more):
         plane.cores.remove(EndpointId("a"))

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from gateway.admission.limits.standing import Quota, Standing
-from gateway.relay.headers import bearer, rate_limits, request_id, towards_client, towards_endpoint
+from gateway.relay.headers import bearer, rate_limits, request_id, sampled_trace, towards_client, towards_endpoint
 
 
 def scope(*headers):
@@ -99,3 +99,24 @@ def test_what_is_left_of_rates_is_told_as_openai_tells_it():
         (b"x-ratelimit-reset-tokens", b"45001ms"),
     ]
     assert len(rate_limits(Standing(Quota(1, 1, 0.0), Quota(1, 1, 0.0)))) == 6
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("given", "trace"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", TRACE),
+        (f"00-{TRACE}-{SPAN}-03", TRACE),
+        (f"00-{TRACE}-{SPAN}-00", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f'00-{TRACE}-{SPAN}-01"}}', None),
+        ("", None),
+    ],
+)
+def test_a_trace_is_known_if_the_client_keeps_it(given, trace):
+    assert sampled_trace(scope((b"traceparent", given.encode()))) == trace
+    assert sampled_trace(scope()) is None

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.admission import QueueSettings
-from gateway.relay.clients import Client
+from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.lobby import Lobby
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
-from gateway.relay.clients import Client
+from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.models import list_models
 
@@ -25,7 +25,10 @@ ANYBODY = Client("")
 
 def plane_of(*pools, awaited=()):
     directory = SimpleNamespace(
-        pools={pool.name: pool for pool in pools}, awaited=awaited, undiscovered=lambda: bool(awaited)
+        pools={pool.name: pool for pool in pools},
+        awaited=awaited,
+        undiscovered=lambda _model: bool(awaited),
+        starting=lambda _model: [],
     )
     return SimpleNamespace(directory=directory)
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.events import EndpointId
 from gateway.pools.directory import Made
-from gateway.relay.clients import Client, Clients
+from gateway.relay.client_identity import Client, Clients
 from gateway.relay.upstream import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
@@ -156,7 +156,7 @@ async def test_work_for_an_engine_is_told_its_monitor_from_its_start_to_its_firs
     client = ask(plane, path=EMBED)
     await plane.turns()
     watch = plane.watch(plane.sent[0][0].removeprefix("http://"))
-    assert (len(watch.on_it), watch.progress, watch.brought) == (1, 0, [False])
+    assert (len(watch.on_it), watch.progress, watch.evacuated) == (1, 0, [False])
     free.set()
     await plane.turns()
     assert (len(watch.on_it), watch.progress) == (0, 1)
@@ -201,7 +201,7 @@ async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
     plane.flights.evacuate(EndpointId(name))
     assert (await ended(client)).status == 200
     assert [base_url for base_url, *_ in plane.sent] == [f"http://{name}", f"http://{other}"]
-    assert plane.watch(other).brought == [True]
+    assert plane.watch(other).evacuated == [True]
     assert plane.watch(name).failures == [], "it is out already"
     assert len(plane.flights) == 0
     client, name = await silent(plane)
@@ -440,6 +440,24 @@ async def test_who_leaves_before_the_usage_is_charged_its_prompt_as_its_size_tel
     assert 400 < left < 500, "a token for four bytes"
 
 
+@pytest.mark.parametrize(("status", "charged"), [(200, True), (400, False)])
+async def test_an_answer_without_usage_is_charged_its_prompt_as_its_size_tells(hurried, status, charged):
+    plane = limited(tokens_per_minute=1000)
+    plane.replies.extend([Reply(b"\x00" * 8, status=status), used(0)])
+    body = json.dumps({"model": "m", "input": "x" * 2000, "encoding_format": "bytes_only"}).encode()
+    assert (await ended(plane.ask(body, path=EMBED, **{"x-api-key": "1"}))).status == status
+    left = int((await ended(embed(plane))).headers["x-ratelimit-remaining-tokens"])
+    assert 400 < left < 500 if charged else left == 1000
+
+
+@pytest.mark.parametrize(("priority", "status"), [(-1, 400), (0, 200), (7, 200)])
+async def test_nobody_steps_forward(plane, priority, status):
+    plane.replies.append(Reply(b"{}"))
+    client = await ended(ask(plane, json.dumps({"model": "m", "priority": priority}).encode(), EMBED))
+    assert client.status == status
+    assert (status == 200) == bool(plane.sent)
+
+
 # Stored responses.
 
 
@@ -465,3 +483,31 @@ async def test_a_response_of_a_model_that_its_key_may_not_use_is_not_known(plane
 async def test_a_response_of_somewhere_else_is_not_known(plane):
     client = await ended(ask(plane, b"", "/v1/responses/resp_1", method="GET"))
     assert (client.status, error(client)["param"]) == (404, "response_id")
+
+
+async def test_a_response_that_was_made_with_another_key_is_not_known(plane):
+    keys = {name: Client(name, keyed=True) for name in ("alice", "bob")}
+    plane.plane.clients = Clients(keys, None)
+    plane.replies.extend([Reply(b'{"id":"resp_1","object":"response","status":"completed"}'), Reply(b"{}")])
+    alice, bob, path = {"x-api-key": "alice"}, {"x-api-key": "bob"}, "/v1/responses/resp_1"
+    await plane.ask(b'{"model":"m","input":"x"}', path="/v1/responses", **bob).ended()
+    for method, asked in (("GET", path), ("POST", f"{path}/cancel")):
+        client = await ended(ask(plane, b"", asked, method=method, **alice))
+        assert (client.status, error(client)["param"]) == (404, "response_id")
+    assert (await ended(ask(plane, b"", path, method="GET", **bob))).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize"])
+async def test_what_is_passed_on_is_on_its_endpoint_until_its_end(plane, path):
+    first, rest = asyncio.Event(), asyncio.Event()
+    plane.replies.append(Reply(first, b"{", rest, b"}"))
+    client = ask(plane, b'{"model":"m","input":"x"}', path)
+    await plane.turns()
+    passing = [plane.watch(name).passing for name in "ab"]
+    assert sum(map(len, passing)) == 1
+    first.set()
+    await plane.turns()
+    assert sum(map(len, passing)) == 1, "the answer has begun, and its engine must not end"
+    rest.set()
+    await ended(client)
+    assert passing == [set(), set()]

@@ -29,7 +29,7 @@ def test_where_none_is_held_nothing_is_given_back():
 
 def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
     made, admission = place(held=True)
-    made.begun(21)
+    made.first_tokens(21)
     made.progress(21)
     made.release(Verdict.DONE, 21)
     assert admission.counts.moved == {1: 20}

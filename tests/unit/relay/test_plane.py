@@ -3,12 +3,14 @@ from itertools import count
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.relay.clients import Client, Clients
+from gateway.relay.client_identity import Client, Clients
 from gateway.relay.plane import Plane
 
 
 def plane(mode="enforce", keys=None):
-    rest = dict.fromkeys(("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies", "key"))
+    rest = dict.fromkeys(
+        ("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies", "key", "awaited")
+    )
     policy = Settings.model_validate({"admission": {"mode": mode}})
     return Plane(policy, Clients(keys or {}, None), ids=count(1), **rest)
 

@@ -70,8 +70,8 @@ async def test_the_table_is_followed_and_nothing_else_is_sent(client, state, ste
 @pytest.mark.parametrize("state", State)
 async def test_it_says_whether_an_answer_has_begun(client, state):
     await client.take(*TO[state])
-    assert client.response.begun is (state in (State.BEGUN, State.ENDED))
-    assert client.response.opened is (state is State.OPENED)
+    assert client.response.answer_begun is (state in (State.BEGUN, State.ENDED))
+    assert client.response.head_sent is (state is State.OPENED)
 
 
 async def test_an_answer_has_one_head_and_one_end(client):

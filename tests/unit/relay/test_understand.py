@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
-from gateway.relay.clients import Client
+from gateway.relay.client_identity import Client
 from gateway.relay.exchange import RefusedError
 from gateway.relay.understand import (
     UncountedError,
@@ -12,11 +12,11 @@ from gateway.relay.understand import (
     bounded,
     counted,
     demanded,
-    foreground,
     limit,
-    limited_by_its_api,
     parsed,
-    present,
+    refuse_background,
+    refuse_overriding,
+    require_endpoints,
     room,
     ttft_target,
 )
@@ -76,9 +76,18 @@ def test_what_is_no_time_is_refused_with_the_headers_name(value):
         assert len(refused.message) < 200
 
 
-def work(body, client, target=None):
+def work(body, client, target=None, adapter=None):
     count = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
-    return Work(parse(Api.CHAT, body), len(body), None, count, Demand((3, 4), 10), client, target, 7)
+    return Work(
+        parse(Api.CHAT, body),
+        len(body),
+        SimpleNamespace(flow_of=lambda _: adapter),
+        count,
+        Demand((3, 4), 10),
+        client,
+        target,
+        7,
+    )
 
 
 def test_the_core_is_told_all_it_decides_by():
@@ -96,6 +105,12 @@ def test_the_core_is_told_all_it_decides_by():
     )
 
 
+def test_an_adapter_may_be_a_flow_of_its_own_for_clients_without_a_key():
+    flows = [work(b"{}", client, adapter="adapter a").flow for client in (Client("alice"), Client("k", keyed=True))]
+    assert flows == ["adapter a", "k"]
+    assert work(b"{}", Client("alice")).flow == "alice"
+
+
 @pytest.mark.parametrize(
     ("asked", "allowed", "band"), [(0, 0, 0), (-9, 0, 0), (0, 3, 3), (5, 3, 5), (9, 0, 9), (10**30, 3, 9)]
 )
@@ -104,17 +119,17 @@ def test_nobody_is_more_urgent_than_its_key_allows_or_has_a_band_beyond_the_last
 
 
 def test_what_the_ledger_would_not_see_is_refused():
-    assert refusal(foreground, parse(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
-    foreground(parse(Api.RESPONSES, b'{"background":false}'))
-    foreground(parse(Api.CHAT, b'{"background":true}'))
+    assert refusal(refuse_background, parse(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
+    refuse_background(parse(Api.RESPONSES, b'{"background":false}'))
+    refuse_background(parse(Api.CHAT, b'{"background":true}'))
 
 
 @pytest.mark.parametrize("field", ["n_predict", "n_cmpl"])
 def test_a_limit_that_only_the_engine_would_read_is_refused_where_it_reads_it(field):
     request = parse(Api.CHAT, b'{"max_tokens":1,"%b":100000}' % field.encode())
-    refused = refusal(limited_by_its_api, SimpleNamespace(overriding=LLAMA_SERVER.overriding), request)
+    refused = refusal(refuse_overriding, LLAMA_SERVER.overriding, request)
     assert (refused.outcome, refused.param) == (Outcome.FORBIDDEN_FIELD, field)
-    limited_by_its_api(SimpleNamespace(overriding=frozenset()), request)
+    refuse_overriding((), request)
 
 
 @pytest.mark.parametrize("blanks", [0, INLINE_BYTES])
@@ -162,9 +177,9 @@ async def test_a_prompt_that_cannot_be_counted_is_refused_and_why(error, outcome
 
 
 def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
-    refused = refusal(present, SimpleNamespace(endpoints={}))
+    refused = refusal(require_endpoints, SimpleNamespace(endpoints={}))
     assert (refused.outcome, refused.retry_after) == (Outcome.NO_ENDPOINT, 1.0)
-    present(SimpleNamespace(endpoints={"a": None}))
+    require_endpoints(SimpleNamespace(endpoints={"a": None}))
 
 
 def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
@@ -226,9 +241,33 @@ def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenan
     ],
 )
 def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, body, tenant, expected):
-    pool = SimpleNamespace(max_model_len=100, takes=lambda _: True, default_max_tokens=lambda prompt: 85 - prompt)
+    pool = SimpleNamespace(
+        max_model_len=100, takes=lambda _: True, default_max_tokens=lambda prompt: 85 - prompt, ignored=frozenset()
+    )
     request = parse(api, body)
     asked = Demand((60,), 40 if request.max_tokens is None else request.max_tokens)
     count = PromptCount((60,), Source.ENGINE, Kind(api))
     demand, most = bounded(pool, Client("a", max_tokens=tenant), request, count, asked)
     assert (demand.max_tokens, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "tenant", "most"),
+    [
+        (b'{"max_completion_tokens":9}', None, 9),
+        (b'{"max_completion_tokens":9}', 20, 9),
+        (b'{"max_tokens":9}', None, None),
+        (b"{}", 20, 20),
+    ],
+)
+def test_a_limit_that_an_engine_does_not_read_is_set_where_it_does(body, tenant, most):
+    pool = SimpleNamespace(
+        max_model_len=100,
+        takes=lambda _: True,
+        default_max_tokens=lambda _: None,
+        ignored=frozenset({"max_completion_tokens"}),
+    )
+    request = parse(Api.CHAT, body)
+    count = PromptCount((60,), Source.ENGINE, Kind(Api.CHAT))
+    asked = Demand((60,), 40 if request.max_tokens is None else request.max_tokens)
+    assert bounded(pool, Client("a", max_tokens=tenant), request, count, asked)[1] == most

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.relay.upstream import ConnectionLostError
-from gateway.relay.upstream_connection import Connection
+from gateway.relay.upstream_connection import ESTABLISHED, Connection
 from tests.unit.relay.endpoint import CHUNKED, WHOLE, Server, fetch, upstream
 from tests.until import until
 
@@ -254,6 +254,42 @@ async def test_a_request_arrives_whole_whatever_its_size(server: Server, size: i
     async with upstream() as client, asyncio.timeout(60):
         assert await fetch(client, server.url, sent) == b"ok"
     assert got == sent
+
+
+async def test_a_large_request_is_written_in_pieces_as_fast_as_they_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With TLS, what is written is encrypted at once."""
+    monkeypatch.setattr(Connection, "_tcp_info", lambda _: (ESTABLISHED, 0))
+    connection, transport, written = Connection(), Mock(), bytearray()
+
+    def write(data: bytes) -> None:
+        assert len(data) <= 2**18
+        written.extend(data)
+        if len(written) > 2**20:
+            connection.pause_writing()
+
+    transport.write = write
+    transport.get_write_buffer_size.return_value = 0
+    transport.is_closing.return_value = False
+    connection.connection_made(transport)
+    body = bytes(number % 251 for number in range(2**21))
+    requesting = asyncio.create_task(connection.request(b"head", body))
+    await asyncio.sleep(0)
+    assert len(written) < 2**19  # others on the loop have their turn between two pieces
+    await until(lambda: len(written) > 2**20)
+    at_the_pause = len(written)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(written) == at_the_pause
+    connection.data_received(WHOLE)
+    await requesting
+    assert not connection.reusable
+    connection.resume_writing()
+    assert len(written) > at_the_pause
+    while len(written) < len(b"head") + len(body):
+        connection.resume_writing()
+    assert bytes(written) == b"head" + body
 
 
 async def test_what_arrives_while_nobody_reads_waits_up_to_a_bound_and_is_read_at_once(server: Server) -> None:

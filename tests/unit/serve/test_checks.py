@@ -21,6 +21,14 @@ def test_a_model_that_cannot_be_had_is_a_matter_of_configuration_with_the_way_ou
             preflight(refused)
 
 
+def test_a_gguf_file_is_looked_at_as_a_llama_server_would(tmp_path):
+    file = tmp_path / "chat.gguf"
+    with pytest.raises(ConfigurationError, match=r"(?s)model .*chat.gguf: there is no file .*Correct the path"):
+        preflight(settings({"engine": {"model": str(file)}}))
+    file.write_bytes(b"GGUF\x03")
+    preflight(settings({"engine": {"model": str(file)}}))
+
+
 def test_an_engines_own_environment_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     offline = settings({"engine": {"model": "org/m", "env": {"HF_HUB_OFFLINE": "1"}}})

@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 
 from engine.assembly import assembled
-from engine.command import DEBUG_ENVIRONMENT, EngineSpec
+from engine.command import DEBUG_ENVIRONMENT
 from engine.gpu import Gpu
-from engine.lifecycle import Policy
 from engine.memory_ladder import Bounds
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
@@ -22,7 +24,7 @@ def engine(**more):
 
 
 def spec(*args):
-    return EngineSpec("e", "org/m", "m", 1, Path("/python"), args=args)
+    return EngineSpec(VLLM, "e", "org/m", "m", 1, Path("/python"), args=args)
 
 
 def test_replicas_of_several_ranks_get_groups_that_do_not_overlap():
@@ -43,6 +45,17 @@ def test_gpus_that_only_one_engine_knows_of_are_refused_beside_others():
         seats([hidden, engine()], [IDLE, HALF], {})
     seats([hidden], [IDLE, HALF], {})
     seats([hidden, engine()], [], {})
+
+
+def test_engines_of_one_group_have_the_same_gpus_each_for_itself():
+    turns = {"on_demand": True, "group": "card"}
+    first, beside, second = seats(
+        [engine(**turns), engine(), engine(args=["-tp", "2"], **turns)], [IDLE, HALF, OTHER], {}
+    )
+    assert first == second
+    assert (first.gpus, first.engines, beside.gpus) == (("0", "1"), 1, ("2",))
+    with pytest.raises(ConfigurationError, match="'card' take turns on the same GPUs"):
+        seats([engine(gpus=[[0]], **turns), engine(gpus=[[1]], **turns)], [IDLE, HALF], {})
 
 
 def test_a_single_engine_is_measured_on_the_gpu_it_will_use():

@@ -2,8 +2,8 @@ import pytest
 
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, Stopped
-from engine.lifecycle import Policy
 from engine.program import Program, Role
+from engine.program_lifecycle import Policy
 from gateway.serve.hang_restarts import Hangs
 
 GATEWAY = Program("gateway", Role.GATEWAY, (), {})

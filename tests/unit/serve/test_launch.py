@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from engine.gpu import Gpu
-from engine.lifecycle import BecameReady, Exited, Lifecycle, Start, State, Tick
 from engine.program import Role
+from engine.program_lifecycle import BecameReady, Exited, Lifecycle, Start, State, Tick
+from gateway.config.engine import from_words
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.serve import launch
 from gateway.serve.launch import programs, served_name
 from gateway.serve.owner_socket import OwnerSocket
+from tests.unit.engine.adapters import adapter
 
 PYTHON = Path("/engine/bin/python")
 
@@ -59,6 +61,41 @@ def test_an_engine_described_as_one_that_runs_is_that_one_and_another_has_anothe
     assert "hidden" not in first[0].described
 
 
+def test_an_engine_starts_with_its_adapters_and_another_one_of_the_same_rank_needs_no_other_engine(tmp_path):
+    def with_adapters(*ranks, running=()):
+        lora = [{"name": f"a{rank}", "path": str(adapter(tmp_path / f"a{rank}", rank=rank))} for rank in ranks]
+        return launched({}, model={"lora": lora}, running=running)
+
+    first = with_adapters(8)
+    assert "--enable-lora" in first[0].argv
+    modules = first[0].argv.index("--lora-modules")
+    assert first[0].argv[modules + 1] == f"a8={tmp_path}/a8"
+    assert first[0].env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    more = with_adapters(8, 16, running=first)
+    assert more[0] == first[0], "the gateway has it loaded"
+    assert [one.name for one in handed_over(more[1]).models[0].lora] == ["a8", "a16"]
+    higher, *_ = with_adapters(8, 32, running=first)
+    assert higher.name == "engine org/chat #2"
+    assert higher.argv[higher.argv.index("--max-lora-rank") + 1] == "32"
+    (without, *_) = launched({}, running=first)
+    assert without.name == "engine org/chat #2"
+    assert "--enable-lora" not in without.argv
+
+
+def test_only_a_vllm_that_is_to_sleep_is_launched_so_that_it_can(binary):
+    def able(engine):
+        program, _ = launched({"on_demand": True, **engine})
+        return (
+            program.sleeps,
+            "--enable-sleep-mode" in program.argv,
+            program.env.get("VLLM_SERVER_DEV_MODE"),
+        )
+
+    assert able({"idle": "sleep"}) == (True, True, "1")
+    assert able({}) == (False, False, None)
+    assert able({"model": "org/m-GGUF:Q4_K_M", "llama_server": str(binary), "idle": "sleep"}) == (False, False, None)
+
+
 def test_replicas_have_names_and_ports_of_their_own():
     *engines, gateway = launched({"replicas": 3})
     assert len({engine.name for engine in engines}) == len({engine.ready_url for engine in engines}) == 3
@@ -95,6 +132,44 @@ def test_the_engines_chat_template_is_the_gateways_and_the_other_way_round(tmp_p
     assert engine.described != launched({})[0].described
 
 
+@pytest.fixture
+def binary(tmp_path):
+    file = tmp_path / "llama-server"
+    file.write_text("#!/bin/sh\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_a_gguf_file_gets_a_llama_server_that_counts_for_its_gateway(binary, monkeypatch):
+    monkeypatch.setattr(launch, "engine_python", lambda: pytest.fail("no vLLM is needed"))
+    engine, gateway = launched({"model": "/models/chat.Q4.gguf", "llama_server": str(binary)}, python=None)
+    assert engine.argv[:5] == (str(binary), "--model", "/models/chat.Q4.gguf", "--alias", "chat.Q4")
+    assert any("it cannot be planned: " in choice for choice in engine.choices)
+    (model,) = handed_over(gateway).models
+    assert (model.name, model.tokenizer, model.endpoints[0].kv_tokens) == ("chat.Q4", None, 16_384)
+
+
+def test_a_llama_servers_arguments_are_its_own(binary, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    gguf = {"model": "m.gguf", "llama_server": str(binary), "args": ["-c", "512"]}
+    engine, gateway = launched(gguf, model={"chat_template": str(template)})
+    assert "--ctx-size" not in engine.argv
+    given = engine.argv.index("-c")
+    assert engine.argv[given : given + 4] == ("-c", "512", "--chat-template-file", str(template))
+    assert handed_over(gateway).models[0].endpoints[0].kv_tokens == 512
+    with pytest.raises(ConfigurationError, match="engine argument --slots is set by kvgate"):
+        launched({**gguf, "args": ["--no-slots"]})
+
+
+def test_another_program_is_another_engine(binary, tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(binary.read_bytes())
+    other.chmod(0o755)
+    one, two = (launched({"model": "m.gguf", "llama_server": str(file)})[0] for file in (binary, other))
+    assert one.described != two.described
+
+
 def test_engines_and_running_endpoints_may_be_of_one_model():
     _, gateway = launched({}, model={"endpoints": [{"url": "http://elsewhere:1", "api_key": "k"}]})
     urls = [endpoint.url.host for endpoint in handed_over(gateway).models[0].endpoints]
@@ -122,7 +197,7 @@ def test_a_gateway_is_handed_the_sockets_it_listens_on():
 
 def test_a_gateway_knows_which_engines_are_started_for_it():
     *engines, gateway = launched({"replicas": 2})
-    told = [word.partition("=")[2] for word in gateway.argv if word.startswith("--launched=")]
+    told = from_words(word.partition("=")[2] for word in gateway.argv if word.startswith("--launched="))
     assert [f"http://{address}/health" for address in told] == [engine.ready_url for engine in engines]
 
 

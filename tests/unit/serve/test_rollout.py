@@ -3,14 +3,15 @@ from pathlib import Path
 import pytest
 
 from engine.assembly import assembled
-from engine.command import EngineSpec
-from engine.lifecycle import Policy
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
 from gateway.config.settings import Settings
 from gateway.serve.rollout import Change, fronting, knows, notice
 
 
 def engine(name, port, served="m"):
-    return assembled(EngineSpec(name, "org/m", served, port, Path("/python")), Policy())
+    return assembled(EngineSpec(VLLM, name, "org/m", served, port, Path("/python")), Policy())
 
 
 def settings(*ports):

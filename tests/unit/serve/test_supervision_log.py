@@ -86,7 +86,7 @@ def test_the_last_words_are_why_the_way_out_and_where_to_read_on(told, tmp_path)
     assert [line[10:] for line in last] == [
         "error: e could not run: It does not fit.",
         "Give it less.",
-        "vLLM said: needs [bold] 2 GiB",
+        "It said: needs [bold] 2 GiB",
         f"Its log: {tmp_path}/e.log",
     ]
 

@@ -16,7 +16,7 @@ from gateway.admission.events import (
 from gateway.admission.policy import Policy
 from gateway.endpoints.identity import Identity
 from gateway.ops.merged import Family
-from gateway.ops.state import Decided, UnknownEndpointError
+from gateway.ops.state import Decided, UnknownEndpointError, UnknownModelError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.tier.epoch import Epoch
@@ -31,6 +31,7 @@ from gateway.tier.frames import (
     from_owner,
 )
 from gateway.tier.hall import Hall
+from tests.unit.ops.pictures.pictures import picture
 from tests.unit.tier.lines import Other
 
 HERE, THERE = EndpointId("here"), EndpointId("there")
@@ -48,10 +49,12 @@ class Monitor:
         self.probed = asyncio.Event()
         self.serving = self.on_trial = self.keeps = self.drained = False
         self.requests = {}
+        self.passing = set()
         self.told = []
 
     def dispatched(self, request, prompt_tokens, **how):
         self.requests[request] = how
+        self.passing.update([request] if prompt_tokens is None else [])
 
     def progressed(self, requests):
         self.told.append(list(requests))
@@ -76,11 +79,23 @@ class World:
         self.monitors = {}
         self.made = []
         self.drained = []
+        self.given = []
+        self.awaited = {}
         self.cores = Cores(self.make, self.hall)
         for endpoint in (HERE, THERE):
             self.monitors[endpoint] = Monitor()
             self.cores.add(endpoint, None)
-        state = SimpleNamespace(drain=self.drain, undrain=self.drain, decided=self.decided, figures=self.figures)
+        self.digests = []
+        state = SimpleNamespace(
+            drain=self.drain,
+            undrain=self.drain,
+            give=self.give,
+            decided=self.decided,
+            figures=self.figures,
+            picture=self.picture,
+            take=self.digests.append,
+        )
+        state.awaited, state.left = self.awaited.__setitem__, lambda front: self.awaited.pop(front, None)
         self.hall.begin(self.cores, self.monitors, state)
 
     def make(self, model, root):
@@ -94,11 +109,19 @@ class World:
             raise UnknownEndpointError(endpoint)
         self.drained.append(endpoint)
 
+    async def give(self, model, adapter, path):
+        if model not in self.cores.drivers:
+            raise UnknownModelError(model)
+        self.given.append((model, adapter, path))
+
     async def figures(self, fronts):
         return [counted("pools", fronts)]
 
     async def decided(self):
         return Decided(endpoints=(), queues=())
+
+    async def picture(self, after):
+        return picture(at=after + 1)
 
     def up(self, endpoint=HERE, model="m", capacity=CAPACITY):
         monitor = self.monitors[endpoint]

@@ -13,6 +13,7 @@ import msgspec
 from gateway.admission.events import Warmth
 from gateway.admission.explanation import Explanation
 from gateway.ops.merged import Figures
+from gateway.ops.pictures.picture import Picture
 from gateway.ops.state import Decided
 from gateway.tier.frames import VERSION, FromFront, FromOwner
 from gateway.tier.guide import Follow, Following
@@ -35,7 +36,7 @@ def kept(version: int) -> Shapes:
 
 def shapes() -> Shapes:
     """Those of this tree."""
-    every = [FromFront, FromOwner, Claim, Follow, Following, Warmth, Explanation, Figures]
+    every = [FromFront, FromOwner, Claim, Follow, Following, Warmth, Explanation, Figures, Picture]
     _, found = msgspec.json.schema_components(every)
     state = Decided.model_json_schema()
     found |= {"Decided": state, **state.pop("$defs")}

@@ -1,19 +1,29 @@
 import asyncio
 
+import msgspec
 import pytest
 
+from gateway.admission.events import RequestId
 from gateway.ops.merged import packed
+from gateway.ops.pictures.digest import Digest, OfModel
+from gateway.ops.pictures.picture import Picture
 from gateway.ops.state import Decided
 from gateway.tier.frames import (
     Answer,
+    AskTurn,
+    Came,
     Explain,
+    Look,
     Report,
     Reported,
+    Saw,
     Scrape,
     ShowState,
 )
 from tests.unit.tier.halls import (
     ONE,
+    THREE,
+    TWO,
     World,
     counted,
 )
@@ -32,6 +42,28 @@ async def test_questions_are_answered(world, front):
     assert answers[3] is answers[5] is None
     assert b'"verdict":"dispatch"' in answers[4]
     assert world.drained == ["here"]
+
+
+async def test_a_picture_is_told_with_what_the_fronts_saw_end(world, front):
+    digest = Digest({"m": OfModel({"completed": 1})})
+    front.say(Saw(digest), Look(1, 7.0))
+    (answer,) = await front.heard()
+    assert msgspec.json.decode(answer.body, type=Picture).at == 8.0
+    assert world.digests == [digest]
+
+
+async def test_where_a_request_stands_is_told_to_the_front_that_has_it(world, front):
+    front.say(*(Came("m", arrival) for arrival in (ONE, TWO, THREE)))
+    front.say(AskTurn(1, THREE.request), AskTurn(2, ONE.request), AskTurn(3, RequestId(9)))
+    answers = {answer.number: answer.body for answer in await front.heard() if isinstance(answer, Answer)}
+    assert answers == {1: b'{"position":2,"eta":null,"rule":"sequences"}', 2: None, 3: None}
+
+
+async def test_an_adapter_is_given_to_a_model_that_is_served(world, front):
+    front.say(ShowState(1, give=("m", "a", None)), ShowState(2, give=("other", "a", "/a")))
+    answers = {answer.number: answer.body for answer in await front.heard()}
+    assert (answers[1] is None, answers[2]) == (False, None)
+    assert world.given == [("m", "a", None)]
 
 
 async def test_no_sum_is_told_before_all_fronts_are_there():

@@ -16,7 +16,7 @@ def request(number, *, on=None, prompts=1, came_at=5.0):
 
 
 def declaration(*requests, watched=()):
-    there = {r: Watched(HERE, r, 10, streams=True, brought=False, started=False) for r in watched}
+    there = {r: Watched(HERE, r, 10, streams=True, evacuated=False, started=False) for r in watched}
     held = {known.arrival.request: known for known in requests}
     return held, there, Declaration(held, [there], lambda number: 7, lambda: NOW, 10.0)
 

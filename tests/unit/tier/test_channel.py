@@ -20,7 +20,7 @@ from gateway.admission.events import EndpointId
 from gateway.tier.channel import LOGGED_EVERY, MOST_UNPROVEN, PROVEN_WITHIN, Entrance, UnprovenError, connect
 from gateway.tier.frames import Gone, Hello, Left, Moved, Welcome, from_front, from_owner
 from gateway.tier.line import Line
-from gateway.tier.link import Link
+from gateway.tier.owner_link import Link
 from gateway.tier.seal import NONCE, TAG, Claim, Role, Session, SharedKey
 from tests.until import until
 

@@ -11,10 +11,13 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict, Warmth
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
+from gateway.ops.pictures.digest import Digest, OfModel
 from gateway.tier.frames import (
     LONGEST,
     VERSION,
     Answer,
+    AskTurn,
+    Awaits,
     Came,
     Declares,
     Down,
@@ -33,6 +36,7 @@ from gateway.tier.frames import (
     Keep,
     Kept,
     Left,
+    Look,
     More,
     Moved,
     Ping,
@@ -42,9 +46,11 @@ from gateway.tier.frames import (
     Reigns,
     Report,
     Reported,
+    Saw,
     Scrape,
     Sent,
     ShowState,
+    Starts,
     Stepped,
     Surpassed,
     Unwatched,
@@ -77,7 +83,7 @@ ARRIVAL = Arrived(
 )
 IDENTITY = Identity(("m", "n"), ("lora",), None, 4096, "0.32.0")
 CAPACITY = Capacity(max_model_len=4096, kv_blocks=None, max_num_seqs=3, shares_prefix=False)
-WATCHED = Watched(HERE, ONE, 10, streams=True, brought=False, started=True)
+WATCHED = Watched(HERE, ONE, 10, streams=True, evacuated=False, started=True)
 OF_FRONT = [
     Hello(VERSION, 7),
     Hello(VERSION, 7, (Recalled(HERE, "m", IDENTITY, CAPACITY, drained=True),), (Kept("m", 0.5, b"x"),)),
@@ -98,12 +104,18 @@ OF_FRONT = [
     Explain(1, "m", ARRIVAL),
     ShowState(2),
     ShowState(3, drain="here", undrain="there"),
+    ShowState(4, give=("m", "adapter", None)),
     Scrape(4),
+    Scrape(4, openmetrics=True),
+    AskTurn(5, ONE),
     Reported(5, b"\x00"),
     Reported(None, b""),
     Ping(),
     Ping(7),
     Surpassed((3, "a")),
+    Look(1, 7.5),
+    Saw(Digest({"m": OfModel({"completed": 1}, {3: 1}, {}, {"alice": 2.0})})),
+    Awaits({"m": 1.5}),
 ]
 OF_OWNER = [
     More(),
@@ -115,6 +127,7 @@ OF_OWNER = [
     Up(HERE, "m", IDENTITY, CAPACITY, on_trial=True),
     Down(HERE, keeps=True, drained=False),
     Gone(HERE),
+    Starts(HERE, None, failed=True),
     Evacuate(HERE),
     Expire((ONE, TWO)),
     Answer(1, b"{}"),

@@ -20,6 +20,7 @@ from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
 from gateway.tier.frames import (
     OLDEST,
     VERSION,
+    Awaits,
     Came,
     Declares,
     Down,
@@ -40,6 +41,7 @@ from gateway.tier.frames import (
     Refused,
     Reigns,
     Sent,
+    Starts,
     Stepped,
     Surpassed,
     Unwatched,
@@ -51,6 +53,7 @@ from gateway.tier.frames import (
     warmth_of,
 )
 from gateway.tier.hall import DECLARED_WITHIN
+from gateway.tier.remote_watch import RemoteWatch
 from tests.unit.tier.halls import (
     CAPACITY,
     HERE,
@@ -95,6 +98,13 @@ async def test_a_front_of_the_next_release_is_served(world):
 async def test_a_front_that_does_not_say_who_it_is_is_cut_off(world, message):
     front = world.connect()
     front.say(message, Came("m", ONE))
+    await turns()
+    assert front.aborted
+    assert world.hall.fronts == 0
+
+
+async def test_a_front_that_says_again_who_it_is_is_cut_off(world, front):
+    front.say(Hello(VERSION, 1))
     await turns()
     assert front.aborted
     assert world.hall.fronts == 0
@@ -206,6 +216,17 @@ async def test_a_flight_is_known_once_its_endpoint_is(world, front):
     assert await front.heard() == []
 
 
+async def test_what_is_only_passed_on_is_told_as_such(world, front):
+    sent = []
+    watch = RemoteWatch(HERE, sent.append)
+    watch.dispatched(ONE.request, None)
+    watch.dispatched(TWO.request, 10)
+    front.say(*sent)
+    assert await front.heard() == []
+    assert world.monitors[HERE].requests.keys() == {ONE.request, TWO.request}
+    assert world.monitors[HERE].passing == {ONE.request}
+
+
 async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
     monkeypatch.setattr(hall, "WARM", 1.0)
     world = World(max_requests=1)
@@ -239,6 +260,16 @@ async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
     assert late.load() == (1, 0)
     late.hall.close()
     late.cores.close()
+
+
+async def test_what_was_kept_and_cannot_be_read_keeps_no_owner_from_beginning():
+    world = World(expected=1)
+    world.up()
+    front = await world.join(1, kept=[Kept("m", 0.5, b"\xc1")])
+    front.say(Came("m", ONE))
+    assert await front.heard() == [sent(ONE)]
+    world.hall.close()
+    world.cores.close()
 
 
 async def test_too_much_to_keep_is_not_told(monkeypatch):
@@ -359,7 +390,7 @@ async def test_a_front_that_comes_back_before_it_was_missed_is_taken_over(world,
     assert Welcome() in await again.heard()
     assert world.load() == (1, 1)
     assert world.hall.fronts == 1
-    assert world.monitors[HERE].requests == {ONE.request: {"streams": True, "brought": False, "started": True}}
+    assert world.monitors[HERE].requests == {ONE.request: {"streams": True, "evacuated": False, "started": True}}
 
 
 async def test_what_ended_while_a_front_had_no_connection_is_free(world, front):
@@ -428,8 +459,8 @@ async def test_progress_reaches_the_core_of_each_request(world, front):
     front.say(Came("m", ONE), Came("n", TWO))
     await front.heard()
     front.say(Moved("m", ((ONE.request, 5), (TWO.request, 20), (THREE.request, 1))))
-    wanted = {m.model: m.news for m in await front.heard() if isinstance(m, Wanted)}
-    assert {model: list(news) for model, news in wanted.items()} == {"m": [ONE.request], "n": [TWO.request]}
+    wanted = {m.model: m.next_reports for m in await front.heard() if isinstance(m, Wanted)}
+    assert {model: list(of_model) for model, of_model in wanted.items()} == {"m": [ONE.request], "n": [TWO.request]}
 
 
 async def test_counts_are_wanted_from_whose_request_it_is(world, front):
@@ -445,7 +476,7 @@ async def test_counts_are_wanted_from_whose_request_it_is(world, front):
 
 async def test_what_requests_see_reaches_the_monitor(world, front):
     front.say(
-        Watched(HERE, ONE.request, 10, streams=True, brought=True, started=False),
+        Watched(HERE, ONE.request, 10, streams=True, evacuated=True, started=False),
         Stepped(HERE, [ONE.request]),
         Failed(HERE, "it broke", aborted=False, dead=True),
         Unwatched(HERE, ONE.request, delivering=True),
@@ -573,6 +604,25 @@ async def test_what_a_lost_front_of_another_gateway_had_is_held_until_it_may_obe
     assert tier.hall.fronts == 1
 
 
+async def test_what_waits_at_a_lost_front_of_another_gateway_gets_no_room_that_others_could_use(tier):
+    front, other = await tier.join(1, "b:1"), await tier.join(2)
+    runs, waits = arrival(1, 2), arrival(2, 2)
+    other.say(Came("m", runs))
+    await turns()
+    front.say(Came("m", ONE))
+    await turns()
+    other.say(Came("m", waits))
+    await turns()
+    assert tier.load() == (1, 2)
+    await front.end()
+    other.say(Ended(runs.request, Verdict.DONE, 5))
+    await turns()
+    assert sent(waits) in await other.heard(), "the lost front would not hear of its turn"
+    again = await tier.join(1, "b:1", waiting=[("m", ONE)])
+    other.say(Ended(waits.request, Verdict.DONE, 5))
+    assert await again.heard() == [sent(ONE)], "it waits again as it declares itself anew"
+
+
 async def test_a_front_of_another_gateway_may_come_back_with_all_it_has(tier):
     front = await tier.join(1, "b:1")
     front.say(Came("m", ONE), Came("m", TWO))
@@ -611,3 +661,14 @@ async def test_an_owner_that_may_not_decide_orders_nothing_until_it_may_again(ti
     assert [message.reject.request for message in said[3:]] == [THREE.request, TWO.request]
     tier.hall.evacuate(HERE)
     assert await front.heard() == [Evacuate(HERE)]
+
+
+async def test_who_waits_at_a_front_for_an_engine_is_told_and_forgotten_with_it(world, front):
+    front.say(Awaits({"m": 1.5}))
+    await turns()
+    assert list(world.awaited.values()) == [{"m": 1.5}]
+    world.hall.expected(HERE, 2.0, failed=False)
+    assert await front.heard() == [Starts(HERE, 2.0, failed=False)]
+    await front.end()
+    await turns()
+    assert world.awaited == {}

@@ -62,7 +62,9 @@ async def test_each_frame_is_passed_on_in_order(ours):
         b"GET / HTTP/1.1\r\n\r\n",
         frame([Left(1)])[:-1] + b"\xc0",
         frame([Failed(HERE, "?", False, False)]).replace(b"?", b"\xff"),
+        (200_000).to_bytes(4) + b"\x91" * 200_000,
     ],
+    ids=["no array", "no frame", "no end", "no text", "nested"],
 )
 async def test_a_message_that_cannot_be_read_ends_the_connection(ours, data):
     ours.line.data_received(data)

@@ -22,7 +22,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
-from gateway.wire.engine_kinds import LLAMA_SERVER
+from gateway.wire.engine_kinds import LLAMA_SERVER, OLLAMA, SGLANG
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
 from tests.unit.tokens.wire import engine_at
@@ -63,7 +63,7 @@ class Engine:
             count = self._count(Api.CHAT if "messages" in fields else Api.COMPLETIONS, fields)
         except InvalidRequestError as error:
             return httpx.Response(400, json={"error": {"message": error.message, "param": error.param}})
-        return httpx.Response(200, json={"count": count})
+        return httpx.Response(200, json={"count": count, "tokens": [0] * count})
 
     def _prompt(self, fields: dict[str, Any]) -> int:
         handed = {IdsField.OWN: fields, IdsField.TRANSFER: fields.get("kv_transfer_params", {})}
@@ -598,3 +598,53 @@ async def test_an_engine_that_counts_all_it_serves_is_no_reason_for_a_warning(
     counter = await made(None, engine)
     assert counter.switches == []
     assert counter.counter.reason == "llama-server counts its prompts itself"
+
+
+async def test_what_nobody_counts_is_bounded_from_above(made: Any, tokenizer_folder: Path) -> None:
+    engine = Engine(TokenizerSource(str(tokenizer_folder)))
+    engine.target = replace(engine.target, kind=OLLAMA)
+    counter = await made(None, engine)
+    count = await counter.count()
+    assert (count.source, counter.counter.mode) == (Source.BOUND, Source.BOUND)
+    assert count.tokens > len(USER["content"])
+    counter.counter.settle(count, 3)
+    assert counter.drifts == [], "a bound is wrong on purpose"
+    assert engine.asked == []
+    (switch,) = counter.switches
+    assert "give its tokenizer" in switch
+
+
+async def test_with_a_tokenizer_it_is_counted_here_until_usage_contradicts(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.target = replace(engine.target, kind=OLLAMA)
+    counter = await made(source, engine)
+    assert await counter.counter.verify(engine.target) is None
+    assert (await counter.count()).source is Source.LOCAL
+    await counter.drift()
+    assert (await counter.count()).source is Source.ESTIMATE
+    assert counter.counter.mode is Source.ESTIMATE
+    assert engine.asked == []
+
+
+async def test_what_another_engine_refuses_to_count_stays_counted_here(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    engine.counts_messages = engine.parses_tools = False
+    engine.target = replace(engine.target, kind=SGLANG)
+    counter = await made(source, engine)
+    await counter.counter.verify(engine.target)
+    for api in (Api.CHAT, Api.MESSAGES):
+        assert (await counter.count(api)).source is Source.LOCAL
+
+
+async def test_where_an_engine_fails_all_that_runs_what_cannot_be_counted_is_bounded_from_above_too(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    engine = Engine(TokenizerSource(str(tokenizer_folder)))
+    engine.target = replace(engine_at("http://engine", lambda _: httpx.Response(404)), kind=LLAMA_SERVER)
+    counter = await made(None, engine)
+    text = "\N{BRAIN}" * 200  # four bytes and as many tokens each, in a vocabulary that lacks it
+    count = await counter.count(messages=[{"role": "user", "content": text}])
+    assert count.source is Source.BOUND
+    assert count.tokens >= len(text.encode())

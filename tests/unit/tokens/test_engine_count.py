@@ -11,7 +11,7 @@ from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, RouteMissingError
 from gateway.tokens.features import Kind
-from gateway.tokens.local_count import EngineCall, EngineWork
+from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
 from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, InvalidRequestError
@@ -222,14 +222,43 @@ async def test_no_more_calls_at_once_than_an_engine_bears_and_flows_share_them()
 
 @pytest.mark.parametrize(("listed", "tokens"), [("[]", 0), ("[7]", 1), ("[1, 2,3]", 3), ("[ 1,\n2 ]", 2)])
 async def test_a_list_of_ids_is_counted_where_no_count_is_told(listed: str, tokens: int) -> None:
-    call = EngineCall("/tokenize", b"{}", lists=True)
+    call = EngineCall("/tokenize", b"{}", counted_in=CountedIn.TOKENS)
     assert await counted(lambda _: httpx.Response(200, content=f'{{"tokens":{listed}}}'), work(call)) == (tokens,)
 
 
 @pytest.mark.parametrize("answer", ["", "{}", '{"tokens":[1,2'])
 async def test_a_list_that_cannot_be_read_is_no_count(answer: str) -> None:
     with pytest.raises(CountUnavailableError, match="list"):
-        await counted(lambda _: httpx.Response(200, content=answer), work(EngineCall("/tokenize", b"{}", lists=True)))
+        await counted(
+            lambda _: httpx.Response(200, content=answer),
+            work(EngineCall("/tokenize", b"{}", counted_in=CountedIn.TOKENS)),
+        )
+
+
+ENTRY = '{"id":7,"text":"{\\"id\\":","start":0,"stop":1}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [("[]", 0), (f"[{ENTRY},{ENTRY}]", 2), (f'{{"tokenize_response":[{ENTRY}],"templated_text":"x"}}', 1)],
+)
+async def test_an_entry_for_each_token_is_a_count(answer: str, tokens: int) -> None:
+    call = EngineCall("/chat_tokenize", b"{}", counted_in=CountedIn.ENTRIES)
+    assert await counted(lambda _: httpx.Response(200, content=answer), work(call)) == (tokens,)
+
+
+@pytest.mark.parametrize("answer", ["", "{}", "[1,2", '{"tokenize_response":5}'])
+async def test_entries_that_cannot_be_read_are_no_count(answer: str) -> None:
+    call = EngineCall("/chat_tokenize", b"{}", counted_in=CountedIn.ENTRIES)
+    with pytest.raises(CountUnavailableError, match="list"):
+        await counted(lambda _: httpx.Response(200, content=answer), work(call))
+
+
+@pytest.mark.parametrize("entry", ["0,", "{},"])
+async def test_a_list_of_millions_is_not_read(entry: str) -> None:
+    call = EngineCall("/chat_tokenize", b"{}", counted_in=CountedIn.ENTRIES)
+    with pytest.raises(CountUnavailableError):
+        await counted(lambda _: httpx.Response(200, text="[" + entry * 2_500_000 + "{}]"), work(call))
 
 
 async def test_only_engines_of_the_kind_that_the_questions_are_for_are_asked() -> None:

@@ -43,6 +43,16 @@ def test_a_flow_does_not_save_up_credit_while_it_is_away() -> None:
     assert drained(queue)[:10].count("late") == 5
 
 
+def test_a_flow_whose_items_cost_more_than_was_said_has_its_next_turn_later() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("dear", 1, "dear")
+    assert queue.pop() == "dear"
+    queue.charge("dear", 10)
+    for flow in ("dear", "cheap", "cheap", "cheap"):
+        queue.push(flow, 3, flow)
+    assert drained(queue) == ["cheap", "cheap", "cheap", "dear"]
+
+
 def test_an_empty_queue_has_nothing_to_give() -> None:
     with pytest.raises(IndexError):
         FairQueue().pop()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gateway.tokens import interruption
 from gateway.tokens.interruption import (
     CallerLeftError,
     TooMuchHereError,
@@ -33,14 +32,14 @@ def listening() -> Iterator[None]:
 
 def test_a_signal_ends_a_job() -> None:
     with pytest.raises(CallerLeftError):
-        interruptible(lambda: signal.raise_signal(ENDING))
+        interruptible(lambda: signal.raise_signal(ENDING), 10)
 
 
 def test_a_signal_ends_nothing_else() -> None:
-    assert interruptible(lambda: 5) == 5
+    assert interruptible(lambda: 5, 10) == 5
     signal.raise_signal(ENDING)
     with pytest.raises(ZeroDivisionError):
-        interruptible(lambda: 1 // 0)
+        interruptible(lambda: 1 // 0, 10)
     signal.raise_signal(ENDING)
 
 
@@ -58,7 +57,7 @@ def test_what_must_not_be_left_half_done_is_done_to_its_end() -> None:
         done.append("more")
 
     with pytest.raises(CallerLeftError):
-        interruptible(job)
+        interruptible(job, 10)
     assert done == ["whole"]
 
 
@@ -67,18 +66,14 @@ def work_for_ever() -> None:
         pass
 
 
-def test_a_job_that_takes_too_long_is_refused_and_the_next_one_has_its_own_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interruption, "LONGEST", 0.05)
+def test_a_job_that_takes_too_long_is_refused_and_the_next_one_has_its_own_time() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="too much to count"):
-            interruptible(work_for_ever)
+            interruptible(work_for_ever, 0.05)
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
-def test_the_time_of_what_must_not_be_left_half_done_is_not_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interruption, "LONGEST", 0.05)
+def test_the_time_of_what_must_not_be_left_half_done_is_not_the_jobs() -> None:
     told, done = [], []
 
     def job() -> None:
@@ -91,14 +86,11 @@ def test_the_time_of_what_must_not_be_left_half_done_is_not_the_jobs(monkeypatch
         work_for_ever()
 
     with pytest.raises(InvalidRequestError):
-        interruptible(job)
+        interruptible(job, 0.05)
     assert done == ["whole"]
 
 
-def test_all_of_a_job_has_one_time_however_often_something_in_it_must_not_be_left_half_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interruption, "LONGEST", 0.2)
+def test_all_of_a_job_has_one_time_however_often_something_in_it_must_not_be_left_half_done() -> None:
     began = time.process_time()
 
     def job() -> None:
@@ -108,7 +100,7 @@ def test_all_of_a_job_has_one_time_however_often_something_in_it_must_not_be_lef
             sum(range(1000))
 
     with pytest.raises(InvalidRequestError, match="too much to count"):
-        interruptible(job)
+        interruptible(job, 0.2)
     assert time.process_time() - began < 1.0
 
 
@@ -136,7 +128,6 @@ def work(seconds: float) -> None:
 def test_an_ending_that_was_lost_comes_again(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[], object], ending: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(interruption, "LONGEST", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's imports modules, which could end, too
 
     def job() -> None:
@@ -145,7 +136,7 @@ def test_an_ending_that_was_lost_comes_again(
 
     began = time.process_time()
     with pytest.raises(ending):
-        interruptible(job)
+        interruptible(job, 0.1)
     assert time.process_time() - began < 1.0
 
 
@@ -159,9 +150,9 @@ def test_a_caller_who_left_while_nothing_could_be_ended_is_remembered() -> None:
         done.append("more")
 
     with pytest.raises(CallerLeftError):
-        interruptible(job)
+        interruptible(job, 10)
     assert done == ["whole"]
-    assert interruptible(lambda: 5) == 5, "it was another job's"
+    assert interruptible(lambda: 5, 10) == 5, "it was another job's"
 
 
 def test_a_thread_ends_its_own_job_where_it_looks() -> None:
@@ -212,4 +203,4 @@ def test_a_job_that_takes_too_much_memory_is_refused() -> None:
         raise MemoryError
 
     with pytest.raises(InvalidRequestError, match="too much memory"):
-        interruptible(job)
+        interruptible(job, 10)

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.llama_server import llama_server_work
+from gateway.tokens.local_count import CountedIn
 from gateway.tokens.messages import NeedsEngineError
 from gateway.wire.request import Api, InvalidRequestError
 
@@ -21,14 +22,14 @@ FAR = 10**6
 def test_a_conversation_is_counted_from_its_own_body(api, path):
     body = b'{"messages":[{"role":"user","content":"Hi"}],"input":"Hi"}'
     (call,) = llama_server_work(api, body, FAR).prompts
-    assert (call.path, call.body, call.lists) == (path, body, False)
+    assert (call.path, call.body, call.counted_in) == (path, body, CountedIn.NUMBER)
 
 
 def test_texts_are_tokenized_one_by_one_as_its_completions_read_them_and_ids_are_counted_here():
     first, second = llama_server_work(Api.COMPLETIONS, b'{"prompt":["a b","c"]}', FAR).prompts
     assert [json.loads(call.body)["content"] for call in (first, second)] == ["a b", "c"]
     assert json.loads(first.body)["add_special"] is json.loads(first.body)["parse_special"] is True
-    assert (first.path, first.lists) == ("/tokenize", True)
+    assert (first.path, first.counted_in) == ("/tokenize", CountedIn.TOKENS)
     assert llama_server_work(Api.COMPLETIONS, b'{"prompt":[1,2,3]}', FAR).prompts == (3,)
 
 

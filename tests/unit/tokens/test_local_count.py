@@ -1,6 +1,7 @@
 import contextlib
 import json
 import pickle
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,46 @@ def test_an_estimate_is_never_below_what_the_json_costs(
     counted = estimate_body(source if known else None, api, written.encode()).prompts[0]
     costs = renderer(source).count_text(written) if known else len(written.encode()) // 4
     assert 0.9 * costs - 20 <= counted <= 1.1 * costs + 20
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (Api.CHAT, {"messages": [{"role": "user", "content": "the fox " * 99}] * 9}),
+        (
+            Api.CHAT,
+            {"messages": [{"role": "user", "content": "\u6f22\U0001f642" * 99}], "tools": [{"type": "function"}]},
+        ),
+        (Api.MESSAGES, {"messages": [{"role": "user", "content": "a"}], "system": "b " * 99}),
+        (Api.COMPLETIONS, {"prompt": ["", "x", "\n\n\n\x00 \ud800"]}),
+    ],
+)
+def test_a_bound_is_never_below_the_bytes_of_the_text(api: Api, fields: dict[str, Any]) -> None:
+    texts = json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
+    bound = estimate_body(None, api, json.dumps(fields).encode(), at_most=True)
+    assert sum(bound.prompts) >= len(texts) - 40
+    assert min(bound.prompts) > 500, "the template may write, too"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"object": nested(depth - 1), "list": [depth]} if depth else {}
+
+
+@pytest.mark.parametrize(("depth", "times"), [(4, 2), (150, 20)])
+def test_a_bound_is_not_below_what_a_template_writes_that_indents_tools(depth: int, times: int) -> None:
+    fields = {"messages": [], "tools": [nested(depth)]}
+    written = json.dumps(fields["tools"], indent=4)
+    words = sum(1 if word.strip() else -(-len(word) // 4) for word in re.findall(r" +|[^ ]", written))
+    (bound,) = estimate_body(None, Api.CHAT, json.dumps(fields).encode(), at_most=True).prompts
+    plain = len(json.dumps(fields))
+    assert words < bound - 500 < times * plain
+
+
+def test_the_bound_of_token_ids_is_their_number_and_the_templates() -> None:
+    ids = b'{"prompt":[1,2,3]}'
+    more = b'{"prompt":[1,2,3,4]}'
+    bounds = [estimate_body(None, Api.COMPLETIONS, body, at_most=True).prompts[0] for body in (ids, more)]
+    assert bounds[1] - bounds[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tokens import interruption
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.interruption import look
 from gateway.tokens.local_count import count_body, load
@@ -215,6 +214,11 @@ async def test_what_takes_long_to_load_keeps_nobody_waiting(pool: CountingPool) 
     gate.opened.set()
 
 
+async def test_a_process_lets_the_gateway_go_first(pool: CountingPool) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert await pool.run("flow", LARGE, os.getpriority, os.PRIO_PROCESS, 0) == min(19, own + 5)
+
+
 async def test_a_process_never_waits_for_a_hub(pool: CountingPool) -> None:
     assert await pool.run("flow", LARGE, os.getenv, "HF_HUB_OFFLINE") == "1"
 
@@ -357,11 +361,42 @@ async def test_what_takes_a_thread_too_long_begins_anew_in_a_process(pool: Count
 
 async def test_where_there_are_no_processes_a_thread_has_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for longest, outcome in ((5.0, contextlib.nullcontext()), (0.2, pytest.raises(InvalidRequestError))):
-        monkeypatch.setattr(interruption, "LONGEST", longest)
+        monkeypatch.setattr("gateway.tokens.pool.LONGEST", longest)
         pool = CountingPool(threads=1, processes=0, process_bytes=LARGE, max_pending_bytes=10_000)
         with outcome:
             assert await pool.run("flow", 1, where_there_is_time) == os.getpid()
         await pool.close()
+
+
+def busy(seconds: float) -> float:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        look()
+    return seconds
+
+
+async def test_a_small_body_has_less_time_than_a_large_one(pool: CountingPool) -> None:
+    with pytest.raises(InvalidRequestError, match="too much to count"):
+        await pool.run("flow", LARGE, busy, 8.0)
+    assert await pool.run("flow", 2**20, busy, 4.0) == 4.0
+
+
+async def test_flows_share_by_the_time_that_their_bodies_take(pool: CountingPool) -> None:
+    pool.max_pending_bytes = 10**6
+    order: list[str] = []
+
+    async def counted(flow: str, size: int, seconds: float) -> None:
+        await pool.run(flow, size, busy, seconds)
+        order.append(flow)
+
+    await pool.run("warm", LARGE, busy, 0.0)
+    async with asyncio.TaskGroup() as counts:
+        for _ in range(6):
+            counts.create_task(counted("hostile", LARGE, 0.2))
+        for _ in range(3):
+            counts.create_task(counted("honest", 3 * LARGE, 0.0))
+    assert order.index("honest") <= 1
+    assert order[:6].count("honest") == 3
 
 
 def fill() -> int:

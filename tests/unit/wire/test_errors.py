@@ -4,7 +4,7 @@ from math import inf
 import pytest
 
 from gateway.admission.outcomes import Outcome
-from gateway.wire.errors import REFUSALS, error_answer, openai_error, stream_error
+from gateway.wire.errors import REFUSALS, error_answer, openai_error, reasons, stream_error
 from gateway.wire.request import Api
 from gateway.wire.stream import StreamReader
 
@@ -51,6 +51,20 @@ def test_a_client_is_told_to_retry_exactly_what_can_succeed_later(outcome):
 def test_who_has_no_key_is_told_how_to_send_one(outcome):
     told = headers(error_answer(outcome, "why")).get(b"www-authenticate")
     assert told == (b"Bearer" if REFUSALS[outcome].status == 401 else None)
+
+
+def test_a_refusal_has_its_reason_and_llm_ds_word_where_it_has_one():
+    words = {
+        "rejected-saturated": {Outcome.QUEUE_FULL, Outcome.WAIT_TOO_LONG, Outcome.GATEWAY_FULL},
+        "rejected-ttl-expired": {Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT},
+        "rejected-shutting-down": {Outcome.DRAINING},
+    }
+    for outcome in REFUSED:
+        sent = dict(reasons(outcome))
+        assert sent.pop(b"x-kvgate-reason") == outcome.encode()
+        expected = [word.encode() for word, outcomes in words.items() if outcome in outcomes]
+        assert [*sent.values()] == expected
+        assert set(sent) <= {b"x-llm-d-request-dropped-reason"}
 
 
 def test_a_wait_of_less_than_a_second_is_not_none():

@@ -423,3 +423,9 @@ def test_an_output_limit_is_set_where_the_client_set_none(api, written):
 )
 def test_fields_that_an_engine_may_read_in_place_of_its_apis_are_found(api, fields, found):
     assert parse(api, json.dumps(fields).encode()).overriding == found
+
+
+def test_a_limit_that_is_set_is_in_a_field_that_every_engine_reads():
+    given = parse(Api.CHAT, body(max_completion_tokens=5))
+    after = json.loads(edited(given.body, given, Edits(usage=False, priority=0, max_tokens=5)))
+    assert (after["max_tokens"], after["max_completion_tokens"]) == (5, 5)

@@ -11,8 +11,6 @@ from gateway.wire.stream import (
     FailureKind,
     StreamReader,
     error_message,
-    is_busy,
-    is_dead,
     is_preliminary,
     read_body,
 )
@@ -461,18 +459,6 @@ def test_a_whole_answer_of_another_shape_passes():
 )
 def test_an_engines_sentence_is_found_in_each_of_its_shapes(body, message):
     assert error_message(body) == message
-
-
-def test_busy_is_one_status_and_known_sentences():
-    assert is_busy(503, BUSY.message)
-    assert not is_busy(500, BUSY.message)
-    assert not is_busy(503, DEAD.message)
-
-
-def test_what_an_engine_says_when_its_core_is_gone_is_known():
-    assert is_dead(DEAD.message)
-    assert not is_dead(f"Grammar error: Invalid type: {DEAD.message}"), "clients write into errors of requests"
-    assert not is_dead(BUSY.message)
 
 
 @pytest.mark.parametrize("api", STREAMED)

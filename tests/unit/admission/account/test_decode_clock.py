@@ -52,10 +52,10 @@ def test_what_cannot_be_measured_leaves_the_rate_as_it_was(running, tokens):
 def test_it_learns_how_long_a_first_token_takes_and_never_less_than_nothing():
     clock = DecodeClock(1.0)
     for _ in range(100):
-        clock.saw_delay(20.0)
+        clock.learn_delay(20.0)
     assert clock.first_token_delay == pytest.approx(20, rel=0.01)
     for _ in range(100):
-        clock.saw_delay(-50.0)
+        clock.learn_delay(-50.0)
     assert 0 <= clock.first_token_delay < 0.01
 
 

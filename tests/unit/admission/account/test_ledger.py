@@ -30,7 +30,7 @@ class Bench:
         return self.ledger.reserve(arrival, footprint, now)
 
     def held_at(self, now):
-        self.ledger.settle(now)
+        self.ledger.advance(now)
         return self.ledger.held
 
 
@@ -89,11 +89,11 @@ def test_a_request_that_reports_nothing_grows_with_the_decode_rate_up_to_its_lim
 def test_it_counts_as_confirmed_once_its_first_token_is_due():
     bench = Bench(rate=10)
     for _ in range(200):
-        bench.clock.saw_delay(20.0)  # two seconds
+        bench.clock.learn_delay(20.0)  # two seconds
     bench.reserve(16, streamed=False)
-    bench.ledger.settle(1.9)
+    bench.ledger.advance(1.9)
     assert bench.ledger.unconfirmed_sequences == 1
-    bench.ledger.settle(2.2)
+    bench.ledger.advance(2.2)
     assert bench.ledger.unconfirmed_sequences == 0
     assert bench.ledger.confirmed == bench.ledger.held == 2
 
@@ -122,7 +122,7 @@ def test_a_stream_whose_tokens_come_merged_is_counted_by_the_clock_at_its_pace()
     bench.ledger.progress(reservation, 1, 0.0)
     for step in range(1, 101):  # each delta carries ten tokens
         bench.ledger.progress(reservation, 1 + step * 5 // 10, step * 0.1)
-        bench.ledger.settle(step * 0.1)
+        bench.ledger.advance(step * 0.1)
     truth = 1 + 501 / BLOCK
     assert truth * TUNING.stream_pace * 0.85 < bench.ledger.held <= truth
 
@@ -141,9 +141,9 @@ def test_an_aborted_request_counts_in_all_but_not_as_confirmed():
     bench.ledger.abort(reservation, 1.0)
     assert (bench.ledger.held, bench.ledger.confirmed, bench.ledger.aborting) == (2, 0, 1)
     assert bench.ledger.next_abort_expiry == 2.0
-    bench.ledger.settle(1.99)
+    bench.ledger.advance(1.99)
     assert bench.ledger.held == 2
-    bench.ledger.settle(2.0)
+    bench.ledger.advance(2.0)
     assert (bench.ledger.held, bench.ledger.aborting, bench.ledger.sequences) == (0, 0, 0)
 
 
@@ -151,7 +151,7 @@ def test_an_aborted_request_counts_in_all_but_not_as_confirmed():
 def test_an_aborted_request_is_gone_at_the_very_time_that_is_told(at):
     bench = Bench()
     bench.ledger.abort(bench.reserve(16), at)
-    bench.ledger.settle(bench.ledger.next_abort_expiry)
+    bench.ledger.advance(bench.ledger.next_abort_expiry)
     assert bench.ledger.aborting == 0
 
 
@@ -200,8 +200,8 @@ def test_who_wants_many_tokens_in_an_event_is_counted_by_the_clock_in_full():
     merged, streamed = bench.reserve(16, streamed=False), bench.reserve(16)
     for reservation in (merged, streamed):
         bench.ledger.progress(reservation, 1, 0.0)
-    assert bench.ledger.progressed(merged, 2.0) == 201
-    assert bench.ledger.progressed(streamed, 2.0) == 1 + TUNING.stream_pace * 200
+    assert bench.ledger.tokens_so_far(merged, 2.0) == 201
+    assert bench.ledger.tokens_so_far(streamed, 2.0) == 1 + TUNING.stream_pace * 200
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -209,12 +209,12 @@ def test_what_a_request_has_come_to_is_what_was_seen_or_what_the_clock_tells(str
     bench = Bench(rate=100)
     reservation = bench.reserve(16, n=2, max_tokens=150, streamed=streamed)
     bench.ledger.progress(reservation, 60, 0.0)
-    assert bench.ledger.progressed(reservation, 0.0) == 60
-    assert 2 * 100 < bench.ledger.progressed(reservation, 1.0) <= 2 * (30 + 100)
-    assert bench.ledger.progressed(reservation, 60.0) == 2 * 150
+    assert bench.ledger.tokens_so_far(reservation, 0.0) == 60
+    assert 2 * 100 < bench.ledger.tokens_so_far(reservation, 1.0) <= 2 * (30 + 100)
+    assert bench.ledger.tokens_so_far(reservation, 60.0) == 2 * 150
 
 
 def test_a_stream_without_a_token_has_come_to_nothing():
     bench = Bench(rate=100)
-    assert bench.ledger.progressed(bench.reserve(16), 5.0) == 0
-    assert bench.ledger.progressed(bench.reserve(16, streamed=False), 0.0) == 0
+    assert bench.ledger.tokens_so_far(bench.reserve(16), 5.0) == 0
+    assert bench.ledger.tokens_so_far(bench.reserve(16, streamed=False), 0.0) == 0

@@ -31,11 +31,11 @@ def test_two_prompts_share_what_they_have_in_common() -> None:
     shared: SharedPrefixes[Request] = SharedPrefixes(16)
     one, two = Request(prefix("a", "b", "c")), Request(prefix("a", "b", "x", "y"))
     shared.add(one)
-    assert (one.shared, shared.tokens, shared.saved) == (0, 0, 0)
+    assert (one.shared, shared.tokens, shared.saved_tokens) == (0, 0, 0)
     shared.add(two)
-    assert (one.shared, two.shared, shared.tokens, shared.saved) == (128, 128, 128, 128)
+    assert (one.shared, two.shared, shared.tokens, shared.saved_tokens) == (128, 128, 128, 128)
     shared.remove(one)
-    assert (two.shared, shared.tokens, shared.saved) == (0, 0, 0)
+    assert (two.shared, shared.tokens, shared.saved_tokens) == (0, 0, 0)
 
 
 def test_the_last_of_several_holds_it_alone() -> None:
@@ -43,10 +43,10 @@ def test_the_last_of_several_holds_it_alone() -> None:
     requests = [Request(prefix("a", "b")) for _ in range(3)]
     for request in requests:
         shared.add(request)
-    assert (shared.tokens, shared.saved) == (128, 256)
+    assert (shared.tokens, shared.saved_tokens) == (128, 256)
     shared.remove(requests[1])
     assert [request.shared for request in requests] == [128, 0, 128]
-    assert (shared.tokens, shared.saved) == (128, 128)
+    assert (shared.tokens, shared.saved_tokens) == (128, 128)
     shared.remove(requests[0])
     assert [request.shared for request in requests] == [0, 0, 0]
     assert shared.held(requests[2].prefix) == 128
@@ -57,7 +57,7 @@ def test_only_whole_blocks_are_shared() -> None:
     one, two = Request(prefix("a", "b", "c")), Request(prefix("a", "b", "c", "d"))
     shared.add(one)
     shared.add(two)
-    assert (one.shared, two.shared, shared.tokens, shared.saved) == (100, 100, 100, 100)
+    assert (one.shared, two.shared, shared.tokens, shared.saved_tokens) == (100, 100, 100, 100)
     assert shared.held(prefix("a", "x")) == 0
     assert shared.held(prefix("a", "b")) == 100
 
@@ -67,7 +67,7 @@ def test_a_prompt_without_parts_costs_and_shares_nothing() -> None:
     requests = [Request(()), Request(())]
     for request in requests:
         shared.add(request)
-    assert shared.held(()) == shared.tokens == shared.saved == 0
+    assert shared.held(()) == shared.tokens == shared.saved_tokens == 0
     for request in requests:
         shared.remove(request)
 
@@ -114,7 +114,7 @@ class Sharing(RuleBasedStateMachine):
                 before = self.floor(part[0])
                 count[part] += 1
         assert self.shared.tokens == sum(own[part] for part, holders in count.items() if holders > 1)
-        assert self.shared.saved == sum(own[part] * (holders - 1) for part, holders in count.items())
+        assert self.shared.saved_tokens == sum(own[part] * (holders - 1) for part, holders in count.items())
         alone = sum(self.floor(request.prefix[-1][0]) - request.shared for request in self.holders if request.prefix)
         assert alone + self.shared.tokens == sum(own.values())
 

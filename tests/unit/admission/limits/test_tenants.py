@@ -13,45 +13,45 @@ def tenants(**limits):
 
 def test_a_flow_without_limits_is_never_refused_and_not_charged():
     account = Tenants({})
-    assert all(account.take("bob", number, 10**6, 0.0) is None for number in range(1000))
+    assert all(account.charge("bob", number, 10**6, 0.0) is None for number in range(1000))
     assert not account.limited
     assert account.standing("bob", 0.0) is None
 
 
 def test_requests_per_minute_say_when_the_next_may_come():
     account = tenants(requests_per_minute=2)
-    assert account.take("alice", 1, 5, 0.0) is None
-    assert account.take("alice", 2, 5, 0.0) is None
-    exceeded = account.take("alice", 3, 5, 0.0)
+    assert account.charge("alice", 1, 5, 0.0) is None
+    assert account.charge("alice", 2, 5, 0.0) is None
+    exceeded = account.charge("alice", 3, 5, 0.0)
     assert (exceeded.which, exceeded.limit, exceeded.asked) == (Limit.REQUESTS, 2, 1)
     assert exceeded.retry_after == pytest.approx(30.0)
-    assert account.take("alice", 3, 5, 30.0) is None
+    assert account.charge("alice", 3, 5, 30.0) is None
 
 
 def test_tokens_are_charged_by_the_prompts_at_first_and_by_the_answer_at_its_end():
     account = tenants(tokens_per_minute=100)
-    assert account.take("alice", 1, 40, 0.0) is None
+    assert account.charge("alice", 1, 40, 0.0) is None
     assert account.standing("alice", 0.0).tokens.remaining == 60
     account.settle(1, 30, 0.0)
     assert account.standing("alice", 0.0).tokens.remaining == 30
-    assert account.take("alice", 2, 31, 0.0).which is Limit.TOKENS
-    assert account.take("alice", 2, 30, 0.0) is None
+    assert account.charge("alice", 2, 31, 0.0).which is Limit.TOKENS
+    assert account.charge("alice", 2, 30, 0.0) is None
 
 
 def test_a_prompt_over_the_whole_limit_has_no_time_to_come_back():
-    exceeded = tenants(tokens_per_minute=100).take("alice", 1, 101, 0.0)
+    exceeded = tenants(tokens_per_minute=100).charge("alice", 1, 101, 0.0)
     assert (exceeded.asked, exceeded.retry_after) == (101, None)
 
 
 def test_a_refused_request_is_charged_nothing():
     account = tenants(requests_per_minute=10, tokens_per_minute=100)
-    assert account.take("alice", 1, 101, 0.0) is not None
+    assert account.charge("alice", 1, 101, 0.0) is not None
     assert account.standing("alice", 0.0).requests.remaining == 10
 
 
 def test_an_answer_whose_client_left_costs_the_tokens_seen():
     account = tenants(tokens_per_minute=100)
-    account.take("alice", 1, 10, 0.0)
+    account.charge("alice", 1, 10, 0.0)
     account.generated([(1, 20), (7, 3)])
     account.settle(1, None, 0.0)
     assert account.standing("alice", 0.0).tokens.remaining == 70
@@ -59,7 +59,7 @@ def test_an_answer_whose_client_left_costs_the_tokens_seen():
 
 def test_what_no_engine_got_is_given_back():
     account = tenants(requests_per_minute=10, tokens_per_minute=100)
-    account.take("alice", 1, 10, 0.0)
+    account.charge("alice", 1, 10, 0.0)
     account.refund(1, 0.0)
     account.refund(1, 0.0)
     standing = account.standing("alice", 0.0)
@@ -73,7 +73,7 @@ def test_what_waited_and_was_given_back_is_no_second_minutes_worth(first):
 
     def taken(now):
         took = []
-        while account.take("alice", request := next(ids), 10, now) is None:
+        while account.charge("alice", request := next(ids), 10, now) is None:
             took.append(request)
         return took
 
@@ -92,7 +92,7 @@ def test_what_waited_and_was_given_back_is_no_second_minutes_worth(first):
 def test_clients_that_leave_at_once_get_all_back():
     account = tenants(requests_per_minute=60, tokens_per_minute=600)
     for request in range(60):
-        account.take("alice", request, 10, 0.0)
+        account.charge("alice", request, 10, 0.0)
     for request in (*range(30), *range(59, 29, -1)):
         account.refund(request, 0.0)
     standing = account.standing("alice", 0.0)
@@ -102,22 +102,22 @@ def test_clients_that_leave_at_once_get_all_back():
 def test_requests_at_once_are_those_that_wait_or_run():
     account = tenants(concurrent=2)
     for number in (1, 2):
-        assert account.take("alice", number, 5, 0.0) is None
-    exceeded = account.take("alice", 3, 5, 0.0)
+        assert account.charge("alice", number, 5, 0.0) is None
+    exceeded = account.charge("alice", 3, 5, 0.0)
     assert (exceeded.which, exceeded.limit, exceeded.retry_after) == (Limit.CONCURRENT, 2, None)
     account.settle(1, 5, 0.0)
-    assert account.take("alice", 3, 5, 0.0) is None
+    assert account.charge("alice", 3, 5, 0.0) is None
     account.refund(2, 0.0)
-    assert account.take("alice", 4, 5, 0.0) is None
+    assert account.charge("alice", 4, 5, 0.0) is None
     assert account.standing("alice", 0.0) is None, "no rate to tell of"
 
 
 def test_other_limits_keep_what_was_used_and_what_is_held():
     account = tenants(requests_per_minute=10, concurrent=5)
     for number in range(3):
-        account.take("alice", number, 5, 0.0)
+        account.charge("alice", number, 5, 0.0)
     account.govern({"alice": Limits(requests_per_minute=20, concurrent=3)})
-    assert account.take("alice", 3, 5, 0.0).which is Limit.CONCURRENT
+    assert account.charge("alice", 3, 5, 0.0).which is Limit.CONCURRENT
     account.govern({"alice": Limits(requests_per_minute=20)})
     assert account.standing("alice", 0.0).requests.remaining == 14, "30 % of it was used"
     account.govern({})
@@ -128,7 +128,7 @@ def test_other_limits_keep_what_was_used_and_what_is_held():
 
 def test_the_next_owner_knows_what_was_used_and_what_is_held():
     account = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=2)
-    account.take("alice", 1, 30, 100.0)
+    account.charge("alice", 1, 30, 100.0)
     owed = account.owed(100.0)
     assert owed == (Owed("alice", pytest.approx(6.0), pytest.approx(18.0)),)
     successor = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=2)
@@ -145,13 +145,13 @@ def test_the_next_owner_knows_what_was_used_and_what_is_held():
 
 def test_one_of_several_that_cannot_ask_each_other_grants_its_share():
     account = tenants(requests_per_minute=10, tokens_per_minute=100, concurrent=1)
-    account.take("alice", 1, 30, 0.0)
+    account.charge("alice", 1, 30, 0.0)
     account.restrict(0.5)
     standing = account.standing("alice", 0.0)
     assert (standing.requests.limit, standing.requests.remaining) == (5, 4), "a tenth was used"
-    assert account.take("alice", 2, 1, 0.0).which is Limit.CONCURRENT
+    assert account.charge("alice", 2, 1, 0.0).which is Limit.CONCURRENT
     account.settle(1, 0, 0.0)
-    assert account.take("alice", 2, 1, 0.0) is None, "at least one at once"
+    assert account.charge("alice", 2, 1, 0.0) is None, "at least one at once"
     account.settle(2, 0, 0.0)
     account.govern({"alice": Limits(tokens_per_minute=200)})
     assert account.standing("alice", 0.0).tokens.limit == 100, "other limits are shared, too"
@@ -171,7 +171,7 @@ def test_nothing_stays_held_and_every_request_is_charged_once(steps):
     for what, request, tokens, gap in steps:
         now += gap
         if what == "take" and request not in held:
-            if account.take("alice", request, tokens, now) is None:
+            if account.charge("alice", request, tokens, now) is None:
                 held.add(request)
         elif what == "settle":
             account.settle(request, tokens, now)
@@ -183,4 +183,4 @@ def test_nothing_stays_held_and_every_request_is_charged_once(steps):
     for request in held:
         account.settle(request, 0, now)
     for request in range(100, 104):
-        assert account.take("alice", request, 1, now + 60) is None
+        assert account.charge("alice", request, 1, now + 60) is None

@@ -34,81 +34,81 @@ def names(endpoints):
 
 
 def test_nobody_is_there_at_first(endpoints):
-    assert (list(endpoints), endpoints.live, endpoints.reaches, endpoints.since) == ([], [], (), -inf)
+    assert (list(endpoints), endpoints.live, endpoints.longest_prompts, endpoints.since) == ([], [], (), -inf)
     assert endpoints.get("a") is None
 
 
 def test_those_that_take_traffic_are_live_by_id(endpoints):
     for name in ("b", "c", "a"):
-        endpoints.take(EndpointUp(name, of(100)), 0.0)
-    endpoints.take(EndpointDown("b", "killed"), 1.0)
+        endpoints.apply(EndpointUp(name, of(100)), 0.0)
+    endpoints.apply(EndpointDown("b", "killed"), 1.0)
     assert names(endpoints.live) == ["a", "c"]
     assert sorted(names(endpoints)) == ["a", "b", "c"]
 
 
 def test_it_is_told_since_when_anybody_is_live(endpoints):
-    endpoints.take(EndpointUp("a", of(100)), 1.0)
+    endpoints.apply(EndpointUp("a", of(100)), 1.0)
     assert endpoints.since == 1.0
-    endpoints.take(EndpointUp("b", of(100)), 2.0)
-    endpoints.take(EndpointDown("a", "killed"), 3.0)
+    endpoints.apply(EndpointUp("b", of(100)), 2.0)
+    endpoints.apply(EndpointDown("a", "killed"), 3.0)
     assert endpoints.since == 1.0
-    endpoints.take(EndpointDown("b", "killed"), 4.0)
+    endpoints.apply(EndpointDown("b", "killed"), 4.0)
     assert endpoints.since == 4.0
 
 
 def test_one_that_came_up_again_has_its_new_capacity(endpoints):
-    endpoints.take(EndpointUp("a", of(100)), 0.0)
-    endpoints.take(EndpointDown("a", "killed"), 1.0)
-    endpoints.take(EndpointUp("a", of(50)), 2.0)
+    endpoints.apply(EndpointUp("a", of(100)), 0.0)
+    endpoints.apply(EndpointDown("a", "killed"), 1.0)
+    endpoints.apply(EndpointUp("a", of(50)), 2.0)
     assert names(endpoints.live) == ["a"]
-    assert endpoints.reaches == (49,)
+    assert endpoints.longest_prompts == (49,)
 
 
 def test_one_that_is_down_still_says_how_far_the_pool_reaches(endpoints):
-    endpoints.take(EndpointUp("big", of(1000)), 0.0)
-    endpoints.take(EndpointUp("small", of(100)), 0.0)
-    endpoints.take(EndpointDown("big", "killed"), 1.0)
-    assert endpoints.reaches == (99, 999)
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
+    endpoints.apply(EndpointDown("big", "killed"), 1.0)
+    assert endpoints.longest_prompts == (99, 999)
 
 
 def test_a_removed_endpoint_does_not_extend_the_reach_of_the_pool(endpoints):
-    endpoints.take(EndpointUp("big", of(1000)), 0.0)
-    endpoints.take(EndpointUp("small", of(100)), 0.0)
-    endpoints.take(EndpointGone("big"), 1.0)
-    assert endpoints.reaches == (99,)
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
+    endpoints.apply(EndpointGone("big"), 1.0)
+    assert endpoints.longest_prompts == (99,)
     assert names(endpoints) == ["small"]
 
 
 def test_it_is_kept_until_what_runs_there_has_ended(endpoints):
-    endpoints.take(EndpointUp("a", of(100)), 0.0)
+    endpoints.apply(EndpointUp("a", of(100)), 0.0)
     endpoint = endpoints.get("a")
     reservation = endpoint.reserve(request(10), 0.0)
-    endpoints.take(EndpointGone("a"), 1.0)
+    endpoints.apply(EndpointGone("a"), 1.0)
     assert endpoints.get("a") is endpoint
-    assert endpoints.reaches == ()
+    assert endpoints.longest_prompts == ()
     endpoint.release(reservation, None, 2.0, aborted=False)
-    endpoints.settle(endpoint, 2.0)
+    endpoints.advance(endpoint, 2.0)
     assert endpoints.get("a") is None
 
 
 def test_it_is_kept_while_an_aborted_request_counts(endpoints):
-    endpoints.take(EndpointUp("a", of(100)), 0.0)
+    endpoints.apply(EndpointUp("a", of(100)), 0.0)
     endpoint = endpoints.get("a")
     endpoint.release(endpoint.reserve(request(10), 0.0), None, 1.0, aborted=True)
-    endpoints.take(EndpointGone("a"), 1.0)
+    endpoints.apply(EndpointGone("a"), 1.0)
     assert endpoints.get("a") is endpoint
-    endpoints.settle(endpoint, 2.0)
+    endpoints.advance(endpoint, 2.0)
     assert endpoints.get("a") is None
 
 
 def test_noise_about_unknown_endpoints_changes_nothing(endpoints):
-    endpoints.take(EndpointGone("z"), 1.0)
+    endpoints.apply(EndpointGone("z"), 1.0)
     assert list(endpoints) == []
 
 
 def test_a_request_stands_with_those_that_can_go_where_it_can(endpoints):
-    endpoints.take(EndpointUp("big", of(1000)), 0.0)
-    endpoints.take(EndpointUp("small", of(100)), 0.0)
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
     assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, None, None)
     assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, None, None)
     assert endpoints.lane(request(1000)) is None
@@ -120,18 +120,18 @@ def test_before_any_endpoint_is_known_all_stand_in_one(endpoints):
 
 
 def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):
-    endpoints.take(EndpointUp("big", of(1000)), 0.0)
-    endpoints.take(EndpointUp("small", of(100)), 0.0)
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, 60))) == ["big", "small"]
     assert names(endpoints.eligible(request(10, 100))) == ["big"]
-    endpoints.take(EndpointDown("big", "killed"), 1.0)
+    endpoints.apply(EndpointDown("big", "killed"), 1.0)
     assert endpoints.eligible(request(10, 100)) == []
 
 
 def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
-    endpoints.take(EndpointUp("a", of(100)), 0.0)
+    endpoints.apply(EndpointUp("a", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["a"]
-    endpoints.take(EndpointUp("b", of(100)), 0.0)
+    endpoints.apply(EndpointUp("b", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]
 
 
@@ -145,7 +145,7 @@ def scraped(endpoints, name, tokens, now=1.0):
 
 def test_who_is_warm_and_who_is_beside_one(endpoints):
     for name in ("a", "b", "c"):
-        endpoints.take(EndpointUp(name, of(100)), 0.0)
+        endpoints.apply(EndpointUp(name, of(100)), 0.0)
     scraped(endpoints, "a", 0.0)
     assert warmth(endpoints) == dict.fromkeys("abc", (False, False))
     scraped(endpoints, "b", 5.0)
@@ -153,7 +153,7 @@ def test_who_is_warm_and_who_is_beside_one(endpoints):
     scraped(endpoints, "c", None)
     assert endpoints.get("c").warm, "what an engine does not say is no reason to spare it"
     for name in ("b", "c"):
-        endpoints.take(EndpointDown(name, "killed"), 2.0)
+        endpoints.apply(EndpointDown(name, "killed"), 2.0)
     assert endpoints.get("a").beside_warm is False, "nobody is left to go to"
-    endpoints.take(EndpointUp("b", of(100)), 3.0)
+    endpoints.apply(EndpointUp("b", of(100)), 3.0)
     assert not endpoints.get("b").warm, "it is another process by now"

@@ -6,15 +6,16 @@ from gateway.admission.events import Arrived, Capacity, Demand, Observed
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
 from gateway.admission.placing.rules import (
+    BUSY,
     KV_SHARE,
     RULES,
     Next,
+    all_closed_until,
     closed_by,
-    deficit,
-    lacking,
+    declined_by,
     next_in_line,
-    refusal,
-    shut_until,
+    shortage_of,
+    tokens_to_free,
 )
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
@@ -30,7 +31,7 @@ def endpoint(policy=None, **capacity):
 
 
 def all_shut(endpoints):
-    return shut_until(endpoints, NOW) >= NOW
+    return all_closed_until(endpoints, NOW) >= NOW
 
 
 def request(blocks=1, *, max_tokens=1, number=1):
@@ -44,12 +45,12 @@ def holding(blocks, *, seen=True, max_tokens=1, **settings):
     reservation = made.reserve(request(blocks, max_tokens=max_tokens), NOW)
     if seen:
         made.ledger.progress(reservation, 1, NOW)
-    made.settle(NOW)
+    made.advance(NOW)
     return made
 
 
 def asked(e, *args, **settings):
-    rule = refusal(e, request(*args, **settings), NOW)
+    rule = declined_by(e, request(*args, **settings), NOW)
     return None if rule is None else rule.name
 
 
@@ -62,8 +63,8 @@ def test_those_that_measure_are_asked_last():
     assert measures == sorted(measures)
 
 
-def test_a_rule_that_holds_back_a_flow_is_asked_before_every_row_that_keeps_an_endpoint_for_a_head():
-    """Except `share`, the last: it holds back only what every other row lets go."""
+def test_a_rule_that_throttles_a_flow_is_asked_before_every_row_that_keeps_an_endpoint_for_a_head():
+    """Except `share`, the last: it declines only what every other row lets go."""
     assert RULES[-1].name == "share"
     keeps = [rule.after is not Next.OTHER_FLOWS for rule in RULES[:-1]]
     assert keeps == sorted(keeps)
@@ -76,20 +77,20 @@ def test_a_rule_can_read_the_policy_in_force():
     assert e.policy.kv_high == 0.8
 
 
-def test_what_fits_is_not_refused():
+def test_what_fits_is_not_declined():
     assert asked(holding(10), 10) is None
 
 
 def test_an_idle_endpoint_takes_what_exceeds_every_limit_but_not_while_it_is_busy():
     e = endpoint(max_num_seqs=0)
     assert asked(e, 99) is None
-    e.hold(NOW)
+    e.note_busy(NOW)
     assert asked(e, 1) == "busy"
 
 
 def gate_closed():
     e = holding(95)
-    e.settle(NOW)
+    e.advance(NOW)
     return e
 
 
@@ -106,45 +107,51 @@ def cold_beside_a_warm_one():
     return e
 
 
+def over_its_share():
+    asking = request(1)
+    asking.over_share = 40.0
+    return endpoint(Policy(kv_shares={"a": 0.5})), asking
+
+
+def kept_for_others(*, spare):
+    asking = request(30)
+    asking.spare = spare * BLOCK
+    return holding(50), asking
+
+
 SAY_NO = {
-    "busy": (lambda: (e := holding(10), e.hold(NOW))[0], 1),
-    "sequences": (lambda: holding(10, max_num_seqs=1), 1),
-    "cold": (cold_beside_a_warm_one, 1),
-    "gate": (gate_closed, 1),
-    "engine_waiting": (engine_waits, 1),
-    "prefill": (lambda: holding(30, seen=False), 10),
-    "kv": (lambda: holding(50), 45),
-    "forecast": (lambda: holding(50, max_tokens=BLOCK * 45), 5),
+    "kv_share": over_its_share,
+    "busy": lambda: ((e := holding(10), e.note_busy(NOW))[0], request()),
+    "sequences": lambda: (holding(10, max_num_seqs=1), request()),
+    "cold": lambda: (cold_beside_a_warm_one(), request()),
+    "gate": lambda: (gate_closed(), request()),
+    "engine_waiting": lambda: (engine_waits(), request()),
+    "prefill": lambda: (holding(30, seen=False), request(10)),
+    "kv": lambda: (holding(50), request(45)),
+    "forecast": lambda: (holding(50, max_tokens=BLOCK * 45), request(5, max_tokens=BLOCK * 45)),
+    "share": lambda: kept_for_others(spare=20),
 }
+"""For each rule an endpoint and a request that it declines by this rule."""
 
 
-@pytest.mark.parametrize("name", SAY_NO)
-def test_the_first_that_says_no_is_told(name):
-    make, blocks = SAY_NO[name]
-    assert asked(make(), blocks, max_tokens=BLOCK * 45 if name == "forecast" else 1) == name
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_first_that_says_no_is_told(rule):
+    assert declined_by(*SAY_NO[rule.name](), NOW) is rule
 
 
-def test_every_rule_is_tried():
-    assert {rule.name for rule in RULES} == {*SAY_NO, "share", "kv_share"}
-
-
-def test_a_flow_that_has_its_share_leaves_room_for_others():
-    e, asking = holding(50), request(30)
-    asking.spare = 20 * BLOCK
-    assert refusal(e, asking, NOW).name == "share"
-    asking.spare = 10 * BLOCK
-    assert refusal(e, asking, NOW) is None
+def test_a_flow_that_has_its_share_may_fill_what_is_not_kept_for_others():
+    assert declined_by(*kept_for_others(spare=10), NOW) is None
 
 
 def test_where_the_size_of_the_cache_is_unknown_no_rule_of_it_is_asked():
     assert asked(holding(50, kv_blocks=None), 99) is None
-    assert deficit(holding(50, kv_blocks=None), request(99), NOW) == 0.0
+    assert tokens_to_free(holding(50, kv_blocks=None), request(99), NOW) == 0.0
 
 
 def test_what_must_become_free_is_the_most_that_a_rule_that_frees_lacks():
     e = holding(50)
-    assert deficit(e, request(40), NOW) == 0.0
-    assert deficit(e, request(45), NOW) == pytest.approx(5 * BLOCK)
+    assert tokens_to_free(e, request(40), NOW) == 0.0
+    assert tokens_to_free(e, request(45), NOW) == pytest.approx(5 * BLOCK)
 
 
 def test_an_endpoint_is_closed_by_what_holds_for_every_request():
@@ -154,10 +161,10 @@ def test_an_endpoint_is_closed_by_what_holds_for_every_request():
     assert [rule.name for rule in closed_by(holding(33, seen=False), NOW)] == ["prefill"]
 
 
-@pytest.mark.parametrize("name", SAY_NO)
-def test_an_endpoint_is_shut_by_a_rule_that_lets_nobody_be_offered_next(name):
-    make, _ = SAY_NO[name]
-    assert all_shut([make()]) is (name in {"busy", "sequences", "cold", "engine_waiting"})
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_an_endpoint_is_shut_by_a_rule_that_closes_it_and_lets_nobody_be_offered_next(rule):
+    e, _ = SAY_NO[rule.name]()
+    assert all_shut([e]) is (rule.closes and rule.after is Next.NOBODY)
 
 
 def test_endpoints_are_all_shut_if_none_is_open():
@@ -168,28 +175,27 @@ def test_endpoints_are_all_shut_if_none_is_open():
     assert not all_shut([holding(10), full])
 
 
-@pytest.mark.parametrize("name", SAY_NO)
-def test_only_what_progress_and_time_cannot_open_stays_shut(name):
-    make, _ = SAY_NO[name]
-    e = make()
-    e.settle(NOW)
-    until = shut_until([e], NOW)
-    assert (until > NOW) is (name in {"busy", "sequences", "cold"})
-    assert name != "busy" or until == e.gate.busy_until
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_only_what_progress_and_time_cannot_open_stays_shut(rule):
+    e, _ = SAY_NO[rule.name]()
+    e.advance(NOW)
+    until = all_closed_until([e], NOW)
+    assert (until > NOW) is rule.lasts
+    assert rule is not BUSY or until == e.gate.busy_until
 
 
 def test_progress_may_open_where_aborted_requests_hold_what_is_missing():
     full = holding(10, max_num_seqs=1)
     (reservation,) = full.ledger
     full.release(reservation, None, NOW, aborted=True)
-    full.settle(NOW)
-    assert shut_until([full], NOW) == NOW
+    full.advance(NOW)
+    assert all_closed_until([full], NOW) == NOW
 
 
 def test_an_idle_endpoint_is_shut_only_while_it_is_busy():
     e = endpoint(max_num_seqs=0)
     assert not all_shut([e])
-    e.hold(NOW)
+    e.note_busy(NOW)
     assert all_shut([e])
 
 
@@ -203,9 +209,9 @@ def test_what_would_take_its_flow_over_its_share_is_refused_by_every_endpoint_ev
     asking = request()
     asking.over_share = 40.0
     for e in (endpoint(shared_out), holding(10, max_num_seqs=1, policy=shared_out)):
-        rule = refusal(e, asking, NOW)
+        rule = declined_by(e, asking, NOW)
         assert rule is KV_SHARE
-        assert lacking(rule, e, asking, NOW) == 2.5
+        assert shortage_of(rule, e, asking, NOW) == 2.5
 
 
 def test_whoever_might_fit_is_asked_next():

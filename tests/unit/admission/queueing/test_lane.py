@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from gateway.admission.queueing.fairness import Flow
+from gateway.admission.queueing.flow_fairness import Flow
 from gateway.admission.queueing.lane import Lane
 from tests.fakes.waiting import waiting
 
@@ -22,8 +22,8 @@ class Row:
         self.lane.push(request, self.flows.setdefault(flow, Flow(flow, 1.0, 0.0)))
         return request
 
-    def behind(self, count):
-        return [request.arrival.request for request in self.lane.behind(count)]
+    def after_head(self, count):
+        return [request.arrival.request for request in self.lane.after_head(count)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_least_counter_goes_first_then_who_came_first(row):
     assert row.lane.head() is second
     row.flows["b"].counter = 5.0
     assert row.lane.head() is first
-    assert row.lane.place() == (5.0, 1)
+    assert row.lane.rank() == (5.0, 1)
 
 
 def test_a_flow_moves_forward_when_it_is_refunded(row):
@@ -58,7 +58,14 @@ def test_who_has_an_earlier_turn_becomes_the_head(row):
     row.join("a", turn=5)
     early = row.join("a", turn=2)
     assert row.lane.head() is early
-    assert [request.order for request in row.lane.line("a")] == [2, 5]
+    assert [request.order for request in row.lane.of_flow("a")] == [2, 5]
+
+
+def test_the_oldest_of_a_flow_is_told_by_arrival_and_its_last_by_turn(row):
+    first, back = row.join("a", turn=5), row.join("a", turn=2)
+    first.arrived_at, back.arrived_at = 10.0, 100.0
+    assert row.lane.ends("a") == (10.0, first)
+    assert row.lane.ends("b") is None
 
 
 def test_a_lane_is_over_when_nobody_waits(row):
@@ -67,16 +74,16 @@ def test_a_lane_is_over_when_nobody_waits(row):
     row.lane.remove(request)
     assert not row.lane
     assert not list(row.lane)
-    assert not list(row.lane.line("a"))
+    assert not list(row.lane.of_flow("a"))
 
 
 def test_behind_the_head_they_stand_as_if_each_was_taken(row):
     for flow, cost in [("a", 10.0), ("a", 10.0), ("a", 10.0), ("b", 4.0), ("b", 4.0), ("b", 4.0), ("c", 25.0)]:
         row.join(flow, cost)
-    assert row.behind(4) == [4, 7, 5, 6]
-    assert row.lane.reach == 8.0
-    assert row.behind(99) == [4, 7, 5, 6, 2, 3]
-    assert row.lane.reach == inf
+    assert row.after_head(4) == [4, 7, 5, 6]
+    assert row.lane.window_end == 8.0
+    assert row.after_head(99) == [4, 7, 5, 6, 2, 3]
+    assert row.lane.window_end == inf
     assert row.lane.head().arrival.request == 1, "looking changes nothing"
 
 
@@ -84,17 +91,17 @@ def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     for flow in "abab":
         row.join(flow)
     row.lane.set_aside("a")
-    assert [row.lane.head().arrival.request, *row.behind(9)] == [2, 4]
+    assert [row.lane.head().arrival.request, *row.after_head(9)] == [2, 4]
     row.join("c")
-    assert [row.lane.head().arrival.request, *row.behind(9)] == [2, 5, 4]
+    assert [row.lane.head().arrival.request, *row.after_head(9)] == [2, 5, 4]
     for flow in "bc":
         row.lane.set_aside(flow)
-    assert row.lane.head() is row.lane.place() is None
-    assert {name: line.cost for name, line in row.lane.aside.items()} == {"a": 20.0, "b": 20.0, "c": 10.0}
+    assert row.lane.head() is row.lane.rank() is None
+    assert {name: queue.cost for name, queue in row.lane.aside.items()} == {"a": 20.0, "b": 20.0, "c": 10.0}
     row.lane.blocked = row.join("c")
     row.lane.restore()
     assert row.lane.blocked is None
-    assert [row.lane.head().arrival.request, *row.behind(9)] == [1, 2, 5, 3, 4, 6]
+    assert [row.lane.head().arrival.request, *row.after_head(9)] == [1, 2, 5, 3, 4, 6]
 
 
 def test_a_refund_does_not_bring_back_a_line_set_aside(row):
@@ -108,8 +115,8 @@ def test_a_refund_does_not_bring_back_a_line_set_aside(row):
 def test_behind_the_head_of_one_flow(row):
     for _ in range(5):
         row.join("a")
-    assert row.behind(2) == [2, 3]
-    assert row.lane.reach == 20.0
-    assert row.behind(4) == [2, 3, 4, 5]
-    assert row.behind(9) == [2, 3, 4, 5]
-    assert row.lane.reach == inf
+    assert row.after_head(2) == [2, 3]
+    assert row.lane.window_end == 20.0
+    assert row.after_head(4) == [2, 3, 4, 5]
+    assert row.after_head(9) == [2, 3, 4, 5]
+    assert row.lane.window_end == inf

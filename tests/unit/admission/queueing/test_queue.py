@@ -1,11 +1,11 @@
 import pytest
 
 from gateway.admission.policy import Band
-from gateway.admission.queueing.queue import MAX_ASIDE, MAX_IDLE_BANDS, Answer, Queue
+from gateway.admission.queueing.queue import MAX_ASIDE, MAX_IDLE_BANDS, OfferResult, Queue
 from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import waiting
 
-TAKEN, NO_ROOM, CLOSED = Answer.TAKEN, Answer.NO_ROOM, Answer.CLOSED
+TAKEN, NO_ROOM, CLOSED = OfferResult.TAKEN, OfferResult.NO_ROOM, OfferResult.CLOSED
 
 
 class Row:
@@ -333,14 +333,14 @@ def test_the_smallest_backfills_are_offered_first(row):
     assert row.asked(lambda r: NO_ROOM) == [0, 4, 2, 5, 1]
 
 
-# A flow that is held back
+# A flow that is throttled
 
 
 def holds(*flows, otherwise=NO_ROOM):
-    return lambda request: Answer.NOT_ITS_FLOW if request.arrival.flow in flows else otherwise
+    return lambda request: OfferResult.NOT_ITS_FLOW if request.arrival.flow in flows else otherwise
 
 
-def test_one_request_of_each_flow_that_is_held_back_is_asked_each_time(row):
+def test_one_request_of_each_flow_that_is_throttled_is_asked_each_time(row):
     for name in range(30):
         row.join(name, flow="abc"[name % 3])
     assert row.asked(holds(*"abc")) == [0, 1, 2]
@@ -353,17 +353,17 @@ def test_the_head_of_the_next_flow_has_the_rights_of_a_head(row):
     large = row.join(1, size=9, flow="b")
     for name in range(2, 7):
         row.join(name, flow="c")
-    held = lambda r: Answer.NOT_ITS_FLOW if r.arrival.request == 0 else NO_ROOM if r is large else TAKEN  # noqa: E731
-    assert row.asked(held) == [0, 1, 2, 3]
+    throttled = lambda r: OfferResult.NOT_ITS_FLOW if r.arrival.request == 0 else NO_ROOM if r is large else TAKEN  # noqa: E731
+    assert row.asked(throttled) == [0, 1, 2, 3]
     assert large.backfilled == row.queue._max_passes == 2
-    assert row.asked(held) == [0, 1]
+    assert row.asked(throttled) == [0, 1]
     assert not row.queue.may_go(row.join(7, flow="c"))
 
 
-def test_a_flow_that_is_held_back_in_one_lane_goes_in_another(row):
+def test_a_flow_that_is_throttled_in_one_lane_goes_in_another(row):
     for name, lane in [(1, 0), (2, 7), (3, 7)]:
         row.join(name, lane=lane, flow="a")
-    assert row.asked(lambda r: Answer.NOT_ITS_FLOW if r.arrival.request == 1 else TAKEN) == [1, 2, 3]
+    assert row.asked(lambda r: OfferResult.NOT_ITS_FLOW if r.arrival.request == 1 else TAKEN) == [1, 2, 3]
 
 
 def test_the_lanes_of_less_urgent_bands_are_asked_too(row):
@@ -372,10 +372,10 @@ def test_the_lanes_of_less_urgent_bands_are_asked_too(row):
     assert row.asked(holds("a", otherwise=TAKEN)) == [1, 2]
 
 
-def test_a_lane_ends_when_very_many_flows_are_held_back(row):
+def test_a_lane_ends_when_very_many_flows_are_throttled(row):
     for name in range(2 * MAX_ASIDE):
         row.join(name, flow=f"f{name}")
-    assert len(row.asked(lambda r: Answer.NOT_ITS_FLOW)) == MAX_ASIDE + 1
+    assert len(row.asked(lambda r: OfferResult.NOT_ITS_FLOW)) == MAX_ASIDE + 1
 
 
 def test_a_newcomer_of_another_flow_may_go_at_once(row):
@@ -412,7 +412,7 @@ def test_when_the_only_request_of_that_flow_leaves_nothing_of_it_stays(row):
     assert row.drain() == [2, 3]
 
 
-def test_what_is_held_back_is_not_ahead_of_other_flows(row):
+def test_what_is_throttled_is_not_ahead_of_other_flows(row):
     for name in range(10):
         row.join(name, flow="a", cost=10.0)
     row.asked(holds("a"))
@@ -493,12 +493,12 @@ def test_nobody_may_go_after_a_head_for_whom_all_is_closed(row):
     assert not row.queue.may_go(row.join(2, size=1))
 
 
-def test_flows_that_are_held_use_up_no_tries_for_backfill(row):
+def test_flows_that_are_throttled_use_up_no_tries_for_backfill(row):
     head = row.join(1, size=9)
     for name in range(2, 2 + TUNING.backfill_tries):
-        row.join(name, size=1, flow="held")
+        row.join(name, size=1, flow="throttled")
     row.join(20, size=2, flow="other")
-    assert row.asked(lambda r: NO_ROOM if r is head else holds("held", otherwise=TAKEN)(r)) == [1, 2, 20]
+    assert row.asked(lambda r: NO_ROOM if r is head else holds("throttled", otherwise=TAKEN)(r)) == [1, 2, 20]
 
 
 # What is ahead
@@ -519,9 +519,9 @@ def test_what_is_ahead_of_a_newcomer(row):
 
 def test_a_less_urgent_band_of_which_all_is_set_aside_gets_nothing(row):
     row.join(1, cost=10.0)
-    row.join(2, band=1, flow="held")
+    row.join(2, band=1, flow="throttled")
     assert row.queue.ahead(0, "x", (0, None, None)).yielded == TUNING.starved_share
-    row.asked(holds("held"))
+    row.asked(holds("throttled"))
     assert row.queue.ahead(0, "x", (0, None, None)).yielded == 0.0
     row.join(3, band=1)
     assert row.queue.ahead(0, "x", (0, None, None)).yielded == TUNING.starved_share

@@ -3,11 +3,11 @@ import pytest
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointUp, Observed
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.endpoints import Endpoints
-from gateway.admission.placing.lifecycle import Trigger
 from gateway.admission.placing.request import RequestRecord
+from gateway.admission.placing.request_lifecycle import Trigger
 from gateway.admission.policy import Band, Bounds, Policy
 from gateway.admission.prediction.predictor import Predictor
-from gateway.admission.queueing.queue import Answer, Queue
+from gateway.admission.queueing.queue import OfferResult, Queue
 from gateway.admission.queueing.waits import Waits
 from gateway.admission.tuning import TUNING
 
@@ -31,7 +31,7 @@ class Pool:
         self.queue = Queue(bands=policy.bands, weights={}, max_passes=policy.max_passes)
         self.waits = Waits(policy, self.endpoints, self.queue)
         if endpoint:
-            self.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 0.0)
+            self.endpoints.apply(EndpointUp("a", Capacity(10_000, 100)), 0.0)
 
     def request(self, prompt=100, cost=100.0, now=0.0, **settings):
         arrival = Arrived(1, Demand((prompt,), 10), **settings)
@@ -44,7 +44,7 @@ class Pool:
     def push(self, **settings):
         """Let one wait."""
         waiting = self.request(**settings)
-        waiting.take(Trigger.ARRIVED)
+        waiting.apply(Trigger.ARRIVED)
         waiting.deadline = self.waits.deadline(waiting)
         self.queue.push(waiting, waiting.lane)
         return waiting
@@ -57,7 +57,7 @@ class Pool:
         return seconds - 0.0
 
     def prefill(self, seconds, tokens):
-        self.endpoints.get("a").prefill.saw(seconds, tokens)
+        self.endpoints.get("a").prefill.learn(seconds, tokens)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_prefill_is_that_of_the_endpoint_where_it_is_soonest():
     assert pool.waits.prefill(pool.request()) == 0.0
     pool.prefill(2.0, 100)
     assert pool.waits.prefill(pool.request(50)) == 1.0
-    pool.endpoints.take(EndpointUp("b", Capacity(10_000, 100)), 0.0)
-    pool.endpoints.get("b").prefill.saw(1.0, 100)
+    pool.endpoints.apply(EndpointUp("b", Capacity(10_000, 100)), 0.0)
+    pool.endpoints.get("b").prefill.learn(1.0, 100)
     assert pool.waits.prefill(pool.request(50)) == 0.5
 
 
@@ -101,23 +101,23 @@ def test_the_deadline_counts_from_the_arrival_or_from_when_the_pool_came_up():
     pool = Pool(endpoint=False)
     early, late = pool.request(now=10.0), pool.request(now=40.0)
     assert pool.waits.deadline(early) == 40.0
-    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 20.0)
+    pool.endpoints.apply(EndpointUp("a", Capacity(10_000, 100)), 20.0)
     assert (pool.waits.deadline(early), pool.waits.deadline(late)) == (25.0, 45.0)
-    pool.endpoints.take(EndpointDown("a", "killed"), 23.0)
+    pool.endpoints.apply(EndpointDown("a", "killed"), 23.0)
     assert pool.waits.deadline(early) == 53.0
 
 
 def test_it_is_never_later_than_both_times_to_live():
     pool = Pool(endpoint=False)
     waiting = pool.request(now=0.0)
-    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 89.0)
+    pool.endpoints.apply(EndpointUp("a", Capacity(10_000, 100)), 89.0)
     assert pool.waits.deadline(waiting) == 90.0
 
 
 def test_how_one_ends_whose_deadline_passed():
     pool = Pool(endpoint=False)
     assert pool.waits.overdue(pool.request()) is Outcome.NO_ENDPOINT
-    pool.endpoints.take(EndpointUp("a", Capacity(10_000, 100)), 0.0)
+    pool.endpoints.apply(EndpointUp("a", Capacity(10_000, 100)), 0.0)
     assert pool.waits.overdue(pool.request()) is Outcome.WAIT_TOO_LONG
     assert pool.waits.overdue(pool.request(ttft_target=1000.0)) is Outcome.QUEUE_TIMEOUT
 
@@ -178,7 +178,7 @@ class TestPredicted:
         pool.push(prompt=100, cost=3000.0)
         small = pool.request(prompt=99)
         assert pool.waits.in_vain(small, now)
-        pool.queue.offer(lambda _: Answer.NO_ROOM)
+        pool.queue.offer(lambda _: OfferResult.NO_ROOM)
         assert not pool.waits.in_vain(small, now)
         assert pool.waits.in_vain(pool.request(prompt=100), now)
 
@@ -186,7 +186,7 @@ class TestPredicted:
         for pool in (Pool(Policy(ttft_target=None)), Pool()):
             now = pool.drain(100.0)
             pool.push(cost=1e6)
-            pool.endpoints.take(EndpointDown("a", "killed"), now)
+            pool.endpoints.apply(EndpointDown("a", "killed"), now)
             assert not pool.waits.in_vain(pool.request(), now)
         pool = Pool(Policy(ttft_target=None))
         now = pool.drain(100.0)
@@ -218,23 +218,6 @@ class TestRate:
         for second in (1, 2, 3):
             endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
         assert pool.waits.rate(pool.drain(50.0)) == pytest.approx(50, rel=0.1)
-
-
-class TestComesBack:
-    def test_a_refused_one_comes_when_its_wait_would_fit_its_target(self):
-        pool = Pool()
-        now = pool.drain(100.0)
-        pool.push(cost=2000.0)
-        wait = pool.waits.predicted(pool.request(), now)
-        assert pool.waits.comes_back_in(pool.request(), Outcome.WAIT_TOO_LONG, now) == pytest.approx(wait - 5.0)
-        assert pool.waits.comes_back_in(pool.request(), Outcome.QUEUE_FULL, now) == pytest.approx(wait)
-
-    @pytest.mark.parametrize("outcome", [Outcome.DRAINING, Outcome.NO_ENDPOINT])
-    def test_nobody_can_tell_when_the_pool_itself_comes_back(self, outcome):
-        pool = Pool()
-        now = pool.drain(100.0)
-        pool.push(cost=2000.0)
-        assert pool.waits.comes_back_in(pool.request(), outcome, now) is None
 
 
 def test_a_queue_is_full_by_requests_or_by_bytes():

@@ -16,7 +16,7 @@ PORT = Sign(
     [
         (Diagnosis("It broke."), "It broke."),
         (Diagnosis("It broke.", "Mend it."), "It broke.\nMend it."),
-        (Diagnosis("It broke.", "Mend it.", "E: crack"), "It broke.\nMend it.\nvLLM said: E: crack"),
+        (Diagnosis("It broke.", "Mend it.", "E: crack"), "It broke.\nMend it.\nIt said: E: crack"),
         (Diagnosis("It ended: E: crack", evidence="E: crack"), "It ended: E: crack"),
     ],
 )

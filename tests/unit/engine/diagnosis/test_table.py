@@ -46,5 +46,5 @@ def test_every_sign_says_what_to_do(sign: Sign) -> None:
     assert sign.kind is not Kind.UNKNOWN
     assert len(sign.remedy) > 10
     named = set(re.findall(r"\?P<(\w+)>", sign.pattern))
-    derived = {"sizes", "figures", "crumbs", "fitting", "taken", "fewer", "how", "divisors"}
+    derived = {"sizes", "figures", "crumbs", "fitting", "taken", "fewer", "how", "divisors", "reason"}
     assert set(re.findall(r"\{(\w+)\}", sign.cause + sign.remedy)) <= named | derived

@@ -102,7 +102,7 @@ def test_without_prefix_caching_a_hybrid_keeps_one_state_less() -> None:
 
 def test_an_encoder_keeps_nothing() -> None:
     kv = layout({**LLAMA, "model_type": "bert"})
-    assert kv.keeps_nothing
+    assert kv.arrangements == ()
     assert (kv.bytes_per_block, kv.block_size, kv.bytes_for(512), kv.bytes_per_token) == (0, 0, 0, 0)
     assert kv.longest(0, 512) == 512
     assert kv.tokens(GIB, 512).high == 0

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from engine.plan.parameters import estimated
+from engine.plan.parameters import estimated, idle_elements
 from engine.plan.shape import ModelShape, UnknownShapeError
+from tests.unit.engine.plan.models import shape
 
 # The config's sizes, and the number of weights, as published with each model on the Hugging Face hub.
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -168,3 +169,10 @@ def test_layers_that_share_weights_are_not_counted_as_if_they_did_not() -> None:
     shape = ModelShape.from_config({**config, "model_type": "zamba2", "mamba_headdim": 64, **states})
     with pytest.raises(UnknownShapeError, match="share"):
         estimated(shape)
+
+
+def test_of_experts_those_not_in_use_are_told_apart():
+    assert idle_elements(shape("Llama-3.1-8B")) == 0
+    mixture = shape("Qwen3-235B-A22B")
+    active = sum(part.elements for part in estimated(mixture).parts) - idle_elements(mixture)
+    assert 20e9 < active < 24e9, "as its name says"

@@ -1,0 +1,42 @@
+"""The share of all service that is reserved for a band."""
+
+from gateway.admission.tuning import TUNING
+
+
+class BandShare:
+    """The service that a band is owed by its reserved share.
+
+    It is owed its share of all service since a request began to wait in it, less the service given to it since. Service
+    beyond its share is not held against it. When the debt covers the cost of its head, the band goes first. Of several
+    such bands, the one longest without service goes first, so none starves if more is reserved than there is.
+    """
+
+    __slots__ = ("_paid_to", "share", "since")
+
+    def __init__(self, share: float) -> None:
+        self.resize(share)
+        self._paid_to = 0.0
+        """Total service of the pool up to which the band has had its share."""
+        self.since = 0.0
+        """Total service of the pool when the band last got some, or began to wait."""
+
+    def resize(self, share: float) -> None:
+        """Apply another share of all service."""
+        self.share = max(share, TUNING.starved_share)
+
+    def begin(self, served: float) -> None:
+        """Begin to wait, at this total service of the pool: nothing is owed from before."""
+        self._paid_to = self.since = served
+
+    def given(self, tokens: float, served: float) -> None:
+        """Note service to the band, and the total service of the pool with it."""
+        self._paid_to = min(self._paid_to + tokens / self.share, served)
+        self.since = served
+
+    def due(self, cost: float, served: float, largest: float) -> float:
+        """Total service of the pool at which the band is owed the cost of its head.
+
+        `largest` is an upper bound of the cost of all waiting requests.
+        """
+        self._paid_to = max(self._paid_to, served - TUNING.band_credit * largest / self.share)
+        return self._paid_to + cost / self.share

@@ -1,0 +1,241 @@
+"""The engines that come and go with demand: gathers what the decision needs, and has it carried out."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from math import inf
+
+import structlog
+
+from gateway.admission.events import EndpointId, Expected
+from gateway.admission.residency import Engine, Phase, Retire, Start, decide, ready_at
+from gateway.app.monitors import Monitors
+from gateway.app.parent import EngineNews, Parent
+from gateway.config.engine import Launched, OnDemand
+from gateway.endpoints.health import State
+from gateway.pools.cores import Cores
+from gateway.pools.interface import Follower
+
+LOOK = 0.05
+"""Seconds between two looks at demand."""
+SETTLE = 0.25
+"""Seconds after which every front has heard that an engine takes no new requests, and said what it had sent before."""
+NEWS = 0.5
+"""Seconds by which an expected time changes before it is told again."""
+TRIES = 2
+"""Starts in a row that fail before those that wait are told; the first may have met what was just ending."""
+MOST_REST = 60.0
+"""Seconds: the longest rest after starts that failed."""
+_LEFT = frozenset({State.STOPPED, State.DRAINING})
+_log = structlog.get_logger("kvgate.engines")
+
+
+class _Known:
+    """What is known of one engine."""
+
+    def __init__(self, how: OnDemand, now: float) -> None:
+        self.how = how
+        self.phase = Phase.LEAVING
+        """Until its parent has said whether it runs, it might: so nothing is started in its place."""
+        self.since = self.worked_at = now
+        self.left_at = -inf
+        self.takes: float | None = None
+        self.failures = 0
+        self.not_before = now
+        self.ended = True
+        """Whether its parent was told to end it, or need not be."""
+        self.told: float | None = None
+        """When those that wait were told to expect it."""
+
+    def enter(self, phase: Phase, now: float) -> None:
+        self.phase, self.since = phase, now
+
+
+class EngineDemand:
+    """Starts and ends engines as `gateway.admission.residency` decides.
+
+    Args:
+        launched: the engines that kvgate launches.
+        cores: of the models; their queues are demand.
+        monitors: of the endpoints.
+        follower: the front, or all of them: hears what to expect.
+        parent: launches the engines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        launched: Launched,
+        cores: Cores,
+        monitors: Monitors,
+        follower: Follower,
+        *,
+        parent: Parent,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cores = cores
+        self._monitors = monitors
+        self._follower = follower
+        self._parent = parent
+        self._clock = clock
+        self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
+        self._awaited: dict[int, Mapping[str, float]] = {}
+        """By front and model: when the oldest request came that waits there, as only an engine can count it."""
+        parent.on_news = self.heard
+
+    @property
+    def any(self) -> bool:
+        """Whether there is such an engine."""
+        return bool(self._engines)
+
+    async def run(self) -> None:
+        """Look at demand, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK)
+
+    def awaited(self, front: int, ages: Mapping[str, float]) -> None:
+        """Requests wait in a front for engines of these models; how long the oldest has, in seconds."""
+        now = self._clock()
+        self._awaited[front] = {model: now - age for model, age in ages.items()}
+
+    def left(self, front: int) -> None:
+        """A front has gone."""
+        self._awaited.pop(front, None)
+
+    def ready_in(self) -> dict[EndpointId, float | None]:
+        """Seconds until each engine that does not run would be up for a request that comes now; None if not known."""
+        now = self._clock()
+        engines = [engine for endpoint in self._engines if (engine := self._engine(endpoint)) is not None]
+        return {endpoint: None if at is None else at - now for endpoint, at in ready_at(engines, now).items()}
+
+    def heard(self, news: EngineNews) -> None:
+        """Take news of the parent."""
+        endpoint = EndpointId(news.address)
+        known, now = self._engines.get(endpoint), self._clock()
+        if known is None:
+            return
+        known.takes = news.takes
+        if news.running:
+            if known.ended and known.phase is Phase.LEAVING:  # it ran before this process began
+                known.enter(Phase.STARTING, now)
+                known.ended = False
+            if (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
+                monitor.rouse()  # it is probed at once
+            return
+        known.enter(Phase.STOPPED, now)
+        known.left_at, known.told = now, None
+        if news.wrong is not None:
+            self._failed(endpoint, known, news.wrong, now)
+
+    def look(self) -> None:
+        """Have done what is due now."""
+        now = self._clock()
+        engines = []
+        for endpoint, known in self._engines.items():
+            engine = self._engine(endpoint)
+            if engine is None:
+                continue
+            self._advance(endpoint, known, engine, now)
+            engines.append(self._engine(endpoint) or engine)
+        for command in decide(engines, now):
+            known = self._engines[command.engine]
+            match command:
+                case Start(endpoint):
+                    _log.info("engine starts: a request waits for it", endpoint=endpoint, expected_seconds=known.takes)
+                    known.enter(Phase.STARTING, now)
+                    known.ended = False
+                    self._monitors[endpoint].rouse()
+                    self._parent.run(endpoint)
+                case Retire(endpoint):
+                    self._retire(endpoint, known, now)
+        self._expect(engines, now)
+
+    def _retire(self, endpoint: EndpointId, known: _Known, now: float) -> None:
+        _log.info("engine leaves", endpoint=endpoint, waited_for=self._waits_since(endpoint) is not None)
+        self._monitors[endpoint].retire()
+        serves = known.phase is Phase.UP
+        known.enter(Phase.LEAVING, now)
+        if not serves:
+            self._end(endpoint, known)
+
+    def _end(self, endpoint: EndpointId, known: _Known) -> None:
+        known.ended = True
+        self._parent.end(endpoint)
+
+    def _advance(self, endpoint: EndpointId, known: _Known, engine: Engine, now: float) -> None:
+        """Note what has happened since the last look."""
+        monitor = self._monitors[endpoint]
+        if engine.busy or engine.waits_since is not None:
+            known.worked_at = now
+        match known.phase:
+            case Phase.STARTING if monitor.serving:
+                known.enter(Phase.UP, now)
+                known.failures = 0
+                self._tell(endpoint, known, None, now)
+            case Phase.LEAVING if not known.ended and not engine.busy and now >= known.since + SETTLE:
+                self._end(endpoint, known)
+            case Phase.STOPPED if monitor.state not in _LEFT:
+                monitor.retire()
+
+    def _engine(self, endpoint: EndpointId) -> Engine | None:
+        """An engine as the decision sees it; None if it is not configured any more."""
+        known, monitor = self._engines[endpoint], self._monitors.get(endpoint)
+        if monitor is None:
+            return None
+        return Engine(
+            endpoint,
+            known.phase,
+            known.since,
+            known.how.group or endpoint,
+            takes=known.takes,
+            waits_since=None if monitor.drained else self._waits_since(endpoint),
+            busy=self._busy(endpoint),
+            worked_at=known.worked_at,
+            left_at=known.left_at,
+            idle_stop=known.how.idle_stop,
+            not_before=known.not_before,
+        )
+
+    def _waits_since(self, endpoint: EndpointId) -> float | None:
+        """When the oldest request came that waits for the model of an engine."""
+        model = self._cores.name(endpoint)
+        if model is None:
+            return None
+        since = [waits[model] for waits in self._awaited.values() if model in waits]
+        driver = self._cores.drivers.get(model)
+        if driver is not None and (oldest := driver.controller.oldest_arrival()) is not None:
+            since.append(oldest)
+        return min(since, default=None)
+
+    def _busy(self, endpoint: EndpointId) -> bool:
+        """Whether requests are on an engine, by the account or by what fronts say of it."""
+        monitor = self._monitors[endpoint]
+        if monitor.in_flight or monitor.passing:
+            return True
+        driver = self._cores.driver_of(endpoint)
+        return driver is not None and driver.controller.in_flight(endpoint) > 0
+
+    def _failed(self, endpoint: EndpointId, known: _Known, wrong: str, now: float) -> None:
+        known.failures += 1
+        rest = 0.0 if known.failures < TRIES else min(2.0 ** (known.failures - TRIES), MOST_REST)
+        known.not_before = now + rest
+        _log.error("engine does not start", endpoint=endpoint, failures=known.failures, next_in=rest, reason=wrong)
+        if known.failures >= TRIES:
+            self._tell(endpoint, known, None, now, failed=True)
+
+    def _expect(self, engines: list[Engine], now: float) -> None:
+        """Tell those that wait when to expect their engine."""
+        expected = ready_at(engines, now)
+        for engine in engines:
+            known, at = self._engines[engine.id], expected.get(engine.id)
+            if engine.waits_since is None or at is None or engine.phase is Phase.UP:
+                continue
+            if known.told is None or abs(at - known.told) > NEWS:
+                self._tell(engine.id, known, at, now)
+
+    def _tell(self, endpoint: EndpointId, known: _Known, at: float | None, now: float, *, failed: bool = False) -> None:
+        known.told = at
+        self._follower.expected(endpoint, None if at is None else at - now, failed=failed)
+        model = self._cores.name(endpoint)
+        if model is not None and (driver := self._cores.drivers.get(model)) is not None:
+            driver.handle(Expected(at, failed))

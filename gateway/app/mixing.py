@@ -1,0 +1,113 @@
+"""The check of an endpoint against those of another kind that serve its model: they must count alike."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+
+from gateway.admission.events import EndpointId
+from gateway.app.questions import Questions
+from gateway.config.endpoint import asked_at
+from gateway.endpoints.identity import Identity
+from gateway.pools.cores import Cores
+from gateway.tokens.count import CountUnavailableError
+from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target, UnansweredError
+from gateway.tokens.messages import NeedsEngineError
+from gateway.tokens.probes import MAX_MODEL_LEN, Probe, probes
+from gateway.tokens.work import WORK
+from gateway.wire.engine_kinds import KINDS
+from gateway.wire.request import InvalidRequestError
+
+AGAIN = 10.0
+"""Seconds after which an endpoint that still takes no traffic is compared again."""
+_FLOW = "parity"
+
+
+class Mixing:
+    """Compares the counts of endpoints, which are asked for them.
+
+    Args:
+        cores: know which endpoint serves what.
+        questions: have a client for each endpoint.
+        timeout: seconds for the longest silence in a question.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, cores: Cores, questions: Questions, *, timeout: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
+        self._cores = cores
+        self._questions = questions
+        self._counter = EngineCounter(lambda: (), timeout)
+        self._clock = clock
+        self._found: dict[EndpointId, tuple[float, Identity, str | None]] = {}
+
+    async def misfit(self, endpoint: EndpointId, identity: Identity) -> str | None:
+        """Why an endpoint may not serve its model beside those that do; None if it may."""
+        other = self._cores.of_another_kind(endpoint, identity)
+        if other is None:
+            self._found.pop(endpoint, None)
+            return None
+        at, known, reason = self._found.get(endpoint, (float("-inf"), None, None))
+        if known == identity and self._clock() - at < AGAIN:
+            return reason
+        reason = await self._difference((endpoint, identity), other)
+        if reason is not None:
+            reason = (
+                f"{identity.kind} may serve this model beside {other[0]} ({other[1].kind}) only if they count alike, "
+                f"and {reason}: give it a `name` of its own"
+            )
+        self._found[endpoint] = self._clock(), identity, reason
+        return reason
+
+    async def _difference(self, one: tuple[EndpointId, Identity], other: tuple[EndpointId, Identity]) -> str | None:
+        for _, identity in (one, other):
+            if identity.kind not in WORK:
+                return f"{identity.kind} has no route that counts"
+        compared = 0
+        for here, there in zip(probes(one[1].names[0]), probes(other[1].names[0]), strict=True):
+            try:
+                counts = await asyncio.gather(self._count(*one, here), self._count(*other, there))
+            except CountUnavailableError as error:
+                return f"that could not be asked: {error}"
+            if None in counts:
+                continue  # who does not count it may refuse it: that is no wrong count
+            compared += 1
+            if counts[0] != counts[1]:
+                return f'the probe "{here.name}" has {counts[0]} tokens here and {counts[1]} there'
+        return None if compared else "there is no probe that both count"
+
+    async def _count(self, endpoint: EndpointId, identity: Identity, probe: Probe) -> int | None:
+        target = Target(endpoint, _Asking(self._questions, endpoint), KINDS[identity.kind])
+        try:
+            work = WORK[identity.kind](probe.api, probe.body, MAX_MODEL_LEN)
+            return sum(await self._counter.count_at(target, work, flow=_FLOW))
+        except (InvalidRequestError, RouteMissingError, NeedsEngineError):
+            return None
+
+
+class _Asking:
+    """Asks an endpoint with the client of its probes. Implements `gateway.tokens.engine_count.Ask`."""
+
+    def __init__(self, questions: Questions, endpoint: EndpointId) -> None:
+        self._client, self._base_url = questions.client(endpoint), asked_at(questions.base_url(endpoint))
+
+    async def __call__(self, path: str, body: bytes, *, silence: float, longest: float, most: int) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        read = bytearray()
+        try:
+            async with (
+                asyncio.timeout(longest),
+                self._client.stream(
+                    "POST", self._base_url + path, content=body, headers=headers, timeout=silence
+                ) as answer,
+            ):
+                async for part in answer.aiter_raw():
+                    read += part
+                    if len(read) > most:
+                        break
+                return answer.status_code, bytes(read)
+        except TimeoutError:
+            raise UnansweredError("it did not come to an end in time") from None
+        except httpx.HTTPError as error:
+            raise UnansweredError(str(error) or type(error).__name__) from None

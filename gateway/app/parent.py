@@ -1,0 +1,63 @@
+"""The talk of the process that decides with the parent that launches engines: which to run and to end, and how it went.
+
+It goes over the descriptor on which a supervised program talks with its supervisor, a line each.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+RUN = "run"
+"""A line of this process: start the engine at the address that follows."""
+END = "end"
+"""Likewise: no request is on it, end it."""
+NEWS = b"engine "
+"""A line of the parent: an `EngineNews` follows."""
+
+
+class EngineNews(msgspec.Struct, frozen=True):
+    """What an engine that comes and goes does, as its parent knows it."""
+
+    address: str
+    running: bool
+    """Whether it is ready; if not, its process has ended, or sleeps."""
+    takes: float | None = None
+    """Seconds its last start took."""
+    wrong: str | None = None
+    """Why it does not run though it was to."""
+
+
+class Parent:
+    """The parent, as the process that decides sees it. Without a parent nothing is heard, and nobody asks."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Queue[str] = asyncio.Queue()
+        self.on_news: Callable[[EngineNews], None] = lambda _news: None
+
+    def run(self, address: str) -> None:
+        """Have it start an engine."""
+        self._asked.put_nowait(f"{RUN} {address}")
+
+    def end(self, address: str) -> None:
+        """Have it end an engine."""
+        self._asked.put_nowait(f"{END} {address}")
+
+    async def next_line(self) -> str:
+        """What it is to be told next."""
+        return await self._asked.get()
+
+    def heard(self, line: bytes) -> bool:
+        """Take a line of its; False if it is about something else."""
+        if not line.startswith(NEWS):
+            return False
+        self.on_news(_news.decode(line.removeprefix(NEWS)))
+        return True
+
+
+def as_line(news: EngineNews) -> bytes:
+    """A parent's line."""
+    return NEWS + msgspec.json.encode(news)
+
+
+_news = msgspec.json.Decoder(EngineNews)

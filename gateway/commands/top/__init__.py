@@ -1,0 +1,1 @@
+"""`kvgate top`: the load of a running kvgate in a terminal, as it changes or once."""

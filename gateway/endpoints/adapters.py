@@ -1,0 +1,118 @@
+"""The LoRA adapters of one engine: those that are wanted are loaded, those that are no longer wanted are unloaded.
+
+vLLM has the routes for it only with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. It loads an adapter
+before it answers, so what is wrong with one is known before a request asks for it.
+"""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import msgspec
+import structlog
+
+from gateway.admission.events import EndpointId
+from gateway.endpoints.replies import NoReply, Reply
+from gateway.wire.stream import error_message
+
+LOADED, LOADING = "loaded", "loading"
+NO_ROUTE = (
+    "the engine has no route for it: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, or name "
+    "the adapter in its --lora-modules"
+)
+_LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_log = structlog.get_logger("kvgate.endpoints")
+
+Ask = Callable[[str, bytes], Awaitable[Reply | NoReply]]
+Loaded = Mapping[str, str | None]
+"""What an engine has, by its `/v1/models`: the path of each adapter, if it tells."""
+
+
+class Adapters:
+    """Keeps one engine's adapters as they are wanted.
+
+    Args:
+        endpoint: of the engine.
+        configured: paths by name.
+    """
+
+    def __init__(self, endpoint: EndpointId, configured: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        self._configured = dict(configured)
+        self._given: dict[str, str | None] = {}
+        """Those that an operator loaded while it ran; None for one that was unloaded."""
+        self._ours: defaultdict[str, set[str]] = defaultdict(set)
+        """The paths at which each was wanted at some time: what others loaded is not ours to unload."""
+        self._failed: dict[str, str] = {}
+        """Why an adapter was not loaded."""
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """Paths by name."""
+        both: dict[str, str | None] = {**self._configured, **self._given}
+        return {name: path for name, path in both.items() if path is not None}
+
+    def govern(self, configured: Mapping[str, str]) -> bool:
+        """Go by other settings; returns whether that changes what is wanted."""
+        before = self.wanted
+        self._note()
+        self._configured = dict(configured)
+        return self.wanted != before
+
+    def give(self, name: str, path: str | None) -> None:
+        """Want an adapter until kvgate ends; None: do not want it any more, whatever the settings say."""
+        self._note()
+        self._ours[name].add(path or "")
+        self._failed.pop(name, None)
+        self._given[name] = path
+
+    def states(self, loaded: Loaded) -> dict[str, str]:
+        """Of each that is wanted: loaded, loading, or why it is not."""
+        pending = {body["lora_name"] for _, body in self.pending(loaded)}
+        return {name: self._failed.get(name, LOADING) if name in pending else LOADED for name in self.wanted}
+
+    async def settle(self, loaded: Loaded, ask: Ask) -> bool:
+        """Load what the engine lacks, and unload what it need not have; returns whether that changed anything."""
+        changed = False
+        for path, body in self.pending(loaded):
+            changed |= await self._asked(ask, path, body)
+        return changed
+
+    def pending(self, loaded: Loaded) -> list[tuple[str, dict[str, str]]]:
+        """What the engine is to be asked: routes and bodies."""
+        wanted = self.wanted
+        stale = [name for name, path in loaded.items() if self._is_stale(name, path, wanted.get(name))]
+        unload = [(_UNLOAD, {"lora_name": name}) for name in stale]
+        lacking = [(name, path) for name, path in wanted.items() if name in stale or name not in loaded]
+        return [*unload, *((_LOAD, {"lora_name": name, "lora_path": path}) for name, path in lacking)]
+
+    def _is_stale(self, name: str, path: str | None, wanted: str | None) -> bool:
+        """Whether an adapter that is loaded from this path is to go, for good or for one from another path."""
+        if wanted is None:
+            return name in self._ours
+        return path is not None and path != wanted and (path in self._ours.get(name, ()) or name in self._given)
+
+    def _note(self) -> None:
+        for name, path in self.wanted.items():
+            self._ours[name].add(path)
+
+    async def _asked(self, ask: Ask, path: str, body: Mapping[str, str]) -> bool:
+        name = body["lora_name"]
+        reply = await ask(path, msgspec.json.encode(body))
+        if isinstance(reply, Reply) and reply.ok:
+            self._failed.pop(name, None)
+            _log.info("adapter loaded" if path == _LOAD else "adapter unloaded", endpoint=self._endpoint, adapter=name)
+            return True
+        reason = _reason(reply)
+        if self._failed.get(name) != reason:
+            self._failed[name] = reason
+            said = "adapter not loaded" if path == _LOAD else "adapter not unloaded"
+            _log.warning(said, endpoint=self._endpoint, adapter=name, reason=reason)
+        return False
+
+
+def _reason(reply: Reply | NoReply) -> str:
+    if isinstance(reply, NoReply):
+        return reply.reason
+    without_route = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
+    return NO_ROUTE if reply.status in without_route and b'"message"' not in reply.body else error_message(reply.body)

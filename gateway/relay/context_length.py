@@ -1,0 +1,62 @@
+"""The length check of a request against its model, and the demand that follows from it."""
+
+from collections.abc import Callable
+
+from gateway.admission.events import Demand
+from gateway.tokens.count import PromptCount
+from gateway.wire.request import Api, GenerationRequest
+from gateway.wire.shown import shown
+
+_PROMPT_PARAM = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
+
+
+class TooLongError(Exception):
+    """The request cannot fit. `message` has both numbers; `param` is the field to shorten or lower."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+def untokenized(at_least: int, max_model_len: int, api: Api) -> TooLongError:
+    """The refusal of a prompt whose character count alone shows that it is too long."""
+    return _too_long(f"at least {at_least}", max_model_len, api)
+
+
+def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int], bool]) -> Demand:
+    """The request's demand, in tokens.
+
+    Args:
+        request: as the client sent it.
+        count: the tokens of its prompts.
+        max_model_len: of the largest endpoint.
+        takes: whether some endpoint takes this sum of `prompt + max_tokens` (0.32 clamps, older engines refuse).
+
+    Raises:
+        TooLongError: no endpoint could take it. Never for an estimate or a bound: then the engine decides.
+    """
+    longest = max(count.prompts)
+    asked = request.max_tokens
+    if count.source.exact:
+        if longest >= max_model_len:
+            raise _too_long(str(longest), max_model_len, request.api)
+        if asked is not None and (asked > max_model_len or not takes(longest + asked)):
+            field = request.max_tokens_field
+            raise TooLongError(
+                f"This model's maximum context length is {max_model_len} tokens. However, you requested {shown(asked)} "
+                f"output tokens and your prompt has {longest} tokens, {shown(longest + asked)} in all. "
+                f"Please lower `{field}` or shorten the prompt.",
+                field,
+            )
+    prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
+    room = max_model_len - min(prompts)  # of several, the engine gives each what its own length leaves
+    return Demand(prompts, room if asked is None else min(asked, room), request.n)
+
+
+def _too_long(tokens: str, max_model_len: int, api: Api) -> TooLongError:
+    return TooLongError(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {tokens} tokens, "
+        "which leaves no room for an answer. Please shorten the prompt.",
+        _PROMPT_PARAM[api],
+    )

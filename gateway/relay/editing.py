@@ -1,0 +1,25 @@
+"""The edits of a body, off the event loop where they take long."""
+
+from gateway.relay.client_identity import Client
+from gateway.relay.plane import Plane
+from gateway.relay.reading import read_apart
+from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, GenerationRequest, edited, renamed, rewrites
+
+
+def asks_usage(request: GenerationRequest) -> bool:
+    """Whether kvgate asks for usage that the client did not ask for."""
+    return request.stream and not request.include_usage and request.api in {Api.CHAT, Api.COMPLETIONS}
+
+
+async def edited_for(plane: Plane, client: Client, body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
+    """The body that an endpoint gets in the place of the client's."""
+    if len(body) > EDITED_INLINE_BYTES and rewrites(request, edits):
+        return await read_apart(plane.counting, client.flow, edited, body, request, edits)
+    return edited(body, request, edits)
+
+
+async def renamed_for(plane: Plane, client: Client, body: bytes, model: str) -> bytes:
+    """The body of a request to another model."""
+    if len(body) > EDITED_INLINE_BYTES:
+        return await read_apart(plane.counting, client.flow, renamed, body, model)
+    return renamed(body, model)

@@ -1,0 +1,190 @@
+"""The engines that come and go, as their parent starts and ends them when the process that decides asks for it."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import structlog
+
+from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
+from engine.program import Engine
+from engine.supervisor import Supervisor
+from gateway.app.parent import RUN, EngineNews
+from gateway.serve.sleep import fall_asleep, wake
+
+_log = structlog.get_logger("kvgate.supervisor")
+
+
+class _Held:
+    """One engine, and its port, which is kept while it does not run: another program would take it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.wanted = self.running = self.starting = False
+        self.sleeps = engine.sleeps
+        self.asleep = self.lost = False
+        """Whether its process sleeps, and whether it has ended by itself, and is not to be started again."""
+        self.crashed = False
+        """Whether it ended by itself since it was last told to sleep."""
+        self.woken_in: float | None = None
+        """Seconds that the process took to wake."""
+        self.following: asyncio.Task[None] | None = None
+        times = engine.history.read().seconds.values() if engine.history is not None else ()
+        self.starts_in = sum(times) or None
+        self._port: socket.socket | None = None
+        self.keep_port()
+
+    @property
+    def takes(self) -> float | None:
+        """Seconds its last start took, or its waking, if that is what comes next."""
+        return self.woken_in if self.woken_in is not None else self.starts_in
+
+    def keep_port(self) -> None:
+        """Bind it, and do not listen."""
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._port.bind(("127.0.0.1", self.engine.spec.port))
+        except OSError:  # it is not quite free yet; then the engine's own start says what is wrong
+            self.free_port()
+
+    def free_port(self) -> None:
+        """Leave it to the engine."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+
+class Attendant:
+    """Obeys. It never decides: it starts what is to run, and ends what is not to.
+
+    Args:
+        supervisor: runs the engines.
+        tell: gets the news for the process that decides.
+    """
+
+    def __init__(self, supervisor: Supervisor, tell: Callable[[EngineNews], None]) -> None:
+        self._supervisor = supervisor
+        self._tell = tell
+        self._held: dict[str, _Held] = {}
+        """By address."""
+
+    def add(self, engine: Engine) -> None:
+        """Attend to another engine. It does not run yet."""
+        self._held[engine.spec.address] = _Held(engine)
+
+    async def remove(self, engine: Engine) -> None:
+        """End an engine, and forget it."""
+        held = self._held[engine.spec.address]
+        held.sleeps, held.lost = False, held.asleep
+        self._want(held, wanted=False)
+        if held.following is not None:
+            await asyncio.wait([held.following])
+        held.free_port()
+        del self._held[engine.spec.address]
+
+    def obey(self, order: str, address: str) -> None:
+        """Carry out an order: `RUN` or `END`."""
+        if (held := self._held.get(address)) is not None:
+            self._want(held, wanted=order == RUN)
+
+    def on_event(self, event: SupervisorEvent) -> None:
+        """Note how long a start took, and that an engine which ran was given up, or one that slept ended."""
+        held = next((held for held in self._held.values() if held.engine.name == event.program), None)
+        match event:
+            case BecameReady(seconds=seconds) if held is not None:
+                held.starts_in = seconds
+            case Crashed() if held is not None:
+                held.crashed = True
+                if held.asleep:
+                    held.lost = True  # else it would be started again, awake
+                    self._follow(held)
+            case GaveUp(diagnosis=diagnosis) if held is not None and held.running:
+                held.wanted, held.lost = False, True
+                self._follow(held, str(diagnosis))
+
+    def say_all(self) -> None:
+        """Tell a process that has just begun to decide about every engine."""
+        for held in self._held.values():
+            self._say(held)
+
+    def close(self) -> None:
+        """Leave all ports."""
+        for held in self._held.values():
+            held.free_port()
+
+    def _want(self, held: _Held, *, wanted: bool) -> None:
+        held.wanted = wanted
+        if held.starting and not wanted:
+            self._supervisor.interrupt(held.engine.name)
+        self._follow(held)
+
+    def _follow(self, held: _Held, wrong: str | None = None) -> None:
+        if held.following is None:
+            held.following = asyncio.get_running_loop().create_task(self._bring_about(held, wrong))
+
+    async def _bring_about(self, held: _Held, wrong: str | None) -> None:
+        """Start or end an engine until it is as it is wanted."""
+        try:
+            while held.running != held.wanted or held.lost:
+                if held.lost:
+                    await self._remove(held)
+                elif held.wanted:
+                    wrong = await self._start(held)
+                else:
+                    await self._end(held)
+        finally:
+            held.following = None
+        self._say(held, wrong)
+
+    async def _start(self, held: _Held) -> str | None:
+        """Wake or start it; return why it does not run."""
+        if held.asleep and (await self._wake(held) or not held.wanted):
+            return None
+        held.free_port()
+        held.starting = True
+        try:
+            failure = await self._supervisor.add(held.engine, needed=False)
+        finally:
+            held.starting = False
+        if failure is None:
+            held.running = True
+            return None
+        asked_to_end, held.wanted = not held.wanted, False
+        held.keep_port()
+        return None if asked_to_end else str(failure)
+
+    async def _wake(self, held: _Held) -> bool:
+        """Wake it; if that fails, end it."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if await wake(held.engine.spec.url):
+            held.woken_in = loop.time() - began
+            held.running, held.asleep = True, False
+            _log.info(f"{held.engine.name}: awake after {held.woken_in:.1f} s")
+            return True
+        _log.warning(f"{held.engine.name}: it does not wake, so it is started again")
+        await self._remove(held)
+        return False
+
+    async def _end(self, held: _Held) -> None:
+        """Have it sleep or end."""
+        held.crashed = False
+        sleeps = held.sleeps and await fall_asleep(held.engine.spec.url)
+        if sleeps and held.sleeps and not held.crashed:  # it may have been taken out meanwhile
+            held.asleep, held.running = True, False
+            _log.info(f"{held.engine.name}: sleeps")
+            return
+        if held.sleeps:
+            _log.warning(f"{held.engine.name}: it cannot sleep, so it ends")
+        await self._remove(held)
+
+    async def _remove(self, held: _Held) -> None:
+        """End its process."""
+        await self._supervisor.remove(held.engine.name)
+        held.running = held.asleep = held.lost = False
+        held.woken_in = None
+        held.keep_port()
+
+    def _say(self, held: _Held, wrong: str | None = None) -> None:
+        self._tell(EngineNews(held.engine.spec.address, held.running, held.takes, wrong))

@@ -1,0 +1,206 @@
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.controller import AdmissionController
+from gateway.admission.events import (
+    Arrived,
+    Capacity,
+    Demand,
+    EndpointDown,
+    EndpointId,
+    EndpointUp,
+    Expected,
+    RequestId,
+)
+from gateway.admission.policy import Policy
+from gateway.app.engine_demand import LOOK, SETTLE, EngineDemand
+from gateway.app.parent import EngineNews
+from gateway.config.engine import OnDemand
+from gateway.endpoints.health import State
+
+A, B = EndpointId("a:1"), EndpointId("b:1")
+
+
+class Monitor:
+    """One that is healthy as soon as its engine may be."""
+
+    def __init__(self):
+        self.state = State.STARTING
+        self.in_flight = self.passing = 0
+        self.drained = False
+
+    @property
+    def serving(self):
+        return self.state is State.UP
+
+    def retire(self):
+        self.state = State.STOPPED
+
+    def rouse(self):
+        self.state = State.STARTING
+
+
+class World:
+    """Two engines in one group, a core for the first one, and a parent that keeps what it is asked."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.asked, self.told, self.handled = [], [], []
+        self.monitors = {A: Monitor(), B: Monitor()}
+        core = AdmissionController(Policy())
+        core.handle(EndpointDown(A, "", Capacity(1000, 100)), self.now)
+        driver = SimpleNamespace(controller=core, handle=self.handled.append)
+        cores = SimpleNamespace(
+            name={A: "red", B: "blue"}.get,
+            drivers={"red": driver},
+            driver_of=lambda endpoint: driver if endpoint == A else None,
+        )
+        parent = SimpleNamespace(
+            run=lambda at: self.asked.append(("run", at)), end=lambda at: self.asked.append(("end", at))
+        )
+        follower = SimpleNamespace(expected=lambda *what, failed: self.told.append((*what, failed)))
+        how = OnDemand(idle_stop=10.0, group="card")
+        self.demand = EngineDemand(
+            {A: how, B: how, "c:1": None}, cores, self.monitors, follower, parent=parent, clock=lambda: self.now
+        )
+
+    def pass_time(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.now += LOOK
+            self.demand.look()
+
+    def hear(self, endpoint, *, running, wrong=None):
+        self.demand.heard(EngineNews(endpoint, running, 2.0, wrong))
+
+    def come_up(self, endpoint):
+        self.hear(endpoint, running=True)
+        self.monitors[endpoint].state = State.UP
+        self.pass_time(LOOK)
+
+
+@pytest.fixture
+def world():
+    made = World()
+    for endpoint in (A, B):
+        made.hear(endpoint, running=False)
+    made.pass_time(LOOK)
+    return made
+
+
+def test_nothing_starts_before_the_parent_has_said_what_runs():
+    world = World()
+    world.demand.awaited(0, {"red": 1.0})
+    world.hear(A, running=False)
+    world.pass_time(1)
+    assert world.asked == []
+    world.hear(B, running=False)
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)]
+
+
+def test_a_long_queue_is_not_gone_through_for_a_snapshot(world, monkeypatch):
+    core = world.demand._cores.drivers["red"].controller
+    for number in range(100):
+        core.handle(Arrived(RequestId(number), Demand((100,), 50)), world.now)
+    monkeypatch.setattr(AdmissionController, "snapshot", None)  # 20 times a second, with 2,048 waiting 1 ms each
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)]
+    world.come_up(A)
+    core.handle(EndpointUp(A, Capacity(1000, 100)), world.now)
+    world.pass_time(30)
+    assert world.asked == [("run", A)], "what the core has on it keeps it"
+
+
+def test_an_engine_that_ran_before_its_owner_is_not_started_again():
+    world = World()
+    world.hear(B, running=False)
+    world.come_up(A)
+    world.demand.awaited(0, {"red": 1.0})
+    world.pass_time(1)
+    assert world.asked == []
+
+
+def test_an_answer_that_is_only_passed_on_is_not_cut_off(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.demand.awaited(0, {})
+    world.come_up(A)
+    world.monitors[A].passing = 1  # a transcription that streams
+    world.pass_time(12)
+    assert world.monitors[A].state is State.UP
+    world.demand.awaited(0, {"blue": 0.0})
+    world.pass_time(5)
+    assert world.monitors[A].state is State.STOPPED, "it takes no new ones"
+    assert world.asked == [("run", A)]
+    world.monitors[A].passing = 0
+    world.pass_time(SETTLE)
+    assert world.asked == [("run", A), ("end", A)]
+
+
+def test_it_starts_with_a_request_and_ends_when_idle_and_nothing_is_on_it(world):
+    assert world.monitors[A].state is State.STOPPED
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)]
+    assert world.told == [(A, pytest.approx(2.0), False)]
+    assert world.handled == [Expected(pytest.approx(world.now + 2.0))]
+    world.demand.awaited(0, {})
+    world.come_up(A)
+    assert world.told[-1] == (A, None, False)
+    world.monitors[A].in_flight = 1
+    world.pass_time(12)
+    assert world.monitors[A].state is State.UP
+    world.monitors[A].in_flight = 0
+    world.pass_time(10.2)
+    assert world.monitors[A].state is State.STOPPED
+    world.monitors[A].in_flight = 1  # one that was sent just before
+    world.pass_time(1)
+    assert world.asked == [("run", A)]
+    world.monitors[A].in_flight = 0
+    world.pass_time(SETTLE)
+    assert world.asked == [("run", A), ("end", A)]
+
+
+def test_another_model_waits_until_its_cards_are_free(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.come_up(A)
+    world.demand.awaited(0, {})
+    world.demand.awaited(1, {"blue": 0.0})
+    world.pass_time(3)
+    assert world.asked == [("run", A), ("end", A)]
+    assert world.demand.ready_in()[B] == pytest.approx(2.0)
+    world.hear(A, running=False)
+    world.pass_time(LOOK)
+    assert world.asked[2:] == [("run", B)]
+    world.demand.left(1)
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    assert world.asked[3:] == [("end", B)], "a start that nobody waits for gives way"
+
+
+def test_a_start_that_fails_is_tried_once_more_and_then_those_that_wait_are_told(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.hear(A, running=False, wrong="No memory.")
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)] * 2
+    assert not any(failed for *_, failed in world.told)
+    world.hear(A, running=False, wrong="No memory.")
+    assert world.told[-1] == (A, None, True)
+    assert world.handled[-1] == Expected(None, failed=True)
+    world.pass_time(0.5)
+    assert len(world.asked) == 2
+    world.pass_time(1)
+    assert len(world.asked) == 3, "whoever comes then has it tried again"
+
+
+def test_an_endpoint_that_its_operator_drained_is_not_started(world):
+    world.monitors[A].drained = True
+    world.monitors[A].state = State.DRAINING
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(1)
+    assert world.asked == []
+    assert world.monitors[A].state is State.DRAINING

@@ -1,0 +1,17 @@
+from gateway.app.parent import EngineNews, Parent, as_line
+
+
+async def test_what_is_to_run_and_to_end_is_asked_a_line_each():
+    parent = Parent()
+    parent.run("127.0.0.1:1")
+    parent.end("127.0.0.1:1")
+    assert [await parent.next_line(), await parent.next_line()] == ["run 127.0.0.1:1", "end 127.0.0.1:1"]
+
+
+def test_news_is_taken_and_other_lines_are_left():
+    parent, heard = Parent(), []
+    parent.on_news = heard.append
+    news = EngineNews("127.0.0.1:1", running=False, takes=2.5, wrong="It ran out of memory.")
+    assert parent.heard(as_line(news))
+    assert not parent.heard(b'{"server": {}}')
+    assert heard == [news]

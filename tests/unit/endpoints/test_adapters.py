@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from gateway.endpoints.adapters import LOADED, LOADING, NO_ROUTE, Adapters
+from gateway.endpoints.replies import NoReply, Reply
+
+
+class Engine:
+    """Loads what it is asked to, or answers the next of `replies`."""
+
+    def __init__(self, **loaded):
+        self.loaded = loaded
+        self.asked = []
+        self.replies = []
+
+    async def ask(self, path, body):
+        asked = json.loads(body)
+        name = asked["lora_name"]
+        self.asked.append((path.rpartition("/")[2].split("_")[0], name))
+        if self.replies:
+            return self.replies.pop(0)
+        if "unload" in path:
+            del self.loaded[name]
+        else:
+            self.loaded[name] = asked["lora_path"]
+        return Reply(200, b"", 0.0)
+
+    async def settle(self, adapters):
+        return await adapters.settle(dict(self.loaded), self.ask)
+
+
+async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
+    engine, adapters = Engine(theirs="/t"), Adapters("e", {"a": "/a", "b": "/b"})
+    assert adapters.states({}) == {"a": LOADING, "b": LOADING}
+    assert await engine.settle(adapters)
+    assert engine.asked == [("load", "a"), ("load", "b")]
+    assert not await engine.settle(adapters)
+    assert adapters.states(engine.loaded) == {"a": LOADED, "b": LOADED}
+
+
+async def test_other_settings_unload_what_is_no_longer_wanted():
+    engine, adapters = Engine(a="/a", theirs="/t"), Adapters("e", {"a": "/a"})
+    assert not adapters.govern({"a": "/a"})
+    assert adapters.govern({"b": "/b"})
+    assert await engine.settle(adapters)
+    assert engine.loaded == {"theirs": "/t", "b": "/b"}
+
+
+async def test_what_an_operator_gives_or_takes_stands_over_the_settings():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+    adapters.give("b", "/b")
+    await engine.settle(adapters)
+    adapters.give("a", None)
+    adapters.govern({"a": "/a"})
+    await engine.settle(adapters)
+    assert engine.loaded == {"b": "/b"}
+    adapters.give("a", "/a")
+    await engine.settle(adapters)
+    assert engine.loaded == {"b": "/b", "a": "/a"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply(404, b'{"detail":"Not Found"}', 0.0), NO_ROUTE),
+        (Reply(405, b"{}", 0.0), NO_ROUTE),
+        (Reply(404, b'{"error":{"message":"Loading lora a failed: No adapter found for /a"}}', 0.0),
+         "Loading lora a failed: No adapter found for /a"),
+        (Reply(500, b'{"error":{"message":"LoRA rank 64 is greater than max_lora_rank 16."}}', 0.0),
+         "LoRA rank 64 is greater than max_lora_rank 16."),
+        (NoReply("it broke off"), "it broke off"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_loaded_is_told_and_asked_for_again(reply, reason):
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+    engine.replies = [reply]
+    assert not await engine.settle(adapters)
+    assert adapters.states({}) == {"a": reason}
+    assert await engine.settle(adapters)
+    assert adapters.states({"a": "/a"}) == {"a": LOADED}
+
+
+async def test_what_an_operator_asks_for_again_is_no_longer_known_as_failed():
+    engine, adapters = Engine(), Adapters("e", {})
+    adapters.give("a", "/wrong")
+    engine.replies = [Reply(500, b"no", 0.0)]
+    await engine.settle(adapters)
+    adapters.give("a", "/right")
+    assert adapters.states({}) == {"a": LOADING}
+
+
+async def test_one_from_another_path_takes_the_place_of_ours_and_of_what_an_operator_names():
+    engine, adapters = Engine(theirs="/t"), Adapters("e", {"a": "/a", "theirs": "/ours"})
+    await engine.settle(adapters)
+    assert engine.loaded == {"theirs": "/t", "a": "/a"}, "it was there under this name"
+    adapters.govern({"a": "/a2", "theirs": "/ours"})
+    assert adapters.states(engine.loaded) == {"a": LOADING, "theirs": LOADED}
+    adapters.give("theirs", "/new")
+    await engine.settle(adapters)
+    assert engine.loaded == {"a": "/a2", "theirs": "/new"}
+    engine.loaded["a"] = "/a"  # it was started again, as at first
+    await engine.settle(adapters)
+    assert engine.loaded["a"] == "/a2"
+    assert not adapters.pending({"a": None, "theirs": None}), "an engine that tells no paths is believed"

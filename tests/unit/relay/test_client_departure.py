@@ -1,0 +1,77 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.relay.asgi import DIRECT, ClientGoneError
+from gateway.relay.client_departure import while_connected
+
+LEFT = {"type": "http.disconnect"}
+
+
+async def silent():
+    """The messages of a client that stays and says nothing."""
+    await asyncio.Event().wait()
+
+
+async def test_a_server_that_tells_of_departures_is_asked_for_no_message():
+    told, ended = [], []
+
+    def watch(left):
+        told.append(left)
+        return lambda: ended.append(left)
+
+    scope = {"extensions": {DIRECT: SimpleNamespace(leaving=watch)}}
+    with while_connected(scope, silent):
+        pass
+    assert ended == told
+    told.pop()()
+    await asyncio.sleep(0)
+
+
+async def test_a_departure_that_is_told_of_cancels_what_is_done_meanwhile():
+    told = []
+
+    async def work():
+        direct = SimpleNamespace(leaving=lambda left: told.append(left) or int)
+        with while_connected({"extensions": {DIRECT: direct}}, silent):
+            told.pop()()
+            await asyncio.sleep(5)
+
+    with pytest.raises(ClientGoneError):
+        await work()
+    await asyncio.sleep(0)
+
+
+async def test_what_is_done_for_a_client_ends_when_it_leaves_and_not_what_follows():
+    left = asyncio.Event()
+
+    async def receive():
+        await left.wait()
+        return LEFT
+
+    async def serve():
+        with while_connected({}, receive):
+            left.set()
+            await asyncio.wait_for(asyncio.Event().wait(), 1)
+
+    with while_connected({}, receive):
+        await asyncio.sleep(0)
+    with pytest.raises(ClientGoneError):
+        await serve()
+    with while_connected({}, receive):
+        await asyncio.sleep(0)  # the watch has seen it leave, and is yet to say so
+    await asyncio.sleep(0)
+    assert not asyncio.current_task().cancelling()
+
+
+async def test_whoever_else_cancels_what_is_done_for_a_client_is_heard():
+    async def serve():
+        with while_connected({}, silent):
+            await asyncio.Event().wait()
+
+    served = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    served.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await served

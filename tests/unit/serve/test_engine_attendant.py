@@ -1,0 +1,249 @@
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.assembly import assembled
+from engine.diagnosis.sign import Diagnosis
+from engine.events import BecameReady, Crashed, GaveUp
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm import VLLM
+from gateway.app.parent import END, RUN, EngineNews
+from gateway.serve.engine_attendant import Attendant
+from tests.ports import free_port
+
+
+class Supervisor:
+    """Starts and ends engines as a test says."""
+
+    def __init__(self):
+        self.done = []
+        self.failure = None
+        self.begun, self.ready = asyncio.Event(), asyncio.Event()
+
+    async def add(self, engine, *, needed):
+        assert not needed
+        self.done.append(("add", engine.name))
+        self.begun.set()
+        await self.ready.wait()
+        return self.failure
+
+    async def remove(self, name):
+        self.done.append(("remove", name))
+        await asyncio.sleep(0)
+
+    def interrupt(self, name):
+        self.done.append(("interrupt", name))
+        self.failure = Diagnosis("It was stopped before it was ready.")
+        self.ready.set()
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    return assembled(EngineSpec(VLLM, "engine m", "org/m", "m", free_port(), Path("/python")), Policy())
+
+
+@pytest.fixture
+async def world(engine):
+    supervisor, told = Supervisor(), []
+    attendant = Attendant(supervisor, told.append)
+    attendant.add(engine)
+    yield supervisor, attendant, told
+    attendant.close()
+
+
+async def settled():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_it_starts_and_ends_an_engine_as_it_is_told_and_says_how_that_went(world, engine):
+    supervisor, attendant, told = world
+    at = engine.spec.address
+    supervisor.ready.set()
+    attendant.obey(RUN, at)
+    attendant.on_event(BecameReady("engine m", 2.5))
+    await settled()
+    assert told == [EngineNews(at, True, 2.5)]
+    attendant.obey(END, at)
+    await settled()
+    assert told[1:] == [EngineNews(at, False, 2.5)]
+    assert supervisor.done == [("add", "engine m"), ("remove", "engine m")]
+    attendant.obey(RUN, "127.0.0.1:1")
+    await settled()
+    assert len(supervisor.done) == 2
+
+
+async def test_a_start_that_is_not_wanted_any_more_is_broken_off(world, engine):
+    supervisor, attendant, told = world
+    attendant.obey(RUN, engine.spec.address)
+    await supervisor.begun.wait()
+    attendant.obey(END, engine.spec.address)
+    await settled()
+    assert supervisor.done == [("add", "engine m"), ("interrupt", "engine m")]
+    assert told == [EngineNews(engine.spec.address, False)]
+
+
+async def test_why_one_does_not_start_or_was_given_up_is_told(world, engine):
+    supervisor, attendant, told = world
+    supervisor.failure = Diagnosis("No memory.")
+    supervisor.ready.set()
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    assert (told[-1].running, told[-1].wrong) == (False, "No memory.")
+    supervisor.failure = None
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    assert told[-1].running
+    attendant.on_event(GaveUp("engine m", Diagnosis("It crashed.")))
+    await settled()
+    assert (told[-1].running, told[-1].wrong) == (False, "It crashed.")
+
+
+async def test_its_port_is_kept_while_it_does_not_run(world, engine):
+    supervisor, attendant, _ = world
+
+    def is_taken():
+        with socket.socket() as other:
+            try:
+                other.bind(("127.0.0.1", engine.spec.port))
+            except OSError:
+                return True
+        return False
+
+    assert is_taken()
+    supervisor.ready.set()
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    assert not is_taken()
+    await attendant.remove(engine)
+    assert not is_taken()
+    assert supervisor.done[-1] == ("remove", "engine m")
+
+
+@pytest.fixture
+async def sleeper(engine, monkeypatch):
+    """An engine that sleeps, which it did at once; `can` is taken for each time that it is to sleep or to wake."""
+    supervisor, told, can = Supervisor(), [], asyncio.Queue()
+    asked = []
+
+    async def turn(url):
+        asked.append(url)
+        return await can.get()
+
+    monkeypatch.setattr("gateway.serve.engine_attendant.fall_asleep", turn)
+    monkeypatch.setattr("gateway.serve.engine_attendant.wake", turn)
+    attendant = Attendant(supervisor, told.append)
+    attendant.add(replace(engine, sleeps=True))
+    supervisor.ready.set()
+    attendant.obey(RUN, engine.spec.address)
+    attendant.on_event(BecameReady("engine m", 60.0))
+    await settled()
+    attendant.obey(END, engine.spec.address)
+    can.put_nowait(True)
+    await settled()
+    assert asked == [engine.spec.url]
+    assert (supervisor.done, told[-1]) == ([("add", "engine m")], EngineNews(engine.spec.address, False, 60.0))
+    supervisor.done.clear()
+    yield supervisor, attendant, told, can
+    attendant.close()
+
+
+async def test_one_that_sleeps_wakes_and_that_is_what_its_next_start_takes(sleeper, engine):
+    supervisor, attendant, told, can = sleeper
+    attendant.obey(RUN, engine.spec.address)
+    can.put_nowait(True)
+    await settled()
+    assert (told[-1].running, told[-1].takes < 1) == (True, True)
+    attendant.obey(END, engine.spec.address)
+    can.put_nowait(False)
+    await settled()
+    assert supervisor.done == [("remove", "engine m")], "it cannot sleep any more"
+    assert told[-1] == EngineNews(engine.spec.address, False, 60.0), "so it is a whole start again"
+
+
+async def test_one_that_does_not_wake_is_ended_and_started(sleeper, engine):
+    supervisor, attendant, told, can = sleeper
+    attendant.obey(RUN, engine.spec.address)
+    can.put_nowait(False)
+    await settled()
+    assert supervisor.done == [("remove", "engine m"), ("add", "engine m")]
+    assert told[-1].running
+
+
+async def test_one_that_ends_in_its_sleep_is_not_started_until_it_is_wanted(sleeper, engine):
+    supervisor, attendant, told, _ = sleeper
+    attendant.on_event(Crashed("engine m", Diagnosis("It was killed.")))
+    await settled()
+    assert supervisor.done == [("remove", "engine m")]
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    assert supervisor.done[1:] == [("add", "engine m")], "there is nothing to wake"
+    assert told[-1].running
+
+
+async def test_one_that_ends_while_it_wakes_is_ended_once(sleeper, engine):
+    supervisor, attendant, told, can = sleeper
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    attendant.on_event(Crashed("engine m", Diagnosis("It was killed.")))
+    can.put_nowait(False)
+    await settled()
+    assert supervisor.done == [("remove", "engine m"), ("add", "engine m")]
+    assert told[-1].running
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_one_that_sleeps_or_wakes_ends_when_it_is_taken_out(sleeper, engine, wakes):
+    supervisor, attendant, _, can = sleeper
+    if wakes:
+        attendant.obey(RUN, engine.spec.address)
+        await settled()
+        can.put_nowait(True)
+    await attendant.remove(engine)
+    assert supervisor.done == [("remove", "engine m")]
+
+
+@pytest.fixture
+async def drowsy(sleeper, engine):
+    """One that is just falling asleep."""
+    supervisor, attendant, told, can = sleeper
+    attendant.obey(RUN, engine.spec.address)
+    can.put_nowait(True)
+    await settled()
+    attendant.obey(END, engine.spec.address)
+    await settled()
+    return supervisor, attendant, told, can
+
+
+async def test_one_that_falls_asleep_ends_when_it_is_taken_out(drowsy, engine):
+    supervisor, attendant, _, can = drowsy
+    removing = asyncio.create_task(attendant.remove(engine))
+    await settled()
+    can.put_nowait(True)
+    await removing
+    assert supervisor.done == [("remove", "engine m")]
+
+
+async def test_one_that_crashes_while_it_falls_asleep_ends(drowsy):
+    supervisor, attendant, told, can = drowsy
+    attendant.on_event(Crashed("engine m", Diagnosis("It was killed.")))
+    can.put_nowait(True)
+    await settled()
+    assert supervisor.done == [("remove", "engine m")]
+    assert not told[-1].running
+
+
+async def test_one_that_does_not_wake_and_is_not_wanted_any_more_is_not_started(sleeper, engine):
+    supervisor, attendant, told, can = sleeper
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    attendant.obey(END, engine.spec.address)
+    can.put_nowait(False)
+    await settled()
+    assert supervisor.done == [("remove", "engine m")]
+    assert not told[-1].running
