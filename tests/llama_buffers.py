@@ -16,7 +16,8 @@ from pathlib import Path
 from tests.ports import free_port
 
 _SIZE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
-_READY = "buffers-are-there"
+_READY = "all slots are idle"
+"""It logs from a thread of its own, so what it says last tells that the rest was said."""
 _TIMEOUT = 60.0
 """Seconds; one or two are needed."""
 
@@ -127,8 +128,8 @@ def main() -> None:
     params.cpuparams.n_threads = 1
     params.verbosity = 5
     server = xllamacpp.Server(params)
-    print(f"\n{_READY} {server.listening_address}", flush=True)
     sys.stdin.read()
+    del server
 
 
 if __name__ == "__main__":

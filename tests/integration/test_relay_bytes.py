@@ -1,6 +1,7 @@
 """What passes through the gateway, and how: bytes, headers, timing."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 
@@ -276,11 +277,17 @@ async def test_where_no_name_is_known_yet_there_is_no_list():
 
 
 async def test_the_endpoint_that_has_more_room_gets_the_request():
-    settings = FakeSettings(step_seconds=0.01)
-    async with FakeVllm(settings) as first, FakeVllm(settings) as second, gateway(first, second) as kvgate:
-        await asyncio.gather(*(kvgate.post(tokens=1) for _ in range(2)))  # a cold engine gets one request at a time
-        tasks = [asyncio.create_task(kvgate.post(tokens=1000)) for _ in range(10)]  # none ends meanwhile
-        await until(lambda: len(first.seen) + len(second.seen) == 12)
-        assert len(first.seen) == len(second.seen)
-        for task in tasks:
-            task.cancel()
+    settings = FakeSettings(step_seconds=0.02)
+    async with (
+        FakeVllm(settings) as first,
+        FakeVllm(settings) as second,
+        gateway(first, second) as kvgate,
+        contextlib.AsyncExitStack() as open_streams,
+    ):
+        pieces = []
+        for number in range(12):  # none ends meanwhile, and no two share a prefix
+            asked = body(tokens=2000, stream=True, messages=[{"role": "user", "content": f"{number} one two"}])
+            stream = kvgate.client.stream("POST", CHAT, json=asked)
+            pieces.append((await open_streams.enter_async_context(stream)).aiter_raw())
+            assert b"data: " in await anext(pieces[-1])  # a cold engine gets another one once it has generated
+        assert len(first.seen) == len(second.seen) == 6

@@ -63,7 +63,7 @@ def test_an_incident_is_scrubbed_by_keyboard_and_by_its_refusals(opened: Browser
     opened.until_headline("Serving. KV 0 %")
     opened.one("#replay input").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     at(opened, "00:00:02")
-    opened.until(lambda: opened.one("#requests tbody tr").text.startswith("running"))
+    opened.until(lambda: opened.text("#requests tbody tr").startswith("running"))
     press(opened, "Next refusal")
     at(opened, "00:00:05")
     opened.until(lambda: "queue full" in opened.text("#requests"))
