@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.integration.relaying import fake_processes
 
@@ -19,6 +19,10 @@ _TIMEOUT = 120.0
 _AT_REST = 0.02
 _QUIET = 3
 """Seconds, each without a longer stretch than that."""
+MOST_STRETCH = 0.050
+"""Seconds of the loop thread's CPU time, at a stretch, that anything a stranger sends may take."""
+_MEASUREMENTS = 3
+"""The least of so many counts: what else runs on a machine takes cache and memory from everybody, and gives nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,21 @@ class Target:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self._line())
+
+    def cost(self, attack: Callable[[Self], Answer]) -> tuple[Answer, float, int]:
+        """The answer to an attack, the longest stretch in seconds, and bytes of memory added, as `peak` counts them.
+
+        One over `MOST_STRETCH` is measured again.
+        """
+        for _ in range(_MEASUREMENTS):
+            before = self.forget_peaks()
+            self.stretch()
+            got = attack(self)
+            stretch, grown = self.stretch(), self.peak() - before
+            print(f"{got.status}, {stretch * 1000:.1f} ms, {grown / (1 << 20):.0f} MB")
+            if stretch < MOST_STRETCH:
+                break
+        return got, stretch, grown
 
     def send(self, *pieces: bytes, timeout: float = _TIMEOUT) -> Answer:
         """Send raw bytes on a connection of their own; return what comes back until it closes or its answer ended."""

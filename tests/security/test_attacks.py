@@ -11,15 +11,13 @@ import pytest
 
 from tests.clock import unhindered
 from tests.security.hostile import METRICS, Script, answer, stream_head
-from tests.security.target import Answer, Target
+from tests.security.target import MOST_STRETCH, Answer, Target
 
 pytestmark = pytest.mark.slow
 
 MB = 1 << 20
 MOST = 32 * MB
 """`server.max_body_bytes`: what a client can send."""
-LONGEST = 0.050
-"""Seconds of the loop thread's CPU time, at a stretch."""
 
 DRAIN = "/kvgate/endpoints/127.0.0.1:1/drain"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
@@ -307,19 +305,15 @@ def test_an_attack_costs_no_more_than_its_figures(target: Target, attack: Attack
     if attack.script is not None:
         path, script = attack.script
         target.hostile.use(path, script)
-    before = target.forget_peaks()
-    target.stretch()
     try:
-        got = attack.send(target)
+        got, stretch, grown = target.cost(attack.send)
     finally:
         target.hostile.use(None, None)
-    stretch, grown = target.stretch(), target.peak() - before
-    print(f"{attack.name}: {got.status}, {stretch * 1000:.1f} ms, {grown / MB:.0f} MB")
     assert target.get("/livez").status == 200
     assert got.status in attack.statuses, got.raw[:300]
     if attack.script is None:
         assert len(got.body) < 1000 or got.status == 200, "an error must not repeat what the client wrote"
-    assert stretch < LONGEST
+    assert stretch < MOST_STRETCH
     assert grown < attack.memory
 
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fakes.tokenizer import make_tokenizer
-from tests.security.target import Answer, Target, attacked
+from tests.security.target import MOST_STRETCH, Target, attacked
 
 pytestmark = pytest.mark.slow
 
 MB = 1 << 20
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-LONGEST = 0.050
-"""Seconds of the loop thread's CPU time, at a stretch."""
 SIZES = ("--max-model-len", "131072", "--num-blocks", "10000")
 TEMPLATE = (
     "{%- macro numbers(messages, content) -%}{%- for message in messages -%}"
@@ -83,11 +81,7 @@ def test_a_prompt_that_grows_far_beyond_its_body_costs_no_more_than_its_figures(
     target: Target, path: str, body: Callable[[], bytes], statuses: tuple[int, ...]
 ) -> None:
     given = body()
-    before = target.forget_peaks()
-    target.stretch()
-    got: Answer = target.post(path, given)
-    stretch, grown = target.stretch(), target.peak() - before
-    print(f"{len(given)} bytes: {got.status}, {stretch * 1000:.1f} ms, {grown / MB:.0f} MB")
+    got, stretch, grown = target.cost(lambda target: target.post(path, given))
     assert got.status in statuses, got.raw[:300]
-    assert stretch < LONGEST
+    assert stretch < MOST_STRETCH
     assert grown < 192 * MB
