@@ -19,7 +19,7 @@ from gateway.admission.events import Arrived, Capacity, Prefix, RequestId
 from gateway.admission.tuning import TUNING
 
 
-class Phase(Enum):
+class ReservationPhase(Enum):
     """Stage of a reservation."""
 
     UNCONFIRMED = auto()
@@ -30,8 +30,10 @@ class Phase(Enum):
     """We closed its connection. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
 
 
-_UNCONFIRMED: Final = Phase.UNCONFIRMED  # Python 3.11 looks a member up by a call, and each count asks for several
-_CONFIRMED: Final = Phase.CONFIRMED
+_UNCONFIRMED: Final = (
+    ReservationPhase.UNCONFIRMED
+)  # Python 3.11 looks a member up by a call, and each count asks for several
+_CONFIRMED: Final = ReservationPhase.CONFIRMED
 
 
 class Reservation:
@@ -302,7 +304,7 @@ class Ledger:
         else:
             self.unconfirmed_sequences -= reservation.sequences
         self._end_prefill(reservation)
-        reservation.phase = Phase.ABORTING
+        reservation.phase = ReservationPhase.ABORTING
         reservation.ticket = 0
         reservation.aborted_at = now
         self._aborting.append(reservation)
