@@ -22,10 +22,10 @@ from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
-from gateway.relay.held_back import noting
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
+from gateway.relay.traced_wait import noting
 from gateway.relay.understand import (
     Asked,
     UncountedError,
