@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import Placement, barred, decide, held_by, let_through, place, turned_away
+from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away, why_waiting
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -242,7 +242,7 @@ class AdmissionController:
         if now - made_at >= POSITIONS_AGE:
             found = positions(self._queue)
             self._positions = now, found
-        rule = held_by(place(self._pool, request, now))
+        rule = why_waiting(place(self._pool, request, now))
         position = found.get(key)
         if position is None:
             return Turn(None, None, rule)
@@ -660,7 +660,7 @@ class AdmissionController:
 
     def _reserve(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
-        self._queue.served(request)
+        self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
         self._headroom.sent(flow, tokens, now)

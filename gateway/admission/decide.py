@@ -138,10 +138,10 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
         return Decision(Action.REFUSE, refused.rule, refused.outcome)
     if endpoint is None and declined:
         endpoint = nearest(pool, request, now)
-    return Decision(Action.QUEUE, held_by(placed), endpoint=endpoint)
+    return Decision(Action.QUEUE, why_waiting(placed), endpoint=endpoint)
 
 
-def held_by(placed: Placement) -> str:
+def why_waiting(placed: Placement) -> str:
     """Why a request that may wait does not go, if it is placed so: one of `REASONS` or `RULES`."""
     endpoint, declined = placed
     if endpoint is not None:

@@ -89,7 +89,7 @@ class Queue:
         self.depth = 0
         self.bytes = 0
         """Bytes of all waiting bodies."""
-        self.size = 0
+        self.prompt_tokens = 0
         """Prompt tokens of all that waits."""
         self.sequences = 0
         """Of all that waits."""
@@ -120,7 +120,7 @@ class Queue:
         flows = [band.fairness.active.get(flow) for band in self._order]
         return sum(known.waiting for known in flows if known is not None)
 
-    def largest(self, most: int) -> list[tuple[BandQueue, Flow]]:
+    def most_waiting(self, most: int) -> list[tuple[BandQueue, Flow]]:
         """At most so many flows, in their bands: those with the most waiting requests."""
         flows = ((band, flow) for band in self._order for flow in band.fairness.active.values())
         return nlargest(most, flows, key=lambda found: found[1].waiting)
@@ -218,7 +218,7 @@ class Queue:
         self._largest = max(self._largest, request.cost)
         self.depth += 1
         self.bytes += request.arrival.body_bytes
-        self.size += request.size
+        self.prompt_tokens += request.size
         self.sequences += request.sequences
         heappush(self._deadlines, (request.deadline, request.ticket, request))
         heappush(self._arrivals, (request.arrived_at, request.ticket, request))
@@ -234,7 +234,7 @@ class Queue:
         request.ticket = 0
         self.depth -= 1
         self.bytes -= request.arrival.body_bytes
-        self.size -= request.size
+        self.prompt_tokens -= request.size
         self.sequences -= request.sequences
         if not band.depth:
             self._order.remove(band)
@@ -252,7 +252,7 @@ class Queue:
         else:
             self._idle.move_to_end(number)
 
-    def served(self, request: RequestRecord) -> None:
+    def charge(self, request: RequestRecord) -> None:
         """Charge the flow and the band of a request that goes, before or after its removal."""
         band = self._bands.get(request.arrival.band)
         cost = request.cost
@@ -281,7 +281,7 @@ class Queue:
     def offer(self, accept: Callable[[RequestRecord], OfferResult]) -> None:
         """Offer waiting requests to `accept`, in order, until every lane has ended.
 
-        For a request that it takes, `accept` must have called `remove` and `served` when it returns.
+        For a request that it takes, `accept` must have called `remove` and `charge` when it returns.
         """
         for band in self._order:
             for lane in band.lanes.values():
