@@ -1,6 +1,6 @@
 """The path of a generation request that was read, through one pool: counted, admitted, tried, settled.
 
-`prepare` and `generate` are apart so that what only `prepare` needed is freed while a stream lasts.
+`prepare` and `generate` are apart so that a long stream does not keep what only `prepare` needed.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
-    """Serve a request that was prepared; returns how it ended.
+    """Serve a request that was prepared; returns its outcome.
 
     Raises:
         RefusedError: it ends with an error.
