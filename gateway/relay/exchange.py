@@ -130,10 +130,10 @@ class Exchange:
         if self.recorded is not None:
             self.recorded.did(Kind.COUNT, since, self.clock())
 
-    def held(self, rule: str | None, position: int | None = None) -> None:
+    def note_rule(self, rule: str | None, position: int | None = None) -> None:
         """Note what holds it back or refused it, and its position in the queue. The first of each stays."""
         if self.recorded is not None:
-            self.recorded.held(rule, position)
+            self.recorded.note_rule(rule, position)
 
     def sent_to(self, endpoint: EndpointId, engine: str | None = None) -> Sequence[tuple[bytes, bytes]]:
         """Note that it goes to an endpoint now; returns the headers that tell its place in the trace.

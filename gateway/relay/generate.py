@@ -227,7 +227,7 @@ async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> 
         except RejectedError as error:
             now, outcome = plane.clock(), error.command.outcome
             exchange.standing = error.command.standing
-            exchange.held(error.command.rule)
+            exchange.note_rule(error.command.rule)
             if outcome in FOR_WANT_OF_ROOM:
                 metrics.turned_away(work.key, now)
             exchange.reports_wait |= outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
@@ -243,7 +243,7 @@ async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, r
             dispatch = await place.again(result.cause)
     except RejectedError as error:
         command = error.command
-        exchange.held(command.rule)
+        exchange.note_rule(command.rule)
         if command.outcome in FOR_WANT_OF_ROOM:
             metrics.turned_away(work.key, plane.clock())
         raise refusal(command, result.message) from None

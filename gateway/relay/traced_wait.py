@@ -35,6 +35,6 @@ async def _note(exchange: Exchange, turn: AskTurn) -> None:
         await asyncio.sleep(seconds)
         stood = await stands(turn)
         if stood is not None:
-            exchange.held(stood.rule, stood.position)
+            exchange.note_rule(stood.rule, stood.position)
             if stood.position is not None:
                 return

@@ -95,7 +95,7 @@ class BandQueue:
                 costs[name] = costs.get(name, 0.0) + queue.cost
         return costs
 
-    def ahead(self, flow: str, key: LaneKey | None) -> float:
+    def ahead(self, flow: str, lane: LaneKey | None) -> float:
         """Service that this band gives before a new request of that flow, tokens.
 
         Requests of other flows that are set aside are left out.
@@ -107,7 +107,7 @@ class BandQueue:
         if mine is not None:
             turn, ahead = mine.counter + mine.backlog / mine.weight, mine.backlog
         else:
-            least, top = self._front(None if key is None else self.lanes.get(key))
+            least, top = self._front(None if lane is None else self.lanes.get(lane))
             turn, ahead = fairness.start(flow, least, top), 0.0
         others = fairness.active if len(fairness.active) <= MANY + 1 else fairness.several
         cost, weight, one_each = self.cost - ahead, fairness.weight, fairness.one_each  # of flows not yet added
