@@ -1,4 +1,4 @@
-"""PURE. A GPU and the processes on it, as NVML reports them."""
+"""PURE. A GPU and the processes on it, as NVML reports them. `gpu_placement.py` says which GPUs an engine sees."""
 
 from dataclasses import dataclass
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from engine.loglines import parse
 
 
-class Phase(IntEnum):
+class StartPhase(IntEnum):
     """The phases of a start, in order. A start may skip some."""
 
     IMPORTING = 0
@@ -27,14 +27,14 @@ class Phase(IntEnum):
 
 
 _TITLES = {
-    Phase.IMPORTING: "loading its program",
-    Phase.CONFIGURING: "reading the model's configuration",
-    Phase.DOWNLOADING: "downloading the model",
-    Phase.LOADING: "loading weights",
-    Phase.COMPILING: "compiling",
-    Phase.PROFILING: "sizing the KV cache",
-    Phase.CAPTURING: "capturing CUDA graphs",
-    Phase.SERVING: "serving",
+    StartPhase.IMPORTING: "loading its program",
+    StartPhase.CONFIGURING: "reading the model's configuration",
+    StartPhase.DOWNLOADING: "downloading the model",
+    StartPhase.LOADING: "loading weights",
+    StartPhase.COMPILING: "compiling",
+    StartPhase.PROFILING: "sizing the KV cache",
+    StartPhase.CAPTURING: "capturing CUDA graphs",
+    StartPhase.SERVING: "serving",
 }
 
 
@@ -42,32 +42,32 @@ _TITLES = {
 class Progress:
     """A phase and its detail: a percentage, the size of the KV cache, or nothing."""
 
-    phase: Phase
+    phase: StartPhase
     detail: str = ""
 
     def __str__(self) -> str:
         return f"{self.phase.title}: {self.detail}" if self.detail else self.phase.title
 
 
-PhaseSign = tuple[re.Pattern[str], Phase, str]
+PhaseSign = tuple[re.Pattern[str], StartPhase, str]
 """A pattern in the text of a log line, the phase that it shows, and the detail, with the pattern's groups filled in."""
 
 
-def signs(*rows: tuple[str, Phase, str]) -> tuple[PhaseSign, ...]:
+def signs(*rows: tuple[str, StartPhase, str]) -> tuple[PhaseSign, ...]:
     """The signs of a kind of engine. The first match counts."""
     return tuple((re.compile(pattern), phase, detail) for pattern, phase, detail in rows)
 
 
 VLLM_SIGNS = signs(
-    (r"non-default args:|Resolved architecture:", Phase.CONFIGURING, ""),
-    (r"^Fetching \d+ files: +(\d+)%|\.safetensors: +(\d+)%", Phase.DOWNLOADING, r"{}%"),
-    (r"Starting to load model ", Phase.LOADING, ""),
-    (r"Loading (?:safetensors|pt) checkpoint shards: +(\d+)%", Phase.LOADING, r"{}%"),
-    (r"Dynamo bytecode transform|Compiling a graph|Cache the graph", Phase.COMPILING, ""),
-    (r"Available KV cache memory: ([\d.]+ GiB)", Phase.PROFILING, r"{} to hold it"),
-    (r"KV cache size: ([\d,]+) tokens", Phase.PROFILING, r"{} tokens"),
-    (r"Capturing [^:]*CUDA graphs?[^:]*: +(\d+)%", Phase.CAPTURING, r"{}%"),
-    (r"Starting vLLM (?:API )?server .*on (http\S+)", Phase.SERVING, r"{}"),
+    (r"non-default args:|Resolved architecture:", StartPhase.CONFIGURING, ""),
+    (r"^Fetching \d+ files: +(\d+)%|\.safetensors: +(\d+)%", StartPhase.DOWNLOADING, r"{}%"),
+    (r"Starting to load model ", StartPhase.LOADING, ""),
+    (r"Loading (?:safetensors|pt) checkpoint shards: +(\d+)%", StartPhase.LOADING, r"{}%"),
+    (r"Dynamo bytecode transform|Compiling a graph|Cache the graph", StartPhase.COMPILING, ""),
+    (r"Available KV cache memory: ([\d.]+ GiB)", StartPhase.PROFILING, r"{} to hold it"),
+    (r"KV cache size: ([\d,]+) tokens", StartPhase.PROFILING, r"{} tokens"),
+    (r"Capturing [^:]*CUDA graphs?[^:]*: +(\d+)%", StartPhase.CAPTURING, r"{}%"),
+    (r"Starting vLLM (?:API )?server .*on (http\S+)", StartPhase.SERVING, r"{}"),
 )
 """Of vLLM 0.32, plus older forms where they differ."""
 
@@ -90,7 +90,7 @@ class StartProgress:
 
     def __init__(self, known: Sequence[PhaseSign]) -> None:
         self._known = known
-        self.current = Progress(Phase.IMPORTING)
+        self.current = Progress(StartPhase.IMPORTING)
 
     def read(self, line: str) -> Progress | None:
         """Return the progress that this line adds, if any."""

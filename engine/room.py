@@ -7,7 +7,7 @@ from engine.arguments import Arguments
 from engine.command import GIB, KV_SPACE
 from engine.filling import gpus_needed, share_of
 from engine.gpu import Gpu
-from engine.placement import devices
+from engine.gpu_placement import devices
 from engine.spec import EngineSpec
 
 CPU_PROCESSES = 2 * GIB

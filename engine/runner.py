@@ -13,7 +13,7 @@ from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis
 from engine.judgement import judge
 from engine.memory_ladder import MOST_TRIES
-from engine.phases import Phase, Progress, StartProgress
+from engine.phases import Progress, StartPhase, StartProgress
 from engine.process import READY, GuardedProcess, LaunchError
 from engine.program import Program
 from engine.program_lifecycle import Lifecycle, State
@@ -155,7 +155,7 @@ class Runner:
             self._tell(events.LinePrinted(program.name, line))
             if self.state is State.STARTING and (further := progress.read(line)):
                 self._tell_progress(further, before, new=watch.enter(further.phase, _now()))
-                if further.phase >= Phase.LOADING:
+                if further.phase >= StartPhase.LOADING:
                     self._give_back()
 
         self._launched_at = _now()

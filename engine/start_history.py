@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.cache import cache_folder
-from engine.phases import Phase
+from engine.phases import StartPhase
 from engine.start_times import StartTimes
 
 
@@ -29,7 +29,7 @@ class StartHistory:
         """The times of the last start; none if there was none."""
         try:
             kept = json.loads(self._file.read_text())
-            return StartTimes({Phase[name]: float(seconds) for name, seconds in kept.items()})
+            return StartTimes({StartPhase[name]: float(seconds) for name, seconds in kept.items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return StartTimes()
 

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.phases import Phase
+from engine.phases import StartPhase
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
     """Seconds that each phase of an engine's last start took."""
 
-    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    seconds: Mapping[StartPhase, float] = field(default_factory=dict)
 
-    def of(self, phase: Phase) -> float | None:
+    def of(self, phase: StartPhase) -> float | None:
         """Seconds the phase took; None if unknown."""
         return self.seconds.get(phase)
 
-    def left(self, phase: Phase) -> float | None:
+    def left(self, phase: StartPhase) -> float | None:
         """Seconds from the beginning of the phase until ready; None if unknown."""
         return sum(took for later, took in self.seconds.items() if later >= phase) if phase in self.seconds else None
 
@@ -29,11 +29,11 @@ class Stopwatch:
     """
 
     def __init__(self, now: float) -> None:
-        self._phase = Phase.IMPORTING
+        self._phase = StartPhase.IMPORTING
         self._since = now
-        self._seconds: dict[Phase, float] = {}
+        self._seconds: dict[StartPhase, float] = {}
 
-    def enter(self, phase: Phase, now: float) -> bool:
+    def enter(self, phase: StartPhase, now: float) -> bool:
         """Note that the start has reached this phase. Returns whether it is a new one."""
         if phase is self._phase:
             return False

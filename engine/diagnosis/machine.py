@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.diagnosis.sign import Diagnosis, Kind
-from engine.placement import listed
+from engine.gpu_placement import listed
 from engine.plan.budget import UTILIZATION
 
 GIB = 2**30

@@ -5,10 +5,10 @@ from typing import Any
 
 from engine.filling import Filled
 from engine.gpu import Gpu
+from engine.gpu_placement import devices
 from engine.llama import arguments, files, planned
 from engine.memory_ladder import Bounds
-from engine.phases import Phase, signs
-from engine.placement import devices
+from engine.phases import StartPhase, signs
 from engine.spec import EngineKind, EngineSpec, Fronted
 
 _TEMPLATE = "--chat-template-file"
@@ -68,9 +68,9 @@ LLAMA_SERVER = EngineKind(
     debug={"LLAMA_ARG_LOG_VERBOSITY": "5", "CUDA_LAUNCH_BLOCKING": "1"},
     template_flag=_TEMPLATE,
     phases=signs(
-        (r"load_model: loading model '", Phase.LOADING, ""),
-        (r"load_model: initializing, n_slots = \d+, n_ctx_slot = (\d+)", Phase.PROFILING, r"{} tokens for a slot"),
-        (r"\blistening on (http\S+)", Phase.SERVING, r"{}"),
+        (r"load_model: loading model '", StartPhase.LOADING, ""),
+        (r"load_model: initializing, n_slots = \d+, n_ctx_slot = (\d+)", StartPhase.PROFILING, r"{} tokens for a slot"),
+        (r"\blistening on (http\S+)", StartPhase.SERVING, r"{}"),
     ),
     ladder=(),
     flags=arguments.flags,

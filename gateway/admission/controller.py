@@ -2,10 +2,13 @@
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
 take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule throttles the flow of a
-head, that flow's requests in its lane are set aside, and the next flow has its turn. Endpoints that decline any other
-head are kept for it: requests of other lanes and bands are not sent there, and only a few smaller ones of its lane may
-be backfilled. A request that would surely wait in vain is refused on arrival; one that waits is refused when its
-deadline passes (`Waits`).
+head, that flow's requests in its lane are set aside, and the next flow has its turn. An endpoint that declines any
+other head is kept for it: no request of another lane or band goes there, and only a few smaller ones of its lane are
+backfilled.
+
+The core refuses a request in three ways, each with a `Reject`: it rejects one that may not wait, sheds one on arrival
+that would surely wait in vain or finds the queue full, and evicts one from the queue, as when its deadline passes
+(`Waits`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +19,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import Placement, barred, decide, held_by, let_through, place, turned_away
+from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away, why_waiting
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -67,9 +70,9 @@ from gateway.admission.view import (
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
 MOST_WARM = 500
-"""Most flows, and most promises, in a `Warmth`: each second the fronts get one to keep for the next owner."""
+"""Most flows, and most promises, in a `Warmth`: the owner sends the fronts one each second, for the next owner."""
 POSITIONS_AGE = 0.5
-"""Seconds for which positions are kept: with 2,048 waiting, making them takes 3 to 5 ms."""
+"""Seconds for which positions are kept: computing them for 2,048 waiting requests takes 3 to 5 ms."""
 _OFFER_RESULTS = {
     Next.NOBODY: OfferResult.CLOSED,
     Next.SMALLER: OfferResult.NO_ROOM,
@@ -102,8 +105,8 @@ class AdmissionController:
 
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
     none is, it waits at most the larger of `no_endpoint_ttl` and twice the time that an engine is expected to take to
-    be up. The clock restarts when the last endpoint goes or the first comes; in all it waits at most `ttl` and the
-    second limit together. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
+    be up. The clock restarts when the last endpoint goes or the first comes, but the whole wait is at most `ttl`
+    plus that second limit. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -119,14 +122,14 @@ class AdmissionController:
         self._kv_shares = pool.kv_shares
         self._promises = pool.promises
         self._offer_due = True
-        """Whether the queue is offered after this event: True unless its handler knows that no room was made."""
+        """Whether the queue is offered after this event: True unless its handler knows that it freed no room."""
         self._all_closed = False
         """Whether every endpoint was closed when the queue was last offered, and somebody has waited since."""
         self._all_closed_until = -inf
         """They stay closed until then, whatever progress is made."""
         self._wake_at = inf
         self._positions: tuple[float, dict[RequestId, Position]] = (-inf, {})
-        """When it was made, and what it says; see `positions`."""
+        """When they were computed, and the positions by request; see `positions`."""
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Arrived: self._arrived,
@@ -150,7 +153,7 @@ class AdmissionController:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle one event of time `now` (seconds, never before the last one), and return the commands.
 
-        An event that does not apply (unknown or ended request or endpoint, wrong state) only lets time pass.
+        An event that does not apply (its request or endpoint is unknown, gone or in another state) only lets time pass.
         """
         commands = self._commands = []
         self._handlers[type(event)](event, now)
@@ -219,7 +222,7 @@ class AdmissionController:
         return 0 if known is None else len(known.ledger)
 
     def explain(self, arrival: Arrived, now: float) -> Explanation:
-        """Decision that `handle` would make about a request that arrived now, and its reasons. Changes nothing."""
+        """The decision that `handle` would make if the request arrived now, and its reasons. Changes nothing."""
         request = RequestRecord(arrival, now, self._predictor.like(arrival))
         if arrival.key:
             request.promise = self._promises.find(arrival.key, now)
@@ -230,20 +233,20 @@ class AdmissionController:
             self._pool.apply_shares(request, now)
         return explain(self._pool, request, now)
 
-    def turn(self, key: RequestId, now: float) -> Turn | None:
-        """Position in the queue and predicted wait of a request, and what holds it back; None if it does not wait.
+    def turn(self, identifier: RequestId, now: float) -> Turn | None:
+        """Position in the queue and predicted wait of a request, and the rule it waits for; None if it does not wait.
 
-        Changes nothing but the positions that it keeps for the next who ask: at most `POSITIONS_AGE` seconds old.
+        Changes nothing but the positions that it keeps for the next questions, for at most `POSITIONS_AGE` seconds.
         """
-        request = self._requests.get(key)
+        request = self._requests.get(identifier)
         if request is None or not request.ticket:
             return None
         made_at, found = self._positions
         if now - made_at >= POSITIONS_AGE:
             found = positions(self._queue)
             self._positions = now, found
-        rule = held_by(place(self._pool, request, now))
-        position = found.get(key)
+        rule = why_waiting(place(self._pool, request, now))
+        position = found.get(identifier)
         if position is None:
             return Turn(None, None, rule)
         return Turn(position.number, self._waits.behind(request, position.service(request.cost), now), rule)
@@ -373,8 +376,8 @@ class AdmissionController:
     def _progress(self, event: Progress, now: float) -> None:
         touched: dict[EndpointRecord, None] = {}  # an ordered set
         find, endpoint = self._flights.get, None
-        for key, generated in event.generated:
-            flight = find(key)
+        for identifier, generated in event.generated:
+            flight = find(identifier)
             if flight is None:
                 continue
             reservation = flight.reservation
@@ -407,7 +410,7 @@ class AdmissionController:
         generated = endpoint.ledger.tokens_so_far(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: free, unless it completed with its length unknown: then its expected cost
+        else:  # nothing was generated: no charge, or its expected cost if it completed and told no length
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
@@ -436,11 +439,11 @@ class AdmissionController:
 
     def _leave_endpoint(self, request: RequestRecord, now: float) -> InFlight:
         """Take a request out of those in flight. The caller must release its reservation."""
-        key, flow = request.arrival.request, request.arrival.flow
-        flight = self._flights.pop(key)
+        identifier, flow = request.arrival.request, request.arrival.flow
+        flight = self._flights.pop(identifier)
         self._headroom.left(flow, flight.tokens, now)
         if self._kv_shares.shares:
-            self._kv_shares.left(flow, key)
+            self._kv_shares.left(flow, identifier)
         return flight
 
     def _reject(
@@ -453,13 +456,13 @@ class AdmissionController:
     ) -> None:
         """Refuse a request in state `WAITING` that is not in the queue yet, or no longer."""
         request.apply(Trigger.REJECTED)
-        key = request.arrival.request
-        del self._requests[key]
+        identifier = request.arrival.request
+        del self._requests[identifier]
         retry_after = self._pool.retry_after.grant(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
         flow = request.arrival.flow
         if outcome in FOR_WANT_OF_ROOM and flow in self._pool.throttled_flows and self._pool.over_share(request):
             exceeded = self._pool.over_limit(flow, request.size + request.sequences)
-        self._commands.append(Reject(key, outcome, retry_after, exceeded, rule=rule))
+        self._commands.append(Reject(identifier, outcome, retry_after, exceeded, rule=rule))
 
     def _leave_queue(self, request: RequestRecord) -> None:
         """Take a request out of the queue, and end its promise."""
@@ -473,7 +476,7 @@ class AdmissionController:
         self._reject(request, outcome, now, rule=rule)
 
     def _shed(self, event: Arrived, now: float) -> None:
-        """Refuse a new request that fits neither an endpoint nor the queue, or would wait in vain.
+        """Refuse a new request that no endpoint takes now, if the queue is full or it would wait in vain.
 
         One that comes back too early is told the same time again. If the queue is full, another request may have to
         give up its turn (`Waits.gives_way`).
@@ -547,8 +550,8 @@ class AdmissionController:
         """Count what is in flight by the shares in force."""
         shares = self._kv_shares = self._pool.kv_shares
         if shares.shares:
-            for key, flight in self._flights.items():
-                flow, endpoint = self._requests[key].arrival.flow, flight.endpoint
+            for identifier, flight in self._flights.items():
+                flow, endpoint = self._requests[identifier].arrival.flow, flight.endpoint
                 shares.sent(flow, endpoint.id, endpoint.capacity.block_size, flight.reservation, flight.tokens)
 
     def _policy_changed(self, event: PolicyChanged, now: float) -> None:
@@ -605,7 +608,7 @@ class AdmissionController:
                 return _TAKEN
             after = next_in_line(declined)
             if claimed_by_flow and not claimed_by_flow.isdisjoint(self._endpoints.eligible(request)):
-                after = _OTHER_FLOWS  # an earlier request of its flow claims an endpoint that it could use
+                after = _OTHER_FLOWS  # an endpoint that it could use is kept for an earlier request of its flow
             for endpoint, rule in declined:
                 if after is _OTHER_FLOWS:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
@@ -620,7 +623,7 @@ class AdmissionController:
         self._all_closed = self._all_closed_until >= now
 
     def _place(self, request: RequestRecord, without: AbstractSet[EndpointRecord], now: float) -> Placement:
-        """Place a request, with a new forecast where the decision hangs on it."""
+        """Place a request, with a new forecast if the decision depends on it."""
         for endpoint in self._endpoints.live:
             if endpoint.outlook.expired(now) and may_fit(endpoint, now):
                 endpoint.refresh_forecast(now)
@@ -660,7 +663,7 @@ class AdmissionController:
 
     def _reserve(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
-        self._queue.served(request)
+        self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
         self._headroom.sent(flow, tokens, now)
@@ -688,5 +691,5 @@ class AdmissionController:
 def _claimed_by_others(
     claims: Mapping[EndpointRecord, tuple[int, LaneKey] | None], lane: tuple[int, LaneKey]
 ) -> AbstractSet[EndpointRecord]:
-    """The endpoints that other lanes than this one claim."""
+    """The endpoints kept for other lanes than this one."""
     return {endpoint for endpoint, claim in claims.items() if claim != lane} if claims else _NONE

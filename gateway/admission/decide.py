@@ -1,4 +1,4 @@
-"""The decision about a request, as a value. Deciding changes nothing.
+"""The decision about a request, as a value. Making it changes nothing.
 
 The controller carries decisions out, observe mode notes them, and `/kvgate/explain` shows them.
 """
@@ -92,9 +92,9 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
 
 
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
-    """The endpoint to which observe mode dispatches a request: any in reach that has not just said it is busy."""
-    key, reach = request.arrival.request, pool.endpoints.reach
-    free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(key, e.id)]
+    """The endpoint to which observe mode dispatches a request: any in reach whose engine is not `busy`."""
+    identifier, reach = request.arrival.request, pool.endpoints.reach
+    free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(identifier, e.id)]
     fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
     return picker.pick(fitting or free, request, now)
 
@@ -138,11 +138,11 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
         return Decision(Action.REFUSE, refused.rule, refused.outcome)
     if endpoint is None and declined:
         endpoint = nearest(pool, request, now)
-    return Decision(Action.QUEUE, held_by(placed), endpoint=endpoint)
+    return Decision(Action.QUEUE, why_waiting(placed), endpoint=endpoint)
 
 
-def held_by(placed: Placement) -> str:
-    """Why a request that may wait does not go, if it is placed so: one of `REASONS` or `RULES`."""
+def why_waiting(placed: Placement) -> str:
+    """Why a request with this placement waits: one of `REASONS` or `RULES`."""
     endpoint, declined = placed
     if endpoint is not None:
         return "order"

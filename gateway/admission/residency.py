@@ -25,7 +25,7 @@ LINGER: Final = 0.5
 """Seconds without a request after which an engine has no work: a client may be about to send its next."""
 
 
-class Phase(Enum):
+class ResidencyPhase(Enum):
     """The phase of an engine."""
 
     STOPPED = auto()
@@ -40,7 +40,7 @@ class Engine:
     """An engine that comes and goes. Times are seconds on the core's clock."""
 
     id: EndpointId
-    phase: Phase
+    phase: ResidencyPhase
     since: float
     """When it entered its phase."""
     group: str
@@ -96,12 +96,14 @@ def ready_at(engines: Iterable[Engine], now: float) -> dict[EndpointId, float | 
     found: dict[EndpointId, float | None] = {}
     for group in _groups(engines).values():
         holder, free = _holder(group), now
-        if holder is not None and holder.phase is Phase.STARTING:
+        if holder is not None and holder.phase is ResidencyPhase.STARTING:
             found[holder.id] = None if holder.takes is None else holder.since + holder.takes
-        if holder is not None and holder.phase is not Phase.LEAVING:
-            began = holder.since if holder.phase is Phase.UP else max(now, holder.since + (holder.takes or 0.0))
+        if holder is not None and holder.phase is not ResidencyPhase.LEAVING:
+            began = (
+                holder.since if holder.phase is ResidencyPhase.UP else max(now, holder.since + (holder.takes or 0.0))
+            )
             free = max(now, began + _stay(holder, now))
-        unknown = holder is not None and holder.phase is not Phase.UP and holder.takes is None
+        unknown = holder is not None and holder.phase is not ResidencyPhase.UP and holder.takes is None
         queue = _waiting(group, inf)
         for engine in queue:
             rests = max(free, engine.not_before)
@@ -109,7 +111,7 @@ def ready_at(engines: Iterable[Engine], now: float) -> dict[EndpointId, float | 
             found[engine.id] = None if engine.takes is None or unknown else rests + engine.takes
             free = rests + (engine.takes or 0.0) * (1 + BUSY_STAY)
         for engine in group:
-            if engine.phase in {Phase.STOPPED, Phase.LEAVING} and engine.id not in found:
+            if engine.phase in {ResidencyPhase.STOPPED, ResidencyPhase.LEAVING} and engine.id not in found:
                 found[engine.id] = None if engine.takes is None or unknown else free + engine.takes
     return found
 
@@ -123,7 +125,7 @@ def _groups(engines: Iterable[Engine]) -> Mapping[str, Sequence[Engine]]:
 
 def _holder(group: Iterable[Engine]) -> Engine | None:
     """The engine that holds the group's cards."""
-    return next((engine for engine in group if engine.phase is not Phase.STOPPED), None)
+    return next((engine for engine in group if engine.phase is not ResidencyPhase.STOPPED), None)
 
 
 def _waiting(group: Iterable[Engine], now: float) -> list[Engine]:
@@ -131,18 +133,18 @@ def _waiting(group: Iterable[Engine], now: float) -> list[Engine]:
     waiting = [
         (engine.left_at, engine.waits_since, engine.id, engine)
         for engine in group
-        if engine.phase is Phase.STOPPED and engine.waits_since is not None and engine.not_before <= now
+        if engine.phase is ResidencyPhase.STOPPED and engine.waits_since is not None and engine.not_before <= now
     ]
     return [engine for *_, engine in sorted(waiting, key=lambda found: found[:3])]
 
 
 def _goes(holder: Engine, now: float, *, others: bool) -> bool:
     match holder.phase:
-        case Phase.STARTING:
+        case ResidencyPhase.STARTING:
             return others and holder.waits_since is None  # those it was started for have left
-        case Phase.UP if others:
+        case ResidencyPhase.UP if others:
             return now >= holder.since + _stay(holder, now)
-        case Phase.UP:
+        case ResidencyPhase.UP:
             idle = not _works(holder, now)
             return (
                 idle and holder.idle_stop is not None and now >= max(holder.worked_at, holder.since) + holder.idle_stop

@@ -42,7 +42,7 @@ def _load(endpoints: Iterable[tuple[float | None, float | None]], waiting: float
 
 def _tokens(waiting: Queue) -> float:
     """Tokens that the waiting requests are expected to hold at their ends, see `service`."""
-    return waiting.size + (waiting.cost - waiting.size) / TUNING.output_weight
+    return waiting.prompt_tokens + (waiting.cost - waiting.prompt_tokens) / TUNING.output_weight
 
 
 def _backlog(waiting: Queue, drain_rate: float | None) -> float | None:

@@ -79,7 +79,7 @@ class Turn:
     eta: float | None
     """Predicted seconds until then; None while the pace of the pool is unknown."""
     rule: str | None = None
-    """Why it does not go now, see `held_by`."""
+    """Why it does not go now, see `why_waiting`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def queue_state(queue: Queue, now: float) -> QueueSnapshot:
 def flow_states(pool: Pool, now: float, most: int) -> tuple[FlowSnapshot, ...]:
     """Snapshots of the flows that wait: at most so many, those with the most requests, by band."""
     states = []
-    for band, flow in sorted(pool.queue.largest(most), key=lambda found: (found[0].number, found[1].name)):
+    for band, flow in sorted(pool.queue.most_waiting(most), key=lambda found: (found[0].number, found[1].name)):
         oldest, last = band.ends(flow.name)
         states.append(
             FlowSnapshot(

@@ -7,7 +7,7 @@ from math import inf
 import structlog
 
 from gateway.admission.events import EndpointId, Expected
-from gateway.admission.residency import Engine, Phase, Retire, Start, decide, ready_at
+from gateway.admission.residency import Engine, ResidencyPhase, Retire, Start, decide, ready_at
 from gateway.app.monitors import Monitors
 from gateway.app.parent import EngineNews, Parent
 from gateway.config.engine import Launched, OnDemand
@@ -34,7 +34,7 @@ class _Known:
 
     def __init__(self, how: OnDemand, now: float) -> None:
         self.how = how
-        self.phase = Phase.LEAVING
+        self.phase = ResidencyPhase.LEAVING
         """Until its parent has said whether it runs, it might: so nothing is started in its place."""
         self.since = self.worked_at = now
         self.left_at = -inf
@@ -46,7 +46,7 @@ class _Known:
         self.told: float | None = None
         """When those that wait were told to expect it."""
 
-    def enter(self, phase: Phase, now: float) -> None:
+    def enter(self, phase: ResidencyPhase, now: float) -> None:
         self.phase, self.since = phase, now
 
 
@@ -116,13 +116,13 @@ class EngineDemand:
             return
         known.takes = news.takes
         if news.running:
-            if known.ended and known.phase is Phase.LEAVING:  # it ran before this process began
-                known.enter(Phase.STARTING, now)
+            if known.ended and known.phase is ResidencyPhase.LEAVING:  # it ran before this process began
+                known.enter(ResidencyPhase.STARTING, now)
                 known.ended = False
             if (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
                 monitor.rouse()  # it is probed at once
             return
-        known.enter(Phase.STOPPED, now)
+        known.enter(ResidencyPhase.STOPPED, now)
         known.left_at, known.told = now, None
         if news.wrong is not None:
             self._failed(endpoint, known, news.wrong, now)
@@ -142,7 +142,7 @@ class EngineDemand:
             match command:
                 case Start(endpoint):
                     _log.info("engine starts: a request waits for it", endpoint=endpoint, expected_seconds=known.takes)
-                    known.enter(Phase.STARTING, now)
+                    known.enter(ResidencyPhase.STARTING, now)
                     known.ended = False
                     self._monitors[endpoint].rouse()
                     self._parent.run(endpoint)
@@ -153,8 +153,8 @@ class EngineDemand:
     def _retire(self, endpoint: EndpointId, known: _Known, now: float) -> None:
         _log.info("engine leaves", endpoint=endpoint, waited_for=self._waits_since(endpoint) is not None)
         self._monitors[endpoint].retire()
-        serves = known.phase is Phase.UP
-        known.enter(Phase.LEAVING, now)
+        serves = known.phase is ResidencyPhase.UP
+        known.enter(ResidencyPhase.LEAVING, now)
         if not serves:
             self._end(endpoint, known)
 
@@ -168,13 +168,13 @@ class EngineDemand:
         if engine.busy or engine.waits_since is not None:
             known.worked_at = now
         match known.phase:
-            case Phase.STARTING if monitor.serving:
-                known.enter(Phase.UP, now)
+            case ResidencyPhase.STARTING if monitor.serving:
+                known.enter(ResidencyPhase.UP, now)
                 known.failures = 0
                 self._tell(endpoint, known, None, now)
-            case Phase.LEAVING if not known.ended and not engine.busy and now >= known.since + SETTLE:
+            case ResidencyPhase.LEAVING if not known.ended and not engine.busy and now >= known.since + SETTLE:
                 self._end(endpoint, known)
-            case Phase.STOPPED if monitor.state not in _LEFT:
+            case ResidencyPhase.STOPPED if monitor.state not in _LEFT:
                 monitor.retire()
 
     def _engine(self, endpoint: EndpointId) -> Engine | None:
@@ -228,7 +228,7 @@ class EngineDemand:
         expected = ready_at(engines, now)
         for engine in engines:
             known, at = self._engines[engine.id], expected.get(engine.id)
-            if engine.waits_since is None or at is None or engine.phase is Phase.UP:
+            if engine.waits_since is None or at is None or engine.phase is ResidencyPhase.UP:
                 continue
             if known.told is None or abs(at - known.told) > NEWS:
                 self._tell(engine.id, known, at, now)

@@ -7,8 +7,8 @@ from gateway.app.opened import Access
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch
-from gateway.relay.elsewhere import Unwatched
 from gateway.relay.engine_questions import EngineQuestions
+from gateway.relay.fallback_server import Unwatched
 from gateway.relay.http_upstream import HttpUpstream
 from gateway.tokens.engine_count import Target
 

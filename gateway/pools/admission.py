@@ -23,7 +23,7 @@ Progressed = Callable[[Collection[RequestId]], None]
 
 
 class RejectedError(Exception):
-    """The core refused the request. `command` has the outcome and when to retry."""
+    """The core refused the request: `command` says why and when to retry. The relay raises `RefusedError` for it."""
 
     def __init__(self, command: Reject) -> None:
         super().__init__(command.outcome)

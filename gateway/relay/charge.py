@@ -42,7 +42,7 @@ async def charged(
         dispatch = await place.take(Arrived(place.request, demand, flow=exchange.flow, relayed=True))
     except RejectedError as error:
         exchange.standing = error.command.standing
-        exchange.held(error.command.rule)
+        exchange.note_rule(error.command.rule)
         raise refusal(error.command) from None
     exchange.standing = dispatch.standing
     try:

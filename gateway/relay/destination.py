@@ -116,7 +116,7 @@ async def _waited(
     queue, clock = plane.settings.admission.queue, asyncio.get_running_loop().time
     came = clock()
     starting = [there for there in endpoints if there.on_demand]
-    exchange.held("no_endpoint")
+    exchange.note_rule("no_endpoint")
     with contextlib.ExitStack() as awaited:
         name = next((there.settings.name for there in starting), None)
         place = None if name is None else awaited.enter_context(plane.awaited.waiting(name))

@@ -58,17 +58,17 @@ _NOBODY = Client("")
 class Exchange:
     """One request: its response, and the facts of it. Times are monotonic seconds.
 
-    A fact is None until it is known. Each is set once, but for the endpoint, the failures and the time waited; and for
-    the facts of a try, which another model sets anew.
+    A fact is None until it is known, and is set once. Exceptions: `endpoint`, `failures` and `waited` change with each
+    attempt, and a fallback to another model sets the facts of an attempt anew.
 
     Attributes:
         started: when its head had arrived.
         received: when its body was complete.
         client: whose it is.
         stream: whether it asks for a stream.
-        model: name of the pool that it asks for.
+        model: name of the pool of the model that it asks for.
         request: its id at the core.
-        fallback: what answers instead of that.
+        fallback: what answers instead of `model`.
         count: the tokens of its prompts.
         demand: its demand on the KV cache.
         max_tokens: the output limit that kvgate set for it.
@@ -77,7 +77,7 @@ class Exchange:
         overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
-        waited: seconds in the queue, over all attempts, and in the lobby.
+        waited: seconds in the queue and in the lobby, over all attempts.
         standing: where its tenant stands with its rates.
         reports_wait: whether its queue time is reported: of every admitted request, and of one refused after a wait.
         trace: the id of the trace that its client or kvgate keeps of it.
@@ -130,10 +130,10 @@ class Exchange:
         if self.recorded is not None:
             self.recorded.did(Kind.COUNT, since, self.clock())
 
-    def held(self, rule: str | None, position: int | None = None) -> None:
+    def note_rule(self, rule: str | None, position: int | None = None) -> None:
         """Note what holds it back or refused it, and its position in the queue. The first of each stays."""
         if self.recorded is not None:
-            self.recorded.held(rule, position)
+            self.recorded.note_rule(rule, position)
 
     def sent_to(self, endpoint: EndpointId, engine: str | None = None) -> Sequence[tuple[bytes, bytes]]:
         """Note that it goes to an endpoint now; returns the headers that tell its place in the trace.

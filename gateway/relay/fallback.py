@@ -18,8 +18,8 @@ from gateway.relay.asgi import Payload, Scope, header
 from gateway.relay.client_identity import Client
 from gateway.relay.destination import find_pool
 from gateway.relay.editing import renamed_for
-from gateway.relay.elsewhere import answer_elsewhere
 from gateway.relay.exchange import Exchange, Fallback, RefusedError
+from gateway.relay.fallback_server import answer_elsewhere
 from gateway.relay.generate import generate, prepare
 from gateway.relay.headers import FALLBACK_HEADER
 from gateway.relay.plane import Plane

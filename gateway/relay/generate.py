@@ -1,6 +1,6 @@
 """The path of a generation request that was read, through one pool: counted, admitted, tried, settled.
 
-`prepare` and `generate` are apart so that what only `prepare` needed is freed while a stream lasts.
+`prepare` and `generate` are apart so that a long stream does not keep what only `prepare` needed.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.headers import towards_endpoint
 from gateway.relay.heartbeat import heartbeat
-from gateway.relay.held_back import noting
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
+from gateway.relay.traced_wait import noting
 from gateway.relay.understand import (
     Asked,
     UncountedError,
@@ -132,7 +132,7 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
-    """Serve a request that was prepared; returns how it ended.
+    """Serve a request that was prepared; returns its outcome.
 
     Raises:
         RefusedError: it ends with an error.
@@ -227,7 +227,7 @@ async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> 
         except RejectedError as error:
             now, outcome = plane.clock(), error.command.outcome
             exchange.standing = error.command.standing
-            exchange.held(error.command.rule)
+            exchange.note_rule(error.command.rule)
             if outcome in FOR_WANT_OF_ROOM:
                 metrics.turned_away(work.key, now)
             exchange.reports_wait |= outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
@@ -243,7 +243,7 @@ async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, r
             dispatch = await place.again(result.cause)
     except RejectedError as error:
         command = error.command
-        exchange.held(command.rule)
+        exchange.note_rule(command.rule)
         if command.outcome in FOR_WANT_OF_ROOM:
             metrics.turned_away(work.key, plane.clock())
         raise refusal(command, result.message) from None

@@ -15,14 +15,14 @@ from gateway.relay.exchange import Exchange
 ASKED_WITHIN = 0.5
 """Seconds for the owner of the queue to say where a request stands. Without an answer it is told that it waits."""
 
-Asked = Callable[[], Awaitable[Turn | None]]
+AskTurn = Callable[[], Awaitable[Turn | None]]
 """Asks for the turn of the request; raises TimeoutError."""
 
 
 _SILENT = contextlib.nullcontext()
 
 
-def heartbeat(exchange: Exchange, interval: float | None, turn: Asked) -> AbstractAsyncContextManager[None]:
+def heartbeat(exchange: Exchange, interval: float | None, turn: AskTurn) -> AbstractAsyncContextManager[None]:
     """While the block runs, send the client a comment every `interval` seconds; none if `interval` is None.
 
     The first comment follows the answer's head, so from then on the status is 200.
@@ -39,7 +39,7 @@ def comment(turn: Turn | None) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def _beating(exchange: Exchange, interval: float, turn: Asked) -> AsyncIterator[None]:
+async def _beating(exchange: Exchange, interval: float, turn: AskTurn) -> AsyncIterator[None]:
     beating: asyncio.Task[None] | None = None
 
     def begin() -> None:
@@ -56,7 +56,7 @@ async def _beating(exchange: Exchange, interval: float, turn: Asked) -> AsyncIte
             await asyncio.gather(beating, return_exceptions=True)  # nothing else may be sent before its task has ended
 
 
-async def _beat(exchange: Exchange, interval: float, turn: Asked) -> None:
+async def _beat(exchange: Exchange, interval: float, turn: AskTurn) -> None:
     if not exchange.response.head_sent:
         await exchange.open()
     while True:
@@ -64,7 +64,7 @@ async def _beat(exchange: Exchange, interval: float, turn: Asked) -> None:
         await asyncio.sleep(interval)
 
 
-async def stands(turn: Asked) -> Turn | None:
+async def stands(turn: AskTurn) -> Turn | None:
     """Where the request stands, if the owner of the queue says so in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ASKED_WITHIN):

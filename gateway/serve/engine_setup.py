@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pydantic import SecretStr
 
 from engine.gpu import Gpu
+from engine.gpu_placement import PlacementError, Wish, devices, place, visible
 from engine.kinds import kind_of
 from engine.memory_ladder import Bounds
-from engine.placement import PlacementError, Wish, devices, place, visible
 from engine.program import Engine
 from engine.spec import EngineSpec
 from gateway.config.engine import EngineSettings

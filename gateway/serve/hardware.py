@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from engine.gpu import Gpu
+from engine.gpu_placement import visible
 from engine.host_cores import are_wide
 from engine.host_memory import free_bytes, total_bytes
 from engine.nvml import gpus, holders
-from engine.placement import visible
 from engine.plan.cards import Hardware, Process, of_driver
 
 _ALIKE = 0.9

@@ -1,13 +1,13 @@
 """PURE. The election of the gateway that decides for all of a tier, as one candidate sees it.
 
-Each machine has one candidate. Every `Terms.beat` it asks Redis, which keeps what `registry.py` describes, and learns
-who the owner is. Time is the candidate's own monotonic clock, in seconds; nobody goes by the clock of Redis. An owner
-may decide for `Terms.term` from the moment before it asked. Another candidate takes its place only after it has seen,
-for the longer `Terms.patience`, that the owner did not ask again. So two never decide at once as long as Redis forgets
-nothing.
+Each machine has one candidate. Every `Terms.beat` it asks Redis (`campaign.py`), which keeps what `registry.py`
+describes, and learns who the owner is. Time is the candidate's own monotonic clock, in seconds; nobody goes by the
+clock of Redis. An owner may decide for `Terms.term`, counted from before it asked. Another candidate takes its place
+only after it has seen, for the longer `Terms.patience`, that the owner did not ask again. So two never decide at once
+as long as Redis forgets nothing.
 
-In every standing that decides there is an end to it, counted from before a question to Redis. A process that was
-stopped and goes on finds its time over, and asks before it decides again.
+The right to decide always ends at a time counted from before a question to Redis. A process that was stopped and goes
+on finds that time over, and asks before it decides again.
 
 The table, `NEXT` (`-`: no change):
 

@@ -17,7 +17,7 @@ import pytest
 from engine import events
 from engine.assembly import assembled
 from engine.events import SupervisorEvent
-from engine.phases import Phase
+from engine.phases import StartPhase
 from engine.program import Program
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
@@ -119,7 +119,9 @@ async def test_a_real_engine_starts_dies_twice_comes_back_and_stops(engine_pytho
         assert await healthy(engine.url)
         told = [event.progress for event in at_work.of(events.Progressed)]
         assert [progress.phase for progress in told] == sorted(progress.phase for progress in told)
-        assert {Phase.CONFIGURING, Phase.LOADING, Phase.PROFILING, Phase.SERVING} <= {p.phase for p in told}
+        assert {StartPhase.CONFIGURING, StartPhase.LOADING, StartPhase.PROFILING, StartPhase.SERVING} <= {
+            p.phase for p in told
+        }
         assert "8,192 tokens" in [progress.detail for progress in told]
 
         first = family_of(engine)

@@ -11,7 +11,7 @@ import pytest
 from gateway.app.application import Application
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
-from gateway.relay.held_back import LINED_UP
+from gateway.relay.traced_wait import LINED_UP
 from tests.fakes.collector import collecting
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 from tests.integration.kvgate import serving

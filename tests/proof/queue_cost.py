@@ -39,7 +39,7 @@ def measure(queued: int, flows: int, rounds: int = 20_000, *, blocked: bool = Fa
             return OfferResult.CLOSED
         room -= 1
         queue.remove(request)
-        queue.served(request)
+        queue.charge(request)
         went.append(request)
         return OfferResult.TAKEN
 

@@ -596,7 +596,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def promises_are_counted_exactly(self):
         promises = self.controller._promises
-        open_ones = [promise for alike in promises._by_key.values() for promise in alike]
+        open_ones = [promise for alike in promises._by_fingerprint.values() for promise in alike]
         assert len(promises) == len(open_ones)
         returned = [r.promise for r in self.controller._requests.values() if r.promise is not None and r.promise.used]
         waiting = [p for p in returned if not p.over]

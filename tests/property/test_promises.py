@@ -35,29 +35,29 @@ class Story:
     def tell(self, step):
         elapsed, what, body, flow, band, cost = step
         self.now += elapsed
-        promises, key = self.refusals.promises, hash((body, flow, band)) & 0xFFFF or 1
+        promises, fingerprint = self.refusals.promises, hash((body, flow, band)) & 0xFFFF or 1
         self.open = [promise for promise in self.open if promise.until >= self.now]
         if what == "give up":
             if self.waiting:
                 promises.end(self.waiting.pop())
         elif what == "refuse":
-            request = self.refusals.request(key, cost=cost, flow=flow, band=band)
+            request = self.refusals.request(fingerprint, cost=cost, flow=flow, band=band)
             promises.expire(self.now)
             asked = promises.moment(request, Pressure(WAIT, RATE, 1.0), self.now)
             due = promises.grant(request, Outcome.QUEUE_FULL, Pressure(WAIT, RATE, 1.0), self.now)
             assert asked == due
             if due is not None:
                 assert self.now + FLOOR <= due <= self.now + TUNING.promise_horizon
-                self.open.append(max(promises._by_key[key], key=lambda promise: promise.order))
-        elif (promise := promises.find(key, self.now)) is not None:
+                self.open.append(max(promises._by_fingerprint[fingerprint], key=lambda promise: promise.order))
+        elif (promise := promises.find(fingerprint, self.now)) is not None:
             assert promise in self.open
-            assert promise.due == min(other.due for other in self.open if other.key == key)
+            assert promise.due == min(other.due for other in self.open if other.fingerprint == fingerprint)
             promises.use(promise, self.now)
             self.open.remove(promise)
             self.waiting.append(promise)
             self.returned.append(promise.order)
         else:
-            assert not any(other.key == key for other in self.open)
+            assert not any(other.fingerprint == fingerprint for other in self.open)
 
 
 @settings(max_examples=300)
@@ -67,7 +67,7 @@ def test_each_is_used_once_and_all_is_accounted_for(steps):
     for step in steps:
         story.tell(step)
         promises = story.refusals.promises
-        alive = [promise for alike in promises._by_key.values() for promise in alike]
+        alive = [promise for alike in promises._by_fingerprint.values() for promise in alike]
         assert len(promises) == len(alive) >= len(story.open)
         assert set(story.open) <= set(alive)
         for (band, flow), clock in promises._flows.items():
@@ -78,7 +78,7 @@ def test_each_is_used_once_and_all_is_accounted_for(steps):
         story.refusals.promises.end(promise)
     promises = story.refusals.promises
     promises.expire(story.now + 1000.0)
-    assert [*promises._by_key, *promises._flows, *promises._bands] == []
+    assert [*promises._by_fingerprint, *promises._flows, *promises._bands] == []
 
 
 @settings(max_examples=200)

@@ -117,10 +117,10 @@ class Machine(RuleBasedStateMachine):
             if answer is OfferResult.TAKEN:
                 room -= request.size
                 if charged_first:
-                    queue.served(request)
+                    queue.charge(request)
                 queue.remove(request)
                 if not charged_first:
-                    queue.served(request)
+                    queue.charge(request)
             return answer
 
         queue.offer(accept)
@@ -184,7 +184,7 @@ def go(queue, count=1):
         if len(went) == count:
             return OfferResult.CLOSED
         queue.remove(request)
-        queue.served(request)
+        queue.charge(request)
         went.append(request)
         return OfferResult.TAKEN
 
@@ -322,7 +322,7 @@ def test_one_that_does_not_fit_gets_its_turn_among_smaller_ones(sizes, room):
             return OfferResult.NO_ROOM
         flying.append((request.size, step + 5))
         crowd.queue.remove(request)
-        crowd.queue.served(request)
+        crowd.queue.charge(request)
         return OfferResult.TAKEN
 
     for step in range(200):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.events import EndpointId
-from gateway.admission.residency import BUSY_STAY, LEAST_STAY, LINGER, Engine, Phase, Retire, Start, decide
+from gateway.admission.residency import BUSY_STAY, LEAST_STAY, LINGER, Engine, ResidencyPhase, Retire, Start, decide
 
 STEP = 0.25
 """Seconds between two looks."""
@@ -23,7 +23,7 @@ class Model:
     takes: float
     serves: float
     arrivals: list[float]
-    phase: Phase = Phase.STOPPED
+    phase: ResidencyPhase = ResidencyPhase.STOPPED
     since: float = 0.0
     worked_at: float = -inf
     left_at: float = -inf
@@ -36,11 +36,11 @@ class Model:
         if self.busy_until is not None and now >= self.busy_until:
             self.busy_until = None
         match self.phase:
-            case Phase.STARTING if now >= self.since + self.takes:
-                self.phase, self.since = Phase.UP, now
-            case Phase.LEAVING if self.busy_until is None and now >= self.since + STOPS:
-                self.phase, self.since, self.left_at = Phase.STOPPED, now, now
-        if self.phase is Phase.UP and self.waits and self.busy_until is None:
+            case ResidencyPhase.STARTING if now >= self.since + self.takes:
+                self.phase, self.since = ResidencyPhase.UP, now
+            case ResidencyPhase.LEAVING if self.busy_until is None and now >= self.since + STOPS:
+                self.phase, self.since, self.left_at = ResidencyPhase.STOPPED, now, now
+        if self.phase is ResidencyPhase.UP and self.waits and self.busy_until is None:
             self.waited.append(now - self.waits.pop(0))
             self.busy_until = now + self.serves
         if self.waits or self.busy_until is not None:
@@ -85,14 +85,14 @@ def test_whatever_is_asked_for_every_request_has_its_turn_and_nothing_in_flight_
             model = names[command.engine]
             match command:
                 case Start():
-                    assert all(other.phase is Phase.STOPPED for other in group), "the cards are not free"
+                    assert all(other.phase is ResidencyPhase.STOPPED for other in group), "the cards are not free"
                     assert model.waits, "nobody waits for it"
                     started.append(now)
-                    model.phase, model.since = Phase.STARTING, now
+                    model.phase, model.since = ResidencyPhase.STARTING, now
                 case Retire():
-                    assert model.phase is Phase.UP, "its own requests wait for its start"
+                    assert model.phase is ResidencyPhase.UP, "its own requests wait for its start"
                     assert now >= model.since + min(LEAST_STAY, LINGER), "it has just come up"
-                    model.phase, model.since = Phase.LEAVING, now
+                    model.phase, model.since = ResidencyPhase.LEAVING, now
     for before, after in pairwise(started):
         assert after - before >= LEAST_STAY + min(model.takes for model in group), "they thrash"
     for model in group:

@@ -161,7 +161,7 @@ def plan(model: LlamaModel, machine: Machine, wishes: Wishes = Wishes()) -> Llam
     Raises:
         engine.plan.llama.settings.GivenError: An argument cannot be read.
     """
-    asked = _Asked.of(model, machine, wishes)
+    asked = _Question.of(model, machine, wishes)
     rungs = tuple(rung for way in WAYS for rung in way.rungs(asked))
     able = [rung for rung in rungs if rung.fits and rung.allowed]
     best = min(able, key=_slowness) if able else min(rungs, key=lambda rung: (not rung.allowed, rung.short))
@@ -180,7 +180,7 @@ def plan(model: LlamaModel, machine: Machine, wishes: Wishes = Wishes()) -> Llam
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Question:
     """The question, with what follows from it for every way.
 
     Attributes:
@@ -201,7 +201,7 @@ class _Asked:
     most: int
 
     @classmethod
-    def of(cls, model: LlamaModel, machine: Machine, wishes: Wishes) -> "_Asked":
+    def of(cls, model: LlamaModel, machine: Machine, wishes: Wishes) -> "_Question":
         layers = len(model.layers) + model.idle_layers + 1
         fixed = read_given(wishes.given, layers)
         slots = fixed.get("slots") or wishes.slots or SLOTS
@@ -282,13 +282,13 @@ class _Asked:
         return dataclasses.replace(settings, cache_ram=max(0, min(CACHE_RAM, left)))
 
 
-def _all_on_cards(asked: _Asked) -> Sequence[Rung]:
+def _all_on_cards(asked: _Question) -> Sequence[Rung]:
     if not asked.machine.cards or not asked.may(gpu_layers=asked.layers):
         return ()
     return (asked.widest("all on the card", gpu_layers=asked.layers),)
 
 
-def _small_cache(asked: _Asked) -> Sequence[Rung]:
+def _small_cache(asked: _Question) -> Sequence[Rung]:
     fields: dict[str, Any] = {"gpu_layers": asked.layers, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     block = CACHE_TYPES["q8_0"].elements
     rows = [size for layer in asked.model.layers for size in (layer.kept.keys, layer.kept.values) if size]
@@ -299,7 +299,7 @@ def _small_cache(asked: _Asked) -> Sequence[Rung]:
     return (asked.widest("KV cache of 8 bits", allowed=asked.wishes.small_cache, **fields),)
 
 
-def _experts_on_host(asked: _Asked) -> Sequence[Rung]:
+def _experts_on_host(asked: _Question) -> Sequence[Rung]:
     if (
         not asked.machine.cards
         or not asked.model.has_experts
@@ -314,7 +314,7 @@ def _experts_on_host(asked: _Asked) -> Sequence[Rung]:
     return (_first(rung, 1, len(asked.model.layers)),)
 
 
-def _cache_on_host(asked: _Asked) -> Sequence[Rung]:
+def _cache_on_host(asked: _Question) -> Sequence[Rung]:
     fields: dict[str, Any] = {"gpu_layers": asked.layers, "kv_on_host": True}
     layers = asked.model.layers
     if not asked.machine.cards or not any(layer.kept.keys for layer in layers) or not asked.may(**fields):
@@ -324,7 +324,7 @@ def _cache_on_host(asked: _Asked) -> Sequence[Rung]:
     return (asked.on_host("KV cache on the host", **fields),)
 
 
-def _part_on_cards(asked: _Asked) -> Sequence[Rung]:
+def _part_on_cards(asked: _Question) -> Sequence[Rung]:
     if not asked.machine.cards:
         return ()
     given = asked.fixed.get("gpu_layers")
@@ -340,7 +340,7 @@ def _part_on_cards(asked: _Asked) -> Sequence[Rung]:
     return (_first(rung, 1, asked.layers - 1),)
 
 
-def _all_on_host(asked: _Asked) -> Sequence[Rung]:
+def _all_on_host(asked: _Question) -> Sequence[Rung]:
     if not asked.may(gpu_layers=0) and asked.machine.cards:
         return ()
     return (asked.on_host("all on the host", gpu_layers=0),)
@@ -361,7 +361,7 @@ class Way:
     name: str
     flags: str
     when: str
-    rungs: Callable[[_Asked], Sequence[Rung]]
+    rungs: Callable[[_Question], Sequence[Rung]]
     changes: frozenset[Quality] = frozenset()
 
 
@@ -406,7 +406,7 @@ def _verdict(best: Rung, machine: Machine) -> LlamaVerdict:
 
 def _nearest(model: LlamaModel, wishes: Wishes) -> str:
     for card in sorted(CARDS, key=lambda card: card.total_bytes):
-        asked = _Asked.of(model, Machine(Hardware(card.name, 1, card.total_bytes)), wishes)
+        asked = _Question.of(model, Machine(Hardware(card.name, 1, card.total_bytes)), wishes)
         if any(rung.fits for rung in _all_on_cards(asked)):
             return card.name
     return ""

@@ -1,7 +1,7 @@
 """The ledger of one endpoint's KV cache: the blocks that each request in flight holds now.
 
-Some engines fail every request once their cache is full. On these each is booked with its most blocks from the start
-(`Capacity.holds_limit`).
+Some engines fail every request once their cache is full. There a reservation has the blocks of the request's whole
+output limit from the start (`Capacity.holds_limit`).
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from gateway.admission.events import Arrived, Capacity, Prefix, RequestId
 from gateway.admission.tuning import TUNING
 
 
-class Phase(Enum):
+class ReservationPhase(Enum):
     """Stage of a reservation."""
 
     UNCONFIRMED = auto()
@@ -30,8 +30,10 @@ class Phase(Enum):
     """We closed its connection. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
 
 
-_UNCONFIRMED: Final = Phase.UNCONFIRMED  # Python 3.11 looks a member up by a call, and each count asks for several
-_CONFIRMED: Final = Phase.CONFIRMED
+_UNCONFIRMED: Final = (
+    ReservationPhase.UNCONFIRMED
+)  # Python 3.11 looks a member up by a call, and each count asks for several
+_CONFIRMED: Final = ReservationPhase.CONFIRMED
 
 
 class Reservation:
@@ -100,8 +102,8 @@ class Reservation:
         self.reported = 0
         """Tokens that the relay reported, over all sequences."""
         self.generated = self.limit if holds_limit else 1
-        """Tokens per sequence in its account. 1 from the start, as prefill ends with the first token; or all that it
-        may generate, if it holds them from the start."""
+        """Tokens per sequence in its account. It starts at 1, as prefill ends with the first token, or at the limit if
+        the reservation has the limit's blocks from the start."""
         self.held, edge = footprint.growth(self.generated)
         """Blocks, including those it shares with others."""
         self.edge: float = edge if edge <= self.limit else inf
@@ -114,9 +116,9 @@ class Reservation:
         """Tokens per sequence at that reading."""
         self.pace = 1.0
         self.due_tokens = 1
-        """Tokens per sequence at which the decode clock looks next whether it holds another block."""
+        """Tokens per sequence at which `advance` checks next whether it holds another block."""
         self.ticket = 0
-        """Number of its valid entry in the heap of checks; 0 if it has none."""
+        """Number of its valid entry in the heap of checks (`_growth`); 0 if it has none."""
         self.aborted_at = 0.0
 
 
@@ -257,7 +259,7 @@ class Ledger:
         return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
     def note_step(self, now: float) -> None:
-        """Note progress of any request. It proves a step: requests aborted more than `report_span` ago are gone."""
+        """Note progress of any request. It proves an engine step: requests aborted over `report_span` ago are gone."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
@@ -302,13 +304,13 @@ class Ledger:
         else:
             self.unconfirmed_sequences -= reservation.sequences
         self._end_prefill(reservation)
-        reservation.phase = Phase.ABORTING
+        reservation.phase = ReservationPhase.ABORTING
         reservation.ticket = 0
         reservation.aborted_at = now
         self._aborting.append(reservation)
 
     def resume(self, request: RequestId) -> None:
-        """Forget what an aborted request holds: it goes on, and is entered anew."""
+        """Drop the reservation of an aborted request that goes on after all: its caller reserves anew."""
         for reservation in self._aborting:  # that of a front that came back is among the first
             if reservation.request == request:
                 self._aborting.remove(reservation)

@@ -40,7 +40,7 @@ class EndpointRecord:
         self._was_busy = False
         self._advanced_to = -inf
         self.next_change = inf
-        """Next time at which time alone may free an aborted request's blocks, or end a busy time."""
+        """Next time at which an aborted request's blocks may be freed, or the busy time ends, without any event."""
         self.peak_sequences = 0
         """Most sequences in flight at once so far."""
         self._restart(capacity)
@@ -54,7 +54,7 @@ class EndpointRecord:
         self._gated = self.grows and policy.bounds is not Bounds.FORECAST
         self.forecasts = self.grows and policy.bounds is not Bounds.HYSTERESIS
         self.max_usage = policy.kv_high if self._gated else 1.0
-        """Most usage of the cache that a dispatch may lead to."""
+        """The usage of the cache that no dispatch may exceed."""
         self.forecast_limit = min(self.max_usage, TUNING.forecast_share)
         """Share of the cache that the forecast may fill. Within `kv_high` this keeps the gate from closing: each time
         it closes, the cache runs down to `kv_low`."""
@@ -84,12 +84,12 @@ class EndpointRecord:
         self.sequence_limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
         self.observed: Observed | None = None
         self.warm = False
-        """Whether it has generated since it came up: its first step may compile, and lasts seconds."""
+        """Whether it has generated since it came up. Its first step may compile, which takes seconds."""
         blocks = self.capacity.kv_blocks
         self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
     def apply(self, event: EndpointEvent) -> None:
-        """Change presence by the table; without a change if the table does not list the event."""
+        """Change presence by the table. An event that the table does not list changes nothing."""
         before = self.presence
         after = TRANSITIONS.get((before, type(event)))
         if after is None:
@@ -247,12 +247,12 @@ class EndpointRecord:
             self.next_change = min(ledger.next_abort_expiry, inf if busy_until <= now else busy_until)
 
     def advance_once(self, now: float) -> None:
-        """Call `advance`, unless this was done at this very time: every change is followed by it."""
+        """Call `advance`, unless that was done for this very time. Every change calls it, so nothing is missed."""
         if self._advanced_to != now:
             self.advance(now)
 
     def refresh_forecast(self, now: float) -> bool:
-        """Renew the forecast if it is outdated; whether it was. Due before a request is declined for it."""
+        """Renew the forecast if it is outdated; return whether it was. Due before the forecast declines a request."""
         outdated = self.outlook.outdated(now)
         if outdated:
             self.outlook.refresh(self.capacity.block_size, now)
@@ -275,7 +275,8 @@ class EndpointRecord:
             account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
             blocks = self.capacity.kv_blocks
             if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
-                # Of a share the gauge shows more than its part, but ours are in that part with all they hold.
+                # If this is a share of an endpoint, the gauge counts all shares. Take this one's part of it, but at
+                # least what our requests surely hold, and at most all.
                 part, whole = sample.kv_usage * blocks, sample.kv_usage * blocks / self.capacity.share
                 observed = min(max(part, account.held), whole)
                 self._correction.sample(observed, account, sample.sampled_at, waiting=bool(sample.waiting))

@@ -6,12 +6,21 @@ from gateway.admission.outcomes import Outcome
 class Promise:
     """A turn kept for one refused request until it comes back."""
 
-    __slots__ = ("band", "cost", "due", "ended", "flow", "key", "order", "outcome", "spans", "until", "used")
+    __slots__ = ("band", "cost", "due", "ended", "fingerprint", "flow", "order", "outcome", "spans", "until", "used")
 
     def __init__(
-        self, key: int, band: int, flow: str, *, order: int, outcome: Outcome, due: float, until: float, cost: float
+        self,
+        fingerprint: int,
+        band: int,
+        flow: str,
+        *,
+        order: int,
+        outcome: Outcome,
+        due: float,
+        until: float,
+        cost: float,
     ) -> None:
-        self.key = key
+        self.fingerprint = fingerprint
         self.band = band
         self.flow = flow
         self.order = order

@@ -2,7 +2,7 @@
 
 A request without a record is `NEW`: the controller has never seen it, or it has ended. A trigger that the table does
 not list for a state is ignored, so late and repeated events change nothing. The blocks of an aborted request outlive
-it: the ledger keeps them (`ledger.Phase`).
+it: the ledger keeps them (`ledger.ReservationPhase`).
 """
 
 from collections.abc import Mapping

@@ -1,20 +1,21 @@
 """The rules by which an endpoint declines a request: one table, a row per rule, in the order of evaluation.
 
 Placement, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
-documentation's table all come from this table. A head that is declined keeps its endpoints reserved from other lanes
-and less urgent bands, unless the rule throttles its flow.
+documentation's table all come from this table. Endpoints that decline a head are kept for it: other lanes and less
+urgent bands do not get them, unless the rule throttles the head's flow.
 
 To add a rule, add a row to `RULES`. Its setting, if it has one, is a field of `AdmissionSettings`
 (`gateway/config/admission.py`) and one of the same name of `Policy` (`gateway/admission/policy.py`): the rule reads it
 from `ask.endpoint.policy`. A setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`). Then add a
-case to `SAY_NO` in `tests/unit/admission/placing/test_rules.py`, where every row is tried, and run
-`python -m docs.generate`.
+case to `SAY_NO` in `tests/unit/admission/placing/test_rules.py`, where every row is tried, and a value of the setting
+to `test_every_setting_of_admission_reaches_the_core` in `tests/unit/config/test_admission.py` (twice: set, expected).
+Run `python -m docs.generate`.
 
-A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is reserved for it.
-Such a rule stands at the top of the table: below a rule that reserves endpoints, it would come too late. The top rows
-run only while `Policy.throttles_flows`: add your setting there. They may read `ask.request` (None if none is asked
-for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. Only
-`share` throttles a flow in the last row: it declines only what would go otherwise.
+A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such
+a rule stands at the top of the table: below a rule that keeps endpoints it would come too late. The top rows run only
+while `Policy.throttles_flows`: add your setting there. They may read `ask.request` (None if none is asked for),
+`ask.endpoint.policy` and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. The one
+exception is `share`, the last row: it throttles a flow, but only a request that would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -106,11 +107,10 @@ class Rule:
             shortages (`tokens_to_free`) is part of its predicted wait.
         closes: Whether the rule can decline every request, and so closes the endpoint.
         foresees: Whether its shortage follows from the forecast.
-        lasts: Whether it goes on declining whatever progress is made: until a request leaves the endpoint, a scrape or
-            a change of the endpoint comes, or its `next_change` passes. Such a row stands before all that do not last,
-            but for those that throttle a flow.
-        idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not: a request that
-            exceeds a limit would wait for ever.
+        lasts: Whether progress cannot end it: it declines until a request leaves the endpoint, a scrape or a change of
+            the endpoint comes, or `next_change` passes. Only rows that throttle a flow stand above such rows.
+        idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not apply there: a
+            request over a limit would wait for ever.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
     """
 
@@ -343,8 +343,8 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
 def all_closed_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
     """Time up to which each endpoint declines all requests alike; -infinity if one may take somebody now.
 
-    Alike: nobody may be offered next, and no flow is set aside. If that holds beyond `now`, neither progress nor time
-    changes it before.
+    Alike: nobody may be offered next, and no flow is set aside. If the result is after `now`, neither progress nor time
+    opens one before it.
     """
     until = inf
     for endpoint in endpoints:

@@ -11,7 +11,7 @@ from gateway.admission.queueing.flow_fairness import Fairness, Flow
 from gateway.admission.queueing.lane import Lane
 
 MANY = 32
-"""Most flows whose service ahead is computed one by one; for more, it is bounded for all of them at once."""
+"""Most flows whose service ahead is computed one by one. For the others one common bound is used."""
 STEPS = 4
 """Most requests of a flow that are added up one by one."""
 ROUNDING = 1e-6
@@ -25,7 +25,7 @@ class QueueBounds(NamedTuple):
     bytes: int
 
     def filled_by(self, flow: Flow, requests: int = 0, size: int = 0) -> float:
-        """Part of the queue that a flow fills, with so many more requests and bytes, divided by its weight.
+        """The part of the queue that a flow would fill with so many more requests and bytes, divided by its weight.
 
         The larger of its parts in requests and in bytes counts (dominant resource fairness, NSDI 2011).
         """
@@ -95,10 +95,10 @@ class BandQueue:
                 costs[name] = costs.get(name, 0.0) + queue.cost
         return costs
 
-    def ahead(self, flow: str, key: LaneKey | None) -> float:
+    def ahead(self, flow: str, lane: LaneKey | None) -> float:
         """Service that this band gives before a new request of that flow, tokens.
 
-        What other flows have set aside is left out.
+        Requests of other flows that are set aside are left out.
         """
         if not self.depth:
             return 0.0
@@ -107,13 +107,13 @@ class BandQueue:
         if mine is not None:
             turn, ahead = mine.counter + mine.backlog / mine.weight, mine.backlog
         else:
-            least, top = self._front(None if key is None else self.lanes.get(key))
+            least, top = self._front(None if lane is None else self.lanes.get(lane))
             turn, ahead = fairness.start(flow, least, top), 0.0
         others = fairness.active if len(fairness.active) <= MANY + 1 else fairness.several
         cost, weight, one_each = self.cost - ahead, fairness.weight, fairness.one_each  # of flows not yet added
         if mine is not None:
             weight, one_each = weight - mine.weight, one_each - mine.largest
-        cost -= sum([held for name, held in aside.items() if name != flow])
+        cost -= sum([set_aside for name, set_aside in aside.items() if name != flow])
         for other in islice(others.values(), MANY + 1):
             if other is mine:
                 continue

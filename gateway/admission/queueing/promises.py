@@ -64,7 +64,7 @@ class Promises:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._by_key: dict[int, list[Promise]] = {}
+        self._by_fingerprint: dict[int, list[Promise]] = {}
         self._ends: list[tuple[float, int, Promise]] = []
         self._granted = 0
         self._count = 0
@@ -84,10 +84,10 @@ class Promises:
     def __len__(self) -> int:
         return self._count
 
-    def find(self, key: int, now: float) -> Promise | None:
-        """The earliest valid promise to a request with this key. Changes nothing."""
+    def find(self, fingerprint: int, now: float) -> Promise | None:
+        """The earliest valid promise to a request with this fingerprint. Changes nothing."""
         first = None
-        for promise in self._by_key.get(key, ()):
+        for promise in self._by_fingerprint.get(fingerprint, ()):
             if promise.until >= now and (first is None or promise.due < first.due):
                 first = promise
         return first
@@ -131,9 +131,9 @@ class Promises:
 
     def open(self, before: int, now: float) -> Iterator[Promised]:
         """The open promises, those granted first at first. Requests that wait have orders up to `before`."""
-        for promise in chain.from_iterable(self._by_key.values()):
+        for promise in chain.from_iterable(self._by_fingerprint.values()):
             yield Promised(
-                promise.key,
+                promise.fingerprint,
                 promise.band,
                 promise.flow,
                 promise.order - before - 1,
@@ -170,10 +170,10 @@ class Promises:
         self._of_flow[promise.flow] -= 1
         if not self._of_flow[promise.flow]:
             del self._of_flow[promise.flow]
-        alike = self._by_key[promise.key]
+        alike = self._by_fingerprint[promise.fingerprint]
         alike.remove(promise)
         if not alike:
-            del self._by_key[promise.key]
+            del self._by_fingerprint[promise.fingerprint]
         for schedule, span in zip(self._schedules(promise), promise.spans, strict=True):
             del schedule.promises[promise]
             if promise.due > now:
@@ -222,7 +222,7 @@ class Promises:
         self._count += 1
         self._of_flow[promise.flow] += 1
         self._granted += 1
-        self._by_key.setdefault(promise.key, []).append(promise)
+        self._by_fingerprint.setdefault(promise.fingerprint, []).append(promise)
         heappush(self._ends, (promise.until, self._granted, promise))
         if len(self._ends) > SLACK + 2 * self._count:
             self._ends = [entry for entry in self._ends if not entry[2].used]

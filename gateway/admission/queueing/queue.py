@@ -18,23 +18,23 @@ from gateway.admission.tuning import TUNING
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
 MAX_ASIDE = 64
-"""Most flows that are set aside in a lane: each is asked again with every offer. The next throttled flow ends it."""
+"""Most flows set aside in a lane, each tried again at every offer. The next throttled flow ends the lane's offer."""
 DEFAULTS = Band()
 
 
 Entry = tuple[float, int, RequestRecord]
-"""In a heap: a time of a request, its ticket when it was entered, and the request. Without that ticket it is stale."""
+"""An entry of a heap: a time, the request's ticket at that entry, and the request. Stale once its ticket is another."""
 
 
 class OfferResult(Enum):
-    """What the controller does with a request that is offered."""
+    """What the controller did with a request that was offered."""
 
     TAKEN = auto()
     """It was dispatched: removed and charged."""
     NO_ROOM = auto()
     """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
     NOT_ITS_FLOW = auto()
-    """Its flow is throttled. The requests of its flow in its lane are set aside for this offer."""
+    """Its flow is throttled. Its flow's requests in the lane are set aside for this offer."""
     CLOSED = auto()
     """No request could go there now: its lane ends."""
 
@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
     reserved: float
     """Share of all service that its band gets, however much urgent work waits."""
     yielded: float
-    """Most of all service that less urgent bands get meanwhile, as a share."""
+    """The share of all service that less urgent bands get meanwhile, at most."""
 
     def service(self, cost: float) -> float:
         """Total service until the turn of a new request with this cost, tokens."""
@@ -64,10 +64,10 @@ class Queue:
     endpoint can serve does not keep others from a small one. A few smaller requests may be backfilled before a head
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
 
-    A flow may be throttled: its requests in that lane are set aside until the next offer, and other flows have their
-    turns, start and are told what is ahead of them as if these did not wait. The turns that they have meanwhile are
-    lost to it. Else its counter would lag without bound: once throttled no more, it and all new flows, which
-    start beside it, would go before those that wait.
+    A throttled flow's requests in a lane are set aside until the next offer. Other flows have their turns, start, and
+    are told what is ahead of them as if these requests did not wait. The throttled flow loses the turns that pass
+    meanwhile. Otherwise its counter would lag without bound: when the throttle ends, it would go before all that wait,
+    and so would every new flow, which starts beside it.
 
     `cost` and `size` of a request must not change while it waits.
     """
@@ -89,7 +89,7 @@ class Queue:
         self.depth = 0
         self.bytes = 0
         """Bytes of all waiting bodies."""
-        self.size = 0
+        self.prompt_tokens = 0
         """Prompt tokens of all that waits."""
         self.sequences = 0
         """Of all that waits."""
@@ -120,7 +120,7 @@ class Queue:
         flows = [band.fairness.active.get(flow) for band in self._order]
         return sum(known.waiting for known in flows if known is not None)
 
-    def largest(self, most: int) -> list[tuple[BandQueue, Flow]]:
+    def most_waiting(self, most: int) -> list[tuple[BandQueue, Flow]]:
         """At most so many flows, in their bands: those with the most waiting requests."""
         flows = ((band, flow) for band in self._order for flow in band.fairness.active.values())
         return nlargest(most, flows, key=lambda found: found[1].waiting)
@@ -218,7 +218,7 @@ class Queue:
         self._largest = max(self._largest, request.cost)
         self.depth += 1
         self.bytes += request.arrival.body_bytes
-        self.size += request.size
+        self.prompt_tokens += request.size
         self.sequences += request.sequences
         heappush(self._deadlines, (request.deadline, request.ticket, request))
         heappush(self._arrivals, (request.arrived_at, request.ticket, request))
@@ -234,7 +234,7 @@ class Queue:
         request.ticket = 0
         self.depth -= 1
         self.bytes -= request.arrival.body_bytes
-        self.size -= request.size
+        self.prompt_tokens -= request.size
         self.sequences -= request.sequences
         if not band.depth:
             self._order.remove(band)
@@ -243,7 +243,7 @@ class Queue:
                 self._largest = 0.0
 
     def bypass(self, request: RequestRecord) -> None:
-        """Note a request that goes without waiting, as nobody waits: what entering and removing it would leave."""
+        """Note a request that goes past the empty queue, as if it had entered and left it."""
         self._tickets += 1
         request.order = request.order or self._tickets
         number = request.arrival.band
@@ -252,8 +252,8 @@ class Queue:
         else:
             self._idle.move_to_end(number)
 
-    def served(self, request: RequestRecord) -> None:
-        """Charge the flow and the band of a request that goes, before or after its removal."""
+    def charge(self, request: RequestRecord) -> None:
+        """Charge the flow and the band of a dispatched request, before or after its removal."""
         band = self._bands.get(request.arrival.band)
         cost = request.cost
         self._served += cost
@@ -272,7 +272,7 @@ class Queue:
         return ((band.number, flow, debt) for band in self._bands.values() for flow, debt in band.fairness.debts())
 
     def recall(self, number: int, flow: str, debt: float) -> None:
-        """Let a flow be so far ahead in its band."""
+        """Restore how far a flow is ahead in its band."""
         band = self._bands.get(number)
         if band is None:
             band = self._bands[number] = self._idle[number] = self._new_band(number)
@@ -281,7 +281,7 @@ class Queue:
     def offer(self, accept: Callable[[RequestRecord], OfferResult]) -> None:
         """Offer waiting requests to `accept`, in order, until every lane has ended.
 
-        For a request that it takes, `accept` must have called `remove` and `served` when it returns.
+        For a request that it takes, `accept` must have called `remove` and `charge` when it returns.
         """
         for band in self._order:
             for lane in band.lanes.values():
@@ -337,7 +337,7 @@ class Queue:
 
     @property
     def tickets(self) -> int:
-        """The highest order of a request that has waited."""
+        """The highest ticket so far, and so the highest `order`."""
         return self._tickets
 
     def _new_band(self, number: int) -> BandQueue:

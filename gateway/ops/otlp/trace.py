@@ -138,7 +138,7 @@ class Trace:
         self.steps.append(Step(Kind.RELAY, span_id, now, endpoint=endpoint, engine=engine))
         return self.context._replace(span_id=span_id).headers()
 
-    def held(self, rule: str | None, position: int | None) -> None:
+    def note_rule(self, rule: str | None, position: int | None) -> None:
         """Note what holds it back, and its position in the queue, unless that is noted already."""
         self.rule, self.position = self.rule or rule, self.position or position
 

@@ -9,7 +9,7 @@ from gateway.admission.residency import (
     LEAST_STAY,
     LINGER,
     Engine,
-    Phase,
+    ResidencyPhase,
     Retire,
     Start,
     decide,
@@ -17,11 +17,11 @@ from gateway.admission.residency import (
 )
 
 NOW = 1000.0
-A, B, C = (Engine(EndpointId(name), Phase.STOPPED, 0.0, "card", takes=10.0, idle_stop=60.0) for name in "abc")
+A, B, C = (Engine(EndpointId(name), ResidencyPhase.STOPPED, 0.0, "card", takes=10.0, idle_stop=60.0) for name in "abc")
 
 
 def up(engine, since, **more):
-    return replace(engine, phase=Phase.UP, since=since, **more)
+    return replace(engine, phase=ResidencyPhase.UP, since=since, **more)
 
 
 def waiting(engine, since=NOW - 1, **more):
@@ -29,7 +29,7 @@ def waiting(engine, since=NOW - 1, **more):
 
 
 def starting(engine, since, **more):
-    return replace(engine, phase=Phase.STARTING, since=since, **more)
+    return replace(engine, phase=ResidencyPhase.STARTING, since=since, **more)
 
 
 def test_an_engine_starts_with_its_first_request():
@@ -42,7 +42,7 @@ def test_of_several_the_one_that_left_longest_ago_goes_first_and_then_the_oldest
     assert decide([waiting(A, 998), waiting(B, 997)], NOW) == [Start(B.id)]
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LEAVING])
+@pytest.mark.parametrize("phase", [ResidencyPhase.STARTING, ResidencyPhase.LEAVING])
 def test_nothing_starts_before_the_cards_are_free(phase):
     assert decide([waiting(A, phase=phase), waiting(B)], NOW) == []
     elsewhere = waiting(B, group="other")
@@ -93,7 +93,7 @@ def test_an_engine_that_failed_rests():
         ([starting(waiting(A), NOW - 14)], {"a": NOW - 4}),
         ([up(A, NOW - 4, busy=True), waiting(B)], {"b": NOW + 36 + 10}),
         ([up(A, NOW - 400, busy=True), waiting(B)], {"b": NOW + 10}),
-        ([replace(A, phase=Phase.LEAVING), waiting(B)], {"a": NOW + 60, "b": NOW + 10}),
+        ([replace(A, phase=ResidencyPhase.LEAVING), waiting(B)], {"a": NOW + 60, "b": NOW + 10}),
         ([waiting(A, 998), waiting(B, 999), C], {"a": NOW + 10, "b": NOW + 60, "c": NOW + 110}),
         ([waiting(A, 998, takes=None), waiting(B, 999)], {"a": None, "b": None}),
         ([waiting(A, not_before=NOW + 5)], {"a": NOW + 15}),

@@ -3,7 +3,7 @@ import pytest
 from engine import events
 from engine.diagnosis.sign import Diagnosis
 from engine.events import SupervisorEvent
-from engine.phases import Phase, Progress
+from engine.phases import Progress, StartPhase
 
 WHY = Diagnosis("The port is taken.", "Free it.")
 
@@ -13,9 +13,9 @@ WHY = Diagnosis("The port is taken.", "Free it.")
     [
         (events.Launched("m/0", 1), "m/0: starting"),
         (events.Launched("m/0", 3), "m/0: starting (attempt 3)"),
-        (events.Progressed("m/0", Progress(Phase.LOADING, "40%")), "m/0: loading weights: 40%"),
+        (events.Progressed("m/0", Progress(StartPhase.LOADING, "40%")), "m/0: loading weights: 40%"),
         (
-            events.Progressed("m/0", Progress(Phase.LOADING), 40.2, 71),
+            events.Progressed("m/0", Progress(StartPhase.LOADING), 40.2, 71),
             "m/0: loading weights (about 40 s; ready in about 71 s)",
         ),
         (events.LinePrinted("m/0", "hello"), "m/0 | hello"),

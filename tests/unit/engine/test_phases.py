@@ -1,6 +1,6 @@
 import pytest
 
-from engine.phases import VLLM_SIGNS, Phase, Progress, StartProgress, read_progress
+from engine.phases import VLLM_SIGNS, Progress, StartPhase, StartProgress, read_progress
 
 # A start of vLLM 0.32 on a CPU, shortened to the lines around those that matter.
 CPU_START = """\
@@ -37,19 +37,22 @@ def test_a_start_is_told_phase_by_phase_and_nothing_twice() -> None:
     [
         (
             "INFO 01-01 00:00:00 [x.py:1] GPU KV cache size: 1,234,567 tokens",
-            Progress(Phase.PROFILING, "1,234,567 tokens"),
+            Progress(StartPhase.PROFILING, "1,234,567 tokens"),
         ),
         (
             "INFO 01-01 00:00:00 [x.py:1] Available KV cache memory: 58.2 GiB",
-            Progress(Phase.PROFILING, "58.2 GiB to hold it"),
+            Progress(StartPhase.PROFILING, "58.2 GiB to hold it"),
         ),
-        ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  42%|####  |", Progress(Phase.CAPTURING, "42%")),
-        ("Capturing CUDA graph shapes:   3%|1  |", Progress(Phase.CAPTURING, "3%")),
-        ("model-00001-of-00002.safetensors:  17%|##   | 1G/6G", Progress(Phase.DOWNLOADING, "17%")),
-        ("INFO 01-01 00:00:00 [x.py:1] Dynamo bytecode transform time: 4.2 s", Progress(Phase.COMPILING)),
+        (
+            "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  42%|####  |",
+            Progress(StartPhase.CAPTURING, "42%"),
+        ),
+        ("Capturing CUDA graph shapes:   3%|1  |", Progress(StartPhase.CAPTURING, "3%")),
+        ("model-00001-of-00002.safetensors:  17%|##   | 1G/6G", Progress(StartPhase.DOWNLOADING, "17%")),
+        ("INFO 01-01 00:00:00 [x.py:1] Dynamo bytecode transform time: 4.2 s", Progress(StartPhase.COMPILING)),
         (
             "INFO 01-01 00:00:00 [x.py:1] Starting vLLM API server 0 on http://127.0.0.1:8000",
-            Progress(Phase.SERVING, "http://127.0.0.1:8000"),
+            Progress(StartPhase.SERVING, "http://127.0.0.1:8000"),
         ),
         ("INFO 01-01 00:00:00 [x.py:1] Using max model len 2048", None),
     ],
@@ -62,4 +65,4 @@ def test_a_phase_never_goes_back() -> None:
     start = StartProgress(VLLM_SIGNS)
     start.read("CPU KV cache size: 8,192 tokens")
     assert start.read("Loading safetensors checkpoint shards: 100% Completed | 1/1") is None
-    assert start.current.phase is Phase.PROFILING
+    assert start.current.phase is StartPhase.PROFILING

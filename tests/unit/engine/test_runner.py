@@ -12,7 +12,7 @@ from engine import events, runner
 from engine.diagnosis.sign import Diagnosis
 from engine.download import Download
 from engine.memory_ladder import Stop
-from engine.phases import VLLM_SIGNS, Phase
+from engine.phases import VLLM_SIGNS, StartPhase
 from engine.process import GuardedProcess
 from engine.program import Program, Refit, Role
 from engine.program_lifecycle import Policy, State
@@ -72,7 +72,10 @@ async def run(made: Program, *, says_ready: bool = True) -> tuple[State, list[ev
 async def test_phases_are_told_while_it_starts() -> None:
     state, told = await run(program(START))
     assert state is State.STOPPED
-    assert [e.progress.phase for e in told if isinstance(e, events.Progressed)] == [Phase.LOADING, Phase.PROFILING]
+    assert [e.progress.phase for e in told if isinstance(e, events.Progressed)] == [
+        StartPhase.LOADING,
+        StartPhase.PROFILING,
+    ]
     kinds = [type(e) for e in told if not isinstance(e, events.Progressed | events.LinePrinted)]
     assert kinds == [events.Launched, events.BecameReady, events.Stopping, events.Stopped]
 
@@ -84,7 +87,7 @@ async def test_the_next_start_says_how_long_each_phase_will_take(tmp_path: Path)
     ]
     assert [event.left for event in first] == [None, None]
     assert [(event.progress.phase, event.takes is None, event.left is None) for event in second] == [
-        (phase, False, False) for phase in (Phase.IMPORTING, Phase.LOADING, Phase.PROFILING)
+        (phase, False, False) for phase in (StartPhase.IMPORTING, StartPhase.LOADING, StartPhase.PROFILING)
     ]
 
 

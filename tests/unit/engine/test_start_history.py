@@ -2,17 +2,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.phases import Phase
+from engine.phases import StartPhase
 from engine.start_history import StartHistory
 from engine.start_times import StartTimes
 
-TIMES = StartTimes({Phase.LOADING: 40.04, Phase.SERVING: 1.0})
+TIMES = StartTimes({StartPhase.LOADING: 40.04, StartPhase.SERVING: 1.0})
 
 
 def test_the_next_kvgate_knows_what_the_last_start_took(tmp_path: Path) -> None:
     environ = {"KVGATE_CACHE": str(tmp_path)}
     StartHistory("org/m", ("--x",), environ).write(TIMES)
-    assert StartHistory("org/m", ("--x",), environ).read().seconds == {Phase.LOADING: 40.0, Phase.SERVING: 1.0}
+    assert StartHistory("org/m", ("--x",), environ).read().seconds == {
+        StartPhase.LOADING: 40.0,
+        StartPhase.SERVING: 1.0,
+    }
     assert StartHistory("org/m", ("--y",), environ).read() == StartTimes()
     assert len(list((tmp_path / "starts").iterdir())) == 1
 

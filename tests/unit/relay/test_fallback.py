@@ -7,7 +7,7 @@ from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Endpoint
-from gateway.relay.elsewhere import Unwatched
+from gateway.relay.fallback_server import Unwatched
 from gateway.relay.upstream import ConnectionLostError
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind

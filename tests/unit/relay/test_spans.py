@@ -53,8 +53,8 @@ def test_every_fact_of_a_request_has_its_attribute():
     made.recorded.did(Kind.COUNT, 100.0, 100.5)
     made.recorded.did(Kind.QUEUE, 100.5, 102.0)
     made.sent_to(EndpointId("host:8000"), "vllm")
-    made.held("gate", None)
-    made.held("order", 3)
+    made.note_rule("gate", None)
+    made.note_rule("order", 3)
     server, (counted, waited, tried) = of(replace(made))
     assert server.attributes == {
         "gen_ai.operation.name": "chat",

@@ -150,7 +150,7 @@ def test_other_weights_are_in_force_at_once(refusals, promised):
 
     apart = [later - earlier for earlier, later in pairwise(told(refusals))]
     assert apart == pytest.approx([10 / 9] * 9), "nine of ten parts of the rate"
-    for alike in [*refusals.promises._by_key]:
+    for alike in [*refusals.promises._by_fingerprint]:
         refusals.promises.end(refusals.come_back(alike, 1.0))
     assert [*refusals.promises._flows, *refusals.promises._bands] == [], "all of what was promised is settled"
 
@@ -257,4 +257,4 @@ def test_when_all_is_over_nothing_is_kept(refusals):
     refusals.promises.end(refusals.come_back(1000, 1001.0))
     refusals.promises.expire(2000.0)
     promises = refusals.promises
-    assert [*promises._by_key, *promises._ends, *promises._flows, *promises._bands] == []
+    assert [*promises._by_fingerprint, *promises._ends, *promises._flows, *promises._bands] == []

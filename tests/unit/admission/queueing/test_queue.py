@@ -37,7 +37,7 @@ class Row:
             answer = answers(request)
             if answer is TAKEN:
                 self.queue.remove(request)
-                self.queue.served(request)
+                self.queue.charge(request)
             return answer
 
         self.queue.offer(accept)
@@ -260,7 +260,7 @@ def test_bands_without_anybody_are_forgotten_in_the_end(row):
         row.join(band, band=band)
         row.go(1)
     assert len(row.queue._bands) <= MAX_IDLE_BANDS
-    row.queue.served(row.requests[0])  # late, of a band that is forgotten
+    row.queue.charge(row.requests[0])  # late, of a band that is forgotten
     row.queue.settle("", 0, 5.0)
     assert row.queue.ahead(0, "").same == 0
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.placement import PlacementError, Wish, place
+from engine.gpu_placement import PlacementError, Wish, place
 
 ANY = Wish()
 

@@ -1,4 +1,4 @@
-"""PURE. The placement of engines on GPUs."""
+"""PURE. The placement of engines on GPUs: reads `CUDA_VISIBLE_DEVICES`, and makes it for each engine."""
 
 import itertools
 from collections.abc import Mapping, Sequence
