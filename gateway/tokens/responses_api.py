@@ -49,13 +49,17 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
     reasoning = fields.get("reasoning")
     if not isinstance(reasoning, dict | None):
         raise NotCountableError("reasoning is not an object")
+    variables = fields.get("chat_template_kwargs")
+    if isinstance(variables, dict) and any(value is None or value == "auto" for value in variables.values()):
+        # They reach the template here, unless the engine has defaults (`--default-chat-template-kwargs`).
+        raise NotCountableError("a template variable is not set")
     continued = _continues(given)
     try:
         return ChatPrompt(
             messages=messages,
             tools=_tools(fields.get("tools")),
             template_kwargs=template_kwargs(
-                fields.get("chat_template_kwargs"),
+                variables,
                 add_generation_prompt=not continued,
                 continue_final_message=continued,
                 reasoning_effort=(reasoning or {}).get("effort"),

@@ -156,6 +156,8 @@ def test_truncation_is_off_unless_asked_for() -> None:
         {"input": [CALL | {"arguments": {}}]},
         {"input": [OUTPUT | {"output": [{"type": "input_image"}]}]},
         {"input": [OUTPUT | {"call_id": None}]},
+        {"input": "Hi.", "chat_template_kwargs": {"enable_thinking": None}},
+        {"input": "Hi.", "chat_template_kwargs": {"enable_thinking": "auto"}},
     ],
 )
 def test_what_cannot_be_converted_exactly_is_said_to_be(fields: dict[str, Any]) -> None:
