@@ -68,8 +68,9 @@ def test_schemas_without_a_type_are_objects() -> None:
 
 def test_the_keys_of_a_schema_keep_their_order() -> None:
     schema = {"properties": {}, "required": [], "type": "object"}
-    (tool,) = from_messages({"messages": [USER], "tools": [{"name": "f", "input_schema": schema}]}).tools or ()
-    assert list(tool["function"]["parameters"]) == ["properties", "required", "type"]
+    tools = from_messages({"messages": [USER], "tools": [{"name": "f", "input_schema": schema}]}).tools
+    assert tools is not None
+    assert list(tools[0]["function"]["parameters"]) == ["properties", "required", "type"]
 
 
 def test_effort_reaches_the_template() -> None:
