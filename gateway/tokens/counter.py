@@ -125,6 +125,8 @@ class ModelCounter:
         self._tokenizers = tokenizers
         self._unavailable = _NO_TOKENIZER if source is None else tokenizers.unavailable(source)
         self._drift = DriftWatch()
+        self._engine_drift = DriftWatch()
+        """Of the engine's own counts: a counting route may build a prompt otherwise than the route that answers."""
         self._hand_over = HandOver(model, engine, on_refusal, chance)
         self._hand_over_from = hand_over_from
         self._reports: dict[str, ParityReport] = {}
@@ -190,7 +192,11 @@ class ModelCounter:
         return report
 
     async def recheck(self) -> None:
-        """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again."""
+        """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again.
+
+        What the engine counted wrong is no estimate any more once its time is over.
+        """
+        self._engine_drift.probed(lambda _: True, self._clock())  # only live requests can show it again
         if not self._drift.due(self._clock()):
             return
         targets = self._engine.targets()
@@ -212,18 +218,17 @@ class ModelCounter:
     @property
     def mode(self) -> Source:
         """The source of an ordinary conversation's count."""
-        return self._elsewhere if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
+        return self._elsewhere(Api.CHAT) if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
 
     @property
     def _can_ask(self) -> bool:
         """Whether the engine to ask first has routes that count."""
         return self._engine.kind().name in WORK
 
-    @property
-    def _elsewhere(self) -> Source:
-        """The source of what is not counted here."""
+    def _elsewhere(self, api: Api, *features: Feature) -> Source:
+        """The source of the counts of requests that bring these and are not counted here."""
         if self._can_ask:
-            return Source.ENGINE
+            return Source.ESTIMATE if {Feature.PROMPT, *features} & self._engine_drift.doubted(api) else Source.ENGINE
         return Source.BOUND if self._source is None or self._unavailable else Source.ESTIMATE
 
     @property
@@ -234,7 +239,7 @@ class ModelCounter:
     def not_here(self) -> list[NotHere]:
         """The requests not counted here, the source of their counts, and why."""
         if self._unavailable:
-            return [NotHere(api, Feature.PROMPT, self._elsewhere, self._unavailable) for api in Api]
+            return [NotHere(api, Feature.PROMPT, self._elsewhere(api), self._unavailable) for api in Api]
         found = []
         for api in Api:
             for target, report in self._known():
@@ -242,12 +247,14 @@ class ModelCounter:
                     reason = f"{target.url} has no route that counts it"
                     found.append(NotHere(api, Feature.PROMPT, Source.ESTIMATE, reason))
                 else:
-                    differing = sorted(report.distrusted(api))
                     found += [
-                        NotHere(api, feature, self._elsewhere, _difference(target, report)) for feature in differing
+                        NotHere(api, feature, self._elsewhere(api, feature), _difference(target, report))
+                        for feature in sorted(report.distrusted(api))
                     ]
-            doubted = sorted(self._drift.doubted(api))
-            found += [NotHere(api, feature, self._elsewhere, _drifted(api, feature)) for feature in doubted]
+            found += [
+                NotHere(api, feature, self._elsewhere(api, feature), _drifted(api, feature))
+                for feature in sorted(self._drift.doubted(api))
+            ]
         return found
 
     async def count(self, request: GenerationRequest, *, flow: str, max_model_len: int) -> PromptCount:
@@ -303,13 +310,16 @@ class ModelCounter:
         if handed_to is not None:
             self._hand_over.settle(handed_to, count.tokens, usage_prompt_tokens)
             return
-        drift = self._drift.settle(count, usage_prompt_tokens, self._clock())
+        if not count.source.exact:
+            return
+        watch = self._drift if count.source is Source.LOCAL else self._engine_drift
+        drift = watch.settle(count, usage_prompt_tokens, self._clock())
         if drift is None:
             return
         self._on_drift(drift)
         self._trusts.clear()
         for api, feature in drift.doubted:
-            self._on_switch(_drifted(api, feature))
+            self._on_switch(_drifted(api, feature, count.source))
 
     async def _here(
         self,
@@ -364,7 +374,8 @@ class ModelCounter:
         except (InvalidRequestError, RouteMissingError):
             # A counting route words its refusal for its own requests: only the request's own route can say why.
             return await self._estimate(flow, request, max_model_len)
-        return PromptCount(counts, Source.ENGINE if work.exact else Source.ESTIMATE, work.kind)
+        source = self._elsewhere(api, *work.kind.features) if work.exact else Source.ESTIMATE
+        return PromptCount(counts, source, work.kind)
 
     async def _estimate(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         """Estimate by our own conversion or, if that fails, by all the request's texts.
@@ -453,8 +464,9 @@ def _named(api: Api, feature: Feature) -> str:
     return str(Kind(api, frozenset({feature})))
 
 
-def _drifted(api: Api, feature: Feature) -> str:
-    return f"{LIMIT} of the last {WINDOW} counts of {_named(api, feature)} differ from the engine's usage"
+def _drifted(api: Api, feature: Feature, source: Source = Source.LOCAL) -> str:
+    counts = "counts" if source is Source.LOCAL else "the engine's own counts"
+    return f"{LIMIT} of the last {WINDOW} {counts} of {_named(api, feature)} differ from the engine's usage"
 
 
 def _difference(target: Target, report: ParityReport) -> str:

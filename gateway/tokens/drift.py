@@ -1,15 +1,15 @@
-"""PURE. The drift watch: compares counts with the engines' usage, and names the requests not to count here for now."""
+"""PURE. The drift watch: compares counts with the engines' usage, and names the requests not to count so for now."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.count import PromptCount
 from gateway.tokens.features import Feature
 from gateway.wire.request import Api
 
 WINDOW = 100
-"""Local counts remembered for each feature of each API."""
+"""Counts remembered for each feature of each API."""
 LIMIT = 3
 """Wrong counts among them from which a feature is doubted."""
 FIRST_WAIT = 60.0
@@ -32,7 +32,7 @@ class Drift:
     first: bool
     """Whether this cause appears for the first time."""
     doubted: tuple[Part, ...]
-    """The parts not counted here from now on."""
+    """The parts that are doubted from now on."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Doubt:
 
 
 class DriftWatch:
-    """The drift of one model's counts from the engines' usage."""
+    """The drift of one model's counts, of one source, from the engines' usage."""
 
     def __init__(self) -> None:
         self._recent: dict[Part, deque[bool]] = {}
@@ -57,11 +57,9 @@ class DriftWatch:
         )
 
     def settle(self, count: PromptCount, reported: int, now: float) -> Drift | None:
-        """Compare one count with the engine's; estimates are not compared."""
-        if not count.source.exact:
-            return None
+        """Compare one count with the engine's."""
         counted = count.tokens
-        doubted = self._note(count, counted != reported, now) if count.source is Source.LOCAL else ()
+        doubted = self._note(count, counted != reported, now)
         if counted == reported:
             return None
         cause = f"{count.source} {count.kind}"

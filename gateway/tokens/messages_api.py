@@ -110,7 +110,7 @@ def _tools(tools: Any) -> list[Json] | None:
         if not isinstance(schema, dict):
             raise NeedsEngineError("a tool has no input_schema")
         function = {key: tool.get(key) for key in ("name", "description", "strict", "defer_loading")}
-        function["parameters"] = {"type": "object"} | schema if "type" in schema else schema | {"type": "object"}
+        function["parameters"] = schema if "type" in schema else schema | {"type": "object"}
         definitions.append({"type": "function", "function": function_definition(function)})
     return definitions
 

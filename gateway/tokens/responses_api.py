@@ -49,13 +49,17 @@ def from_responses(fields: Mapping[str, Any]) -> ChatPrompt:
     reasoning = fields.get("reasoning")
     if not isinstance(reasoning, dict | None):
         raise NotCountableError("reasoning is not an object")
+    variables = fields.get("chat_template_kwargs")
+    if isinstance(variables, dict) and any(value is None or value == "auto" for value in variables.values()):
+        # They reach the template here, unless the engine has defaults (`--default-chat-template-kwargs`).
+        raise NotCountableError("a template variable is not set")
     continued = _continues(given)
     try:
         return ChatPrompt(
             messages=messages,
             tools=_tools(fields.get("tools")),
             template_kwargs=template_kwargs(
-                fields.get("chat_template_kwargs"),
+                variables,
                 add_generation_prompt=not continued,
                 continue_final_message=continued,
                 reasoning_effort=(reasoning or {}).get("effort"),
@@ -100,12 +104,20 @@ def _add_item(messages: list[Json], item: Any) -> None:
     elif kind == "message" and item.get("role") == "assistant" and item.get("content") != []:
         _say(messages, "content", _assistant_text(item.get("content")))
     elif kind == "message" and item.get("role") in ("user", "system", "developer", "assistant"):
-        content = _text_or_parts(item.get("content"))
-        if item["role"] == "system" and not isinstance(content, str):
-            _check_header(content)
-        messages.append({"role": item["role"], "content": content})
+        messages.append(_passed_on(item))
     else:
         raise NotCountableError("an input item is not a message, reasoning, a call or its output")
+
+
+def _passed_on(item: Json) -> Json:
+    """A message that the engine takes for one of chat's, with what else it brings."""
+    content = _text_or_parts(item.get("content"))
+    if item["role"] == "system" and not isinstance(content, str):
+        _check_header(content)
+    if item["role"] == "assistant" and any(item.get(key) for key in ("reasoning", "reasoning_content", "tool_calls")):
+        raise NotCountableError("an empty message brings reasoning or calls")
+    named = {key: item[key] for key in ("name", "task") if isinstance(item.get(key), str)}
+    return {"role": item["role"], "content": content} | named
 
 
 def _say(messages: list[Json], key: str, text: str) -> None:

@@ -188,6 +188,10 @@ MESSAGES: dict[str, Body] = {
         "thinking": {"type": "adaptive"},
     },
     "tools": {"messages": [user()], "tools": [_ANTHROPIC_TOOL, _ANTHROPIC_TOOL | {"name": "b", "strict": True}]},
+    "tool with its type last": {
+        "messages": [user()],
+        "tools": [_ANTHROPIC_TOOL | {"input_schema": {"properties": {}, "required": [], "type": "object"}}],
+    },
     "tool use": {"messages": [user(), assistant([TEXT[0], _USE]), user([_RESULT])], "tools": [_ANTHROPIC_TOOL]},
     "tool result and text": {
         "messages": [user(), assistant([_USE, _USE]), user([_RESULT, _RESULT | {"content": TEXT}, *TEXT])],

@@ -442,6 +442,47 @@ async def test_one_odd_api_leaves_the_others_to_us_and_the_state_tells(ours: Cou
     assert ours.switches == [exception.reason]
 
 
+async def test_what_the_engine_counts_wrong_is_called_an_estimate_for_a_while(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    asked = await made(None, Engine(TokenizerSource(str(tokenizer_folder))))
+    no_tokenizer = asked.switches.pop()
+    count = await asked.count()
+    asked.counter.settle(count, count.tokens)
+    assert (count.source, asked.counter.mode) == (Source.ENGINE, Source.ENGINE)
+    await asked.drift()
+    assert len(asked.drifts) == LIMIT
+    (switch,) = asked.switches
+    assert "the engine's own counts of chat differ" in switch
+    estimate = await asked.count()
+    assert (estimate.source, estimate.prompts) == (Source.ESTIMATE, count.prompts)
+    asked.counter.settle(estimate, estimate.tokens + 1)
+    assert len(asked.drifts) == LIMIT, "an estimate is not held to its number"
+    assert asked.counter.mode is Source.ESTIMATE
+    assert {(kind.api, kind.source) for kind in asked.counter.not_here()} == {
+        (api, Source.ESTIMATE if api is Api.CHAT else Source.ENGINE) for api in Api
+    }
+    assert (await asked.count(Api.MESSAGES)).source is Source.ENGINE
+    for wait in (FIRST_WAIT, 2 * FIRST_WAIT):
+        asked.now += wait - 1
+        await asked.counter.recheck()
+        assert (await asked.count()).source is Source.ESTIMATE
+        asked.now += 1
+        await asked.counter.recheck()
+        assert (await asked.count()).source is Source.ENGINE
+        await asked.drift()
+    assert asked.counter.reason == no_tokenizer
+
+
+async def test_wrong_counts_of_the_engine_do_not_speak_against_ours(ours: Counter) -> None:
+    left_to_it = {"chat_template_kwargs": {"max_length": 5}}
+    ours.engine.target = engine_at("http://engine", lambda _: httpx.Response(200, json={"count": 7}))
+    assert (await ours.count(**left_to_it)).source is Source.ENGINE
+    await ours.drift(**left_to_it)
+    assert (await ours.count(**left_to_it)).source is Source.ESTIMATE
+    assert (await ours.count()).source is Source.LOCAL
+
+
 async def test_drift_ends_where_the_probes_are_counted_alike_again(ours: Counter) -> None:
     await ours.drift()
     ours.engine.asked.clear()

@@ -66,6 +66,13 @@ def test_schemas_without_a_type_are_objects() -> None:
     assert tools == [{"type": "function", "function": function}]
 
 
+def test_the_keys_of_a_schema_keep_their_order() -> None:
+    schema = {"properties": {}, "required": [], "type": "object"}
+    tools = from_messages({"messages": [USER], "tools": [{"name": "f", "input_schema": schema}]}).tools
+    assert tools is not None
+    assert list(tools[0]["function"]["parameters"]) == ["properties", "required", "type"]
+
+
 def test_effort_reaches_the_template() -> None:
     kwargs = from_messages({"messages": [USER], "output_config": {"effort": "low"}}).template_kwargs
     assert kwargs["reasoning_effort"] == "low"

@@ -156,6 +156,9 @@ def test_truncation_is_off_unless_asked_for() -> None:
         {"input": [CALL | {"arguments": {}}]},
         {"input": [OUTPUT | {"output": [{"type": "input_image"}]}]},
         {"input": [OUTPUT | {"call_id": None}]},
+        {"input": [{"role": "assistant", "content": [], "reasoning": "Hm."}]},
+        {"input": "Hi.", "chat_template_kwargs": {"enable_thinking": None}},
+        {"input": "Hi.", "chat_template_kwargs": {"enable_thinking": "auto"}},
     ],
 )
 def test_what_cannot_be_converted_exactly_is_said_to_be(fields: dict[str, Any]) -> None:
@@ -184,3 +187,11 @@ def test_tools_that_would_become_much_larger_are_refused(tools: list[Json]) -> N
     with pytest.raises(InvalidRequestError, match="too many tools"):
         from_responses({"input": "Hi.", "tools": tools})
     assert from_responses({"input": "Hi.", "tools": [FUNCTION] * 10_000}).tools
+
+
+def test_a_message_that_is_passed_on_keeps_its_name() -> None:
+    named = {"role": "user", "content": "Hi.", "name": "bob", "task": "chat"}
+    said = {"role": "assistant", "content": "Hello.", "name": "bob"}
+    prompt = from_responses({"input": [named | {"id": "m1"}, {"role": "user", "content": "Hi.", "name": None}, said]})
+    plain = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    assert prompt.messages == [named, *plain]
