@@ -89,6 +89,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its body has a `priority`, even null."""
     names_ids: bool
     """Whether its body has a field of token ids (`IdsField`), even null."""
+    response_id: str | None = None
+    """The id that its stored response is to have (`request_id` of responses), if its client set one."""
+    previous_response_id: str | None = None
+    """The stored response that it goes on with."""
     overriding: tuple[str, ...] = ()
     """The fields it sets that some kind of engine reads in place of this API's own (`EngineKind.overriding`)."""
     repeated_bytes: int = 0
@@ -137,7 +141,13 @@ def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
 """The field by which a body's API is recognised."""
 
-_LONGEST = {"model": 4096, "stream_options": 1024, "vllm_xargs": 64 * 2**10}
+_LONGEST = {
+    "model": 4096,
+    "request_id": 4096,
+    "previous_response_id": 4096,
+    "stream_options": 1024,
+    "vllm_xargs": 64 * 2**10,
+}
 """Most bytes of a decoded field, as written. A model may be named by a path."""
 _LONGEST_NUMBER = 128
 """Most bytes of all other fields: numbers, and words that stand for a boolean."""
@@ -145,6 +155,7 @@ _LONGEST_NUMBER = 128
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
     "tools", "background", "stream_interval", "echo", "vllm_xargs",
+    "request_id", "previous_response_id",
 )  # fmt: skip
 _OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
 _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
@@ -199,6 +210,8 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         stream_options=bytes(_raw(fields, "stream_options")),
         names_priority=_raw(fields, "priority") is not _ABSENT,
         names_ids=any(_raw(fields, name) is not _ABSENT for name in _IDS),
+        response_id=_text(fields, "request_id") if api is Api.RESPONSES else None,
+        previous_response_id=_text(fields, "previous_response_id") if api is Api.RESPONSES else None,
         overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
@@ -326,6 +339,12 @@ def _model(fields: msgspec.Struct) -> str | None:
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string.", "model")
     return model
+
+
+def _text(fields: msgspec.Struct, name: str) -> str | None:
+    """A string; None for what the engine will refuse as none."""
+    value = _decode(fields, name)
+    return value if isinstance(value, str) else None
 
 
 def _repeated(body: bytes) -> int:
