@@ -108,12 +108,12 @@ async def _by_another(
             continue
         exchange.count = exchange.demand = exchange.max_tokens = exchange.endpoint = None
         model = fallback.model or asked.request.model
-        if fallback.model is None:
-            payload.replace(payload.given)
-        else:
-            payload.replace(await renamed_for(plane, asked.client, payload.given, fallback.model))
         tried = replace(asked, request=structs.replace(asked.request, model=model))
         try:
+            if fallback.model is None:
+                payload.replace(payload.given)
+            else:
+                payload.replace(await renamed_for(plane, asked.client, payload.given, fallback.model))
             if server is not None:
                 exchange.fallback = Fallback(server.id, None, reason)
                 charging = own or next(iter(plane.directory.pools.values()), None)

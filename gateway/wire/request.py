@@ -274,7 +274,7 @@ class Edits(NamedTuple):
 
 
 def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
-    """The body of a request for an endpoint: the client's own bytes, apart from these edits."""
+    """The body of a request for an endpoint: the client's own bytes, apart from these edits. Raises as `renamed`."""
     added: dict[str, bytes] = {}
     if edits.usage:
         options = {} if request.stream_options in (b"", _NULL) else dict(_ALL_FIELDS.decode(request.stream_options))
@@ -288,14 +288,17 @@ def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
     if not added:
         return body
     if rewrites(request, edits):
-        fields = _ALL_FIELDS.decode(body)
-        return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
+        return msgspec.json.encode(_every(body) | {name: msgspec.Raw(value) for name, value in added.items()})
     return appended(body, added)
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """The body of a request to another model: the client's own bytes, apart from `model`."""
-    return msgspec.json.encode(_ALL_FIELDS.decode(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
+    """The body of a request to another model: the client's own bytes, apart from `model`.
+
+    Raises:
+        InvalidRequestError: the name of a field is not UTF-8.
+    """
+    return msgspec.json.encode(_every(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
 def appended(body: bytes, added: Mapping[str, bytes]) -> bytes:
@@ -310,6 +313,13 @@ def rewrites(request: GenerationRequest, edits: Edits) -> bool:
     options = edits.usage and request.stream_options != b""
     priority = request.priority != edits.priority and request.names_priority
     return options or priority or edits.max_tokens is not None  # a limit of null may be there
+
+
+def _every(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _ALL_FIELDS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # names that are only skipped are not decoded
+        raise InvalidRequestError("The request body has a field whose name is not UTF-8.") from None
 
 
 def _raw(fields: msgspec.Struct, name: str) -> msgspec.Raw:
