@@ -2,17 +2,18 @@
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import Flag, auto
 from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.ops.explained import Explained, Explainer
 from gateway.ops.metrics import content_type
@@ -30,6 +31,10 @@ _LOOK = 0.1
 """Seconds between two of them."""
 _LONGEST_QUERY = 2048
 """Most bytes of a query."""
+_LONGEST_BODY = 64 * 2**10
+"""Most bytes of the body of a change."""
+_BODY_TIMEOUT = 10.0
+"""Seconds that such a body may take."""
 
 
 class Part(Flag):
@@ -112,6 +117,8 @@ _UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "descript
 _UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No endpoint serves this model."},
     400: {"model": ErrorBody, "description": "A malformed body."},
+    408: {"model": ErrorBody, "description": f"No body within {_BODY_TIMEOUT:g} s."},
+    413: {"model": ErrorBody, "description": f"A body of over {_LONGEST_BODY} bytes."},
 }
 _NOT_EXPLAINED: dict[int | str, dict[str, Any]] = {
     status: {"description": "What the request itself would be answered.", "content": {"application/json": {}}}
@@ -279,7 +286,7 @@ def _changing_routes(source: StateSource, admin_key: str | None) -> APIRouter:
     """Every admin route that changes something. Without a key only callers on this machine may use them."""
     guards = [Depends(_from_here if admin_key is None else _guard(admin_key)), Depends(_own_page)]
     refusals = _FORBIDDEN if admin_key is None else _FORBIDDEN | _UNAUTHORIZED
-    router = APIRouter(tags=["admin"], dependencies=guards, responses=refusals)
+    router = APIRouter(tags=["admin"], dependencies=guards, responses=refusals, route_class=_SmallBody)
 
     @router.post(
         "/kvgate/endpoints/{endpoint_id:path}/drain",
@@ -397,6 +404,36 @@ async def _from_here(request: Request) -> None:
         raise _Refused(403, "admin_key_required", message)
 
 
+class _SmallBody(APIRoute):
+    """A route that takes a small body, and does not wait for it long.
+
+    FastAPI reads a body to its end before it asks who sends it.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute`."""
+        handle = super().get_route_handler()
+
+        async def limited(request: Request) -> Response:
+            end, size = asyncio.get_running_loop().time() + _BODY_TIMEOUT, 0
+
+            async def receive() -> Message:
+                nonlocal size
+                try:
+                    async with asyncio.timeout_at(end):
+                        message = await request.receive()
+                except TimeoutError:
+                    raise HTTPException(408, f"The body did not arrive within {_BODY_TIMEOUT:g} s") from None
+                size += len(message.get("body", b""))
+                if size > _LONGEST_BODY:
+                    raise HTTPException(413, f"The body is over {_LONGEST_BODY} bytes long")
+                return message
+
+            return await handle(Request(request.scope, receive))
+
+        return limited
+
+
 class _Queries:
     """Answers HEAD as GET: the server, which has its own scope, leaves out the body.
 
@@ -429,7 +466,9 @@ async def _answer_refused(_request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  # registered for nothing else
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    code = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "body_too_large"}.get(
+        error.status_code, "http_error"
+    )
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":
         headers["Allow"] = "GET, HEAD"

@@ -2,7 +2,7 @@
 
 from gateway.relay.client_identity import Client
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read_apart
+from gateway.relay.reading import read_apart, read_here
 from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, GenerationRequest, edited, renamed, rewrites
 
 
@@ -12,14 +12,14 @@ def asks_usage(request: GenerationRequest) -> bool:
 
 
 async def edited_for(plane: Plane, client: Client, body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
-    """The body that an endpoint gets in the place of the client's."""
+    """The body that an endpoint gets in the place of the client's. Raises as `read`."""
     if len(body) > EDITED_INLINE_BYTES and rewrites(request, edits):
         return await read_apart(plane.counting, client.flow, edited, body, request, edits)
-    return edited(body, request, edits)
+    return read_here(edited, body, request, edits)
 
 
 async def renamed_for(plane: Plane, client: Client, body: bytes, model: str) -> bytes:
-    """The body of a request to another model."""
+    """The body of a request to another model. Raises as `read`."""
     if len(body) > EDITED_INLINE_BYTES:
         return await read_apart(plane.counting, client.flow, renamed, body, model)
-    return renamed(body, model)
+    return read_here(renamed, body, model)

@@ -23,6 +23,7 @@ from gateway.relay.fallback_server import answer_elsewhere
 from gateway.relay.generate import generate, prepare
 from gateway.relay.headers import FALLBACK_HEADER
 from gateway.relay.plane import Plane
+from gateway.relay.stored import refuse_others
 from gateway.relay.understand import Asked, parsed, ttft_target
 from gateway.wire.request import Api
 from gateway.wire.shown import shown
@@ -41,6 +42,7 @@ async def serve(plane: Plane, scope: Scope, exchange: Exchange, client: Client, 
     request = structs.replace(request, body=b"")  # from here on only the payload has the bytes
     exchange.stream = request.stream
     asked = Asked(scope, exchange, client, payload, request, ttft_target(scope))
+    refuse_others(plane, asked)
     fallbacks = _allowed(plane, asked)
     own = plane.directory.lookup(request.model)
     if fallbacks and not (own and own.healthy()):  # it need not wait for an endpoint
@@ -106,12 +108,12 @@ async def _by_another(
             continue
         exchange.count = exchange.demand = exchange.max_tokens = exchange.endpoint = None
         model = fallback.model or asked.request.model
-        if fallback.model is None:
-            payload.replace(payload.given)
-        else:
-            payload.replace(await renamed_for(plane, asked.client, payload.given, fallback.model))
         tried = replace(asked, request=structs.replace(asked.request, model=model))
         try:
+            if fallback.model is None:
+                payload.replace(payload.given)
+            else:
+                payload.replace(await renamed_for(plane, asked.client, payload.given, fallback.model))
             if server is not None:
                 exchange.fallback = Fallback(server.id, None, reason)
                 charging = own or next(iter(plane.directory.pools.values()), None)

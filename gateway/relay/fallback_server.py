@@ -65,7 +65,7 @@ class Unwatched:
 
 
 class _OfOthers:
-    """An upstream whose answers have status 200, and of their headers only those about the body."""
+    """An upstream whose answers have status 200 and can be read, and of their headers only those about the body."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -74,12 +74,15 @@ class _OfOthers:
         """See `Upstream.send`.
 
         Raises:
-            UpstreamError: no connection, or another status.
+            UpstreamError: no connection, another status, or an encoded body, though none was asked for.
         """
         answer = await self._upstream.send(base_url, method, path, headers, body)
         if answer.status != _OK:
             answer.close()
             raise UpstreamError(f"status {answer.status}")
+        if any(name.lower() == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
+            answer.close()
+            raise UpstreamError("its answer is encoded")
         answer.headers = [(name, value) for name, value in answer.headers if name.lower() in _ABOUT_BODY]
         return answer
 

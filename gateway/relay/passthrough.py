@@ -16,6 +16,7 @@ from gateway.relay.flights import Interruption
 from gateway.relay.headers import rate_limits, towards_client, towards_endpoint
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
+from gateway.relay.stored import stored
 from gateway.relay.upstream import Answer, Headers, UpstreamError
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
@@ -77,12 +78,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
         RefusedError: it ends with an error.
     """
     response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
-    made = plane.directory.made_response(response_id)
-    client = exchange.client
-    if made is None or not client.may_use(made.model) or made.key not in (None, client.flow):
-        message = "This response is not known here: it was not made through this gateway, or long ago."
-        raise RefusedError(Outcome.RESPONSE_NOT_FOUND, message, "response_id")
-    endpoint = plane.directory.endpoints[made.endpoint]
+    endpoint = plane.directory.endpoints[stored(plane, exchange.client, response_id).endpoint]
     return await _pass(plane, scope, exchange, payload, lambda: [endpoint])
 
 

@@ -28,6 +28,15 @@ async def read(
     """
     if len(body) > INLINE_BYTES:
         return await read_apart(pool, flow, work, body, *args, **kwargs)
+    return read_here(work, body, *args, **kwargs)
+
+
+def read_here(work: Callable[Concatenate[bytes, P], R], body: bytes, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Apply `work` to a body at once.
+
+    Raises:
+        RefusedError: the body is invalid.
+    """
     try:
         return work(body, *args, **kwargs)
     except InvalidRequestError as error:

@@ -89,6 +89,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its body has a `priority`, even null."""
     names_ids: bool
     """Whether its body has a field of token ids (`IdsField`), even null."""
+    response_id: str | None = None
+    """The id that its stored response is to have (`request_id` of responses), if its client set one."""
+    previous_response_id: str | None = None
+    """The stored response that it goes on with."""
     overriding: tuple[str, ...] = ()
     """The fields it sets that some kind of engine reads in place of this API's own (`EngineKind.overriding`)."""
     repeated_bytes: int = 0
@@ -137,7 +141,13 @@ def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
 _SHAPES = (("prompt", Api.COMPLETIONS), ("input", Api.RESPONSES), ("messages", Api.CHAT))
 """The field by which a body's API is recognised."""
 
-_LONGEST = {"model": 4096, "stream_options": 1024, "vllm_xargs": 64 * 2**10}
+_LONGEST = {
+    "model": 4096,
+    "request_id": 4096,
+    "previous_response_id": 4096,
+    "stream_options": 1024,
+    "vllm_xargs": 64 * 2**10,
+}
 """Most bytes of a decoded field, as written. A model may be named by a path."""
 _LONGEST_NUMBER = 128
 """Most bytes of all other fields: numbers, and words that stand for a boolean."""
@@ -145,6 +155,7 @@ _LONGEST_NUMBER = 128
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
     "tools", "background", "stream_interval", "echo", "vllm_xargs",
+    "request_id", "previous_response_id",
 )  # fmt: skip
 _OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
 _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
@@ -199,6 +210,8 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         stream_options=bytes(_raw(fields, "stream_options")),
         names_priority=_raw(fields, "priority") is not _ABSENT,
         names_ids=any(_raw(fields, name) is not _ABSENT for name in _IDS),
+        response_id=_text(fields, "request_id") if api is Api.RESPONSES else None,
+        previous_response_id=_text(fields, "previous_response_id") if api is Api.RESPONSES else None,
         overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
@@ -261,7 +274,7 @@ class Edits(NamedTuple):
 
 
 def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
-    """The body of a request for an endpoint: the client's own bytes, apart from these edits."""
+    """The body of a request for an endpoint: the client's own bytes, apart from these edits. Raises as `renamed`."""
     added: dict[str, bytes] = {}
     if edits.usage:
         options = {} if request.stream_options in (b"", _NULL) else dict(_ALL_FIELDS.decode(request.stream_options))
@@ -275,14 +288,17 @@ def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
     if not added:
         return body
     if rewrites(request, edits):
-        fields = _ALL_FIELDS.decode(body)
-        return msgspec.json.encode(fields | {name: msgspec.Raw(value) for name, value in added.items()})
+        return msgspec.json.encode(_every(body) | {name: msgspec.Raw(value) for name, value in added.items()})
     return appended(body, added)
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """The body of a request to another model: the client's own bytes, apart from `model`."""
-    return msgspec.json.encode(_ALL_FIELDS.decode(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
+    """The body of a request to another model: the client's own bytes, apart from `model`.
+
+    Raises:
+        InvalidRequestError: the name of a field is not UTF-8.
+    """
+    return msgspec.json.encode(_every(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
 def appended(body: bytes, added: Mapping[str, bytes]) -> bytes:
@@ -297,6 +313,13 @@ def rewrites(request: GenerationRequest, edits: Edits) -> bool:
     options = edits.usage and request.stream_options != b""
     priority = request.priority != edits.priority and request.names_priority
     return options or priority or edits.max_tokens is not None  # a limit of null may be there
+
+
+def _every(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _ALL_FIELDS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # names that are only skipped are not decoded
+        raise InvalidRequestError("The request body has a field whose name is not UTF-8.") from None
 
 
 def _raw(fields: msgspec.Struct, name: str) -> msgspec.Raw:
@@ -326,6 +349,12 @@ def _model(fields: msgspec.Struct) -> str | None:
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string.", "model")
     return model
+
+
+def _text(fields: msgspec.Struct, name: str) -> str | None:
+    """A string; None for what the engine will refuse as none."""
+    value = _decode(fields, name)
+    return value if isinstance(value, str) else None
 
 
 def _repeated(body: bytes) -> int:

@@ -164,6 +164,7 @@ CLIENTS = [
         batch("hostile", "mm_processor_kwargs", {"a": "x" * 100_000}, 300),
         (404, 503),  # the engine ends connections as it likes
     ),
+    Attack("a large body of a change", body("/kvgate/adapters/load", b"", b"[", b""), (413,)),
     Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
     Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
     Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),

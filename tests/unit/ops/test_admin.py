@@ -1,3 +1,4 @@
+import asyncio
 import math
 
 import httpx
@@ -7,6 +8,7 @@ from hypothesis import settings
 
 from gateway.admission.explanation import Candidate, Explanation
 from gateway.admission.outcomes import Outcome
+from gateway.ops import admin
 from gateway.ops.admin import Part, admin_app
 from gateway.ops.explained import Explained
 from gateway.ops.metrics import Metrics
@@ -336,6 +338,31 @@ async def test_the_key_opens_them(locked_admin, method, path):
     body = b'{"model":"m","name":"a","path":"/good"}'
     answer = await locked_admin.request(method, path, headers=headers, content=body)
     assert answer.status_code == 200
+
+
+async def test_nobody_without_the_key_has_a_large_body_kept(locked_admin):
+    read = 0
+
+    async def pieces():
+        nonlocal read
+        for _ in range(100):
+            read += 2**16
+            yield bytes(2**16)
+
+    answer = await locked_admin.post("/kvgate/adapters/load", content=pieces())
+    assert_error(answer, 413, "body_too_large")
+    assert read < 2**18
+
+
+async def test_nobody_is_awaited_long_for_a_body(locked_admin, monkeypatch):
+    monkeypatch.setattr(admin, "_BODY_TIMEOUT", 0.05)
+
+    async def pieces():
+        yield b"{"
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(5):
+        assert_error(await locked_admin.post("/kvgate/adapters/unload", content=pieces()), 408, "timeout")
 
 
 @pytest.mark.parametrize("path", ["/livez", "/version"])

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
+from gateway.admission.outcomes import Outcome
 from gateway.relay.editing import asks_usage, edited_for, renamed_for
+from gateway.relay.exchange import RefusedError
 from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, parse
 from tests.fakes.plane import FakePlane
 
@@ -38,3 +40,15 @@ async def test_a_large_body_is_edited_off_the_loop(hurried, monkeypatch, more, a
     renamed = await renamed_for(plane.plane, client, given, 'an "other"')
     assert json.loads(renamed) == json.loads(given) | {"model": 'an "other"'}
     assert sizes == [len(given)] * 2 * apart
+
+
+@pytest.mark.parametrize("more", [0, EDITED_INLINE_BYTES])
+async def test_a_field_whose_name_is_not_utf_8_is_its_clients_mistake(hurried, more):
+    # A half of a surrogate pair in bytes of its own: Python's JSON, and so vLLM, reads it.
+    plane, given = FakePlane(), body(user="x" * more, priority=None).replace(b'"user"', b'"\xed\xa0\x80":1,"user"')
+    client = plane.plane.clients.named("n")
+    with pytest.raises(RefusedError) as edited:
+        await edited_for(plane.plane, client, given, parse(Api.CHAT, given), Edits(usage=False, priority=1))
+    with pytest.raises(RefusedError) as renamed:
+        await renamed_for(plane.plane, client, given, "other")
+    assert edited.value.outcome is renamed.value.outcome is Outcome.INVALID_REQUEST

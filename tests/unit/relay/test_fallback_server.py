@@ -94,6 +94,13 @@ async def test_where_it_does_not_answer_the_client_is_told_what_its_own_model_sa
         assert (answer.closed, logs[0]["reason"]) == (True, "status 401")
 
 
+async def test_an_answer_that_is_encoded_unasked_reaches_no_client(full):
+    # Its header would not: the client, or a stream that a heartbeat has begun, would get what nobody can read.
+    full.replies.append(Reply(b"\x1f\x8b", content_encoding="gzip"))
+    client = await full.ask(asked(), **ALLOW).ended()
+    assert (client.status, error(client)["code"]) == (429, "queue_full")
+
+
 async def test_its_tokens_are_charged_to_the_tenant(hurried):
     plane = two(SERVER, keys=KEYS)
     free = asyncio.Event()
