@@ -36,6 +36,7 @@ class SetupError(Exception):
 
     def __init__(self, what: str, why: str, remedy: str) -> None:
         super().__init__(f"{what}: {why}\n{remedy}")
+        self.why = why
         self.remedy = remedy
 
 
