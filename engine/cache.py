@@ -28,7 +28,7 @@ HEARTBEAT = 5.0
 class SetupError(Exception):
     """kvgate could not set something up.
 
-    Attributes:
+    Args:
         what: What it was, as a user would call it.
         why: The first real error.
         remedy: What to do about it.
@@ -36,7 +36,6 @@ class SetupError(Exception):
 
     def __init__(self, what: str, why: str, remedy: str) -> None:
         super().__init__(f"{what}: {why}\n{remedy}")
-        self.what = what
         self.why = why
         self.remedy = remedy
 

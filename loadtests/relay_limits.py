@@ -105,10 +105,10 @@ class Found:
 
 
 @contextlib.asynccontextmanager
-async def running(bench: Bench, name: str, load: Load) -> AsyncIterator[Proxy]:
-    """A proxy in front of an engine for this load."""
+async def running(bench: Bench, load: Load) -> AsyncIterator[Proxy]:
+    """A kvgate in front of an engine for this load."""
     with tempfile.TemporaryDirectory(prefix="kvgate-loadtest-") as made:
-        async with bench.engine(load, Path(made)) as engine, bench.proxy(name, engine, Path(made)) as proxy:
+        async with bench.engine(load, Path(made)) as engine, bench.proxy("kvgate", engine, Path(made)) as proxy:
             yield proxy
 
 
@@ -220,7 +220,7 @@ async def streaming(
 async def long_prompt(bench: Bench, found: Found) -> None:
     """Measure gaps of streams with and without a long prompt every second."""
     gaps: list[float] = []
-    async with running(bench, "kvgate", BESIDE) as proxy:
+    async with running(bench, BESIDE) as proxy:
         tokens = int(BESIDE.rate * (2 * bench.seconds + 2 * SETTLE_SECONDS))
         async with streaming(proxy.port, BESIDE, tokens, lambda request, tally: TimedStream(request, tally, gaps)):
             gaps.clear()
@@ -244,7 +244,7 @@ async def long_prompt(bench: Bench, found: Found) -> None:
 
 async def streams(bench: Bench, found: Found) -> None:
     """Measure what a stream adds to kvgate's memory."""
-    async with running(bench, "kvgate", MANY) as proxy:
+    async with running(bench, MANY) as proxy:
         before = resident(proxy.pid)
         async with streaming(proxy.port, MANY, MANY_TOKENS) as all_:
             found.figures["KB per stream"] = (resident(proxy.pid) - before) / len(all_) / 1024
@@ -303,7 +303,7 @@ async def endurance(bench: Bench, found: Found, requests: int) -> None:
     """Send plain requests without end, and watch what stays of them."""
     loop = asyncio.get_running_loop()
     load = Load(0, rate=200.0)
-    async with running(bench, "kvgate", load) as proxy, aiohttp.ClientSession() as session:
+    async with running(bench, load) as proxy, aiohttp.ClientSession() as session:
 
         async def look() -> dict[str, float]:
             async with session.get(f"http://127.0.0.1:{proxy.port}/metrics") as response:

@@ -1,10 +1,21 @@
-"""The clock of upper bounds: a machine that is busy with something else may be as slow as it is."""
+"""Clocks: a test's own, and that of upper bounds, as a machine that is busy with something else may be slow."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 PRESSURE = Path("/proc/pressure/cpu")
 """The kernel's account of the time for which something that could run had to wait for a CPU."""
+
+
+@dataclass
+class Clock:
+    """It shows what the test sets."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def unhindered() -> float:

@@ -94,8 +94,6 @@ CARDS: tuple[Card, ...] = (
 )
 """By generation."""
 
-BF16 = 80
-"""Least capability with bfloat16 (vLLM 0.32, platforms/cuda.py, `supported_dtypes`)."""
 FP8_KV = 80
 """Least capability on which an fp8 KV cache was seen to run (A100, vLLM 0.19; a row of published.py)."""
 FP8_NATIVE = 89

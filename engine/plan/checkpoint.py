@@ -79,14 +79,14 @@ class Checkpoint:
         """Bytes of all weights as stored; 0 if none were found."""
         return sum(part.bytes for part in self.tensors or self.files)
 
-    def weights(self, shape: ModelShape, *, drafts: bool = False) -> Weights:
+    def weights(self, shape: ModelShape) -> Weights:
         """The weights: exact from the headers, else estimated from the config and scaled to the files' sizes if known.
 
         Raises:
             engine.plan.shape.UnknownShapeError: There are no headers, and the config does not tell.
         """
         if self.tensors:
-            return Weights.of_tensors(self.tensors, shape, drafts=drafts)
+            return Weights.of_tensors(self.tensors, shape)
         guess = estimated(shape)
         total = sum(part.bytes for part in guess.parts)
         if not self.files or not total:

@@ -73,7 +73,6 @@ class KvLayout:
         block_size: int | None = None,
         max_num_batched_tokens: int = 8192,
         prefix_caching: bool = True,
-        drafts: bool = False,
         device: Device = Device.CUDA,
     ) -> "KvLayout":
         """Lay out a model's cache.
@@ -88,13 +87,12 @@ class KvLayout:
             block_size: as `--block-size`, in tokens; None for vLLM's choice.
             max_num_batched_tokens: as the flag.
             prefix_caching: whether it is on. Recurrent layers then keep a second state per request.
-            drafts: whether speculative decoding uses the model's own draft layers.
             device: the device vLLM runs on.
 
         Raises:
             UnpackableError: The layers' blocks have no common size, so vLLM would refuse to start.
         """
-        caches = shape.caches + (shape.drafts if drafts else ())
+        caches = shape.caches
         latent = any(cache.kind is Kind.MLA for cache in caches)
         kernel, *others = _KERNEL_BLOCKS[device] + _OTHER_KERNEL_BLOCKS[device]
         if latent:
@@ -108,7 +106,7 @@ class KvLayout:
             kernel,
             device,
         )
-        stages = stage_layers(shape.layers, pipeline_parallel, len(shape.drafts) if drafts else 0)
+        stages = stage_layers(shape.layers, pipeline_parallel)
         candidates = [(paging, False)]
         if device is Device.CUDA:
             candidates.append((paging, True))
@@ -194,14 +192,13 @@ class KvLayout:
         return -(-tokens // group.tokens)
 
 
-def stage_layers(layers: int, stages: int, drafts: int = 0) -> tuple[range, ...]:
+def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
     """Layers of each pipeline stage. Remaining layers go to the stages before the last (distributed/utils.py)."""
     sizes = [layers // stages] * stages
     for index in range(2, layers % stages + 2):
         sizes[-index] += 1
     starts = [sum(sizes[:stage]) for stage in range(stages)]
-    spans = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-    return (*spans[:-1], range(spans[-1].start, spans[-1].stop + drafts))
+    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def _arranged(

@@ -244,11 +244,3 @@ def _attention(text: Config, layer: int, kind: Kind, heads: Heads) -> list[Layer
         return [LayerCache(layer, kind, number, size, size)]
     key = "attention_chunk_size" if kind is Kind.CHUNKED else "sliding_window"
     return [LayerCache(layer, kind, heads.kv_heads, heads.size, heads.size, window=first_integer(text, (key,)))]
-
-
-def draft_caches(text: Config, layers: int, heads: Heads) -> tuple[LayerCache, ...]:
-    """Return the caches of a built-in draft model's layers, for speculative decoding."""
-    count = first_integer(text, ("num_nextn_predict_layers", "mtp_num_hidden_layers"), default=0)
-    return tuple(
-        cache for layer in range(layers, layers + count) for cache in _attention(text, layer, Kind.FULL, heads)
-    )

@@ -15,7 +15,6 @@ from engine.plan.layers import (
     Heads,
     Kind,
     LayerCache,
-    draft_caches,
     heads_of,
     kinds_of,
     layer_caches,
@@ -65,7 +64,6 @@ class ModelShape:
         active_experts: of a token.
         quantization: of the checkpoint; None if it has none.
         caches: of the layers.
-        drafts: caches of the built-in draft model's layers, for speculative decoding.
         generates: False for an encoder: it embeds or classifies.
         multimodal: whether it has a vision or audio part beside the text model.
         assumed: whether its family is unknown and it was taken for an ordinary decoder.
@@ -88,7 +86,6 @@ class ModelShape:
     active_experts: int
     quantization: Quantization | None
     caches: tuple[LayerCache, ...]
-    drafts: tuple[LayerCache, ...]
     generates: bool
     multimodal: bool
     assumed: bool
@@ -150,7 +147,6 @@ class ModelShape:
             ),
             quantization=_quantization(config, text),
             caches=caches,
-            drafts=draft_caches(text, layers, heads),
             generates=generates,
             multimodal=any(key in config for key in ("vision_config", "audio_config")),
             assumed=generates and not _known(model_type),

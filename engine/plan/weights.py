@@ -116,19 +116,13 @@ class Weights:
     exact: bool
 
     @classmethod
-    def of_tensors(cls, tensors: Sequence[Tensor], shape: ModelShape, *, drafts: bool = False) -> "Weights":
-        """Read a checkpoint's tensors.
-
-        Args:
-            tensors: all of them.
-            shape: of their model.
-            drafts: whether the built-in draft layers are loaded too, for speculative decoding.
-        """
+    def of_tensors(cls, tensors: Sequence[Tensor], shape: ModelShape) -> "Weights":
+        """Read all tensors of a checkpoint."""
         total = sum(tensor.bytes for tensor in tensors)
         parts = []
         for tensor in tensors:
             place, layer = _place(tensor.name)
-            if not drafts and (_DRAFTS.search(tensor.name) or (place is Place.LAYER and layer >= shape.layers)):
+            if _DRAFTS.search(tensor.name) or (place is Place.LAYER and layer >= shape.layers):
                 continue
             if place is Place.HEAD and shape.tied_embeddings:
                 continue
@@ -162,7 +156,7 @@ class Weights:
             pipeline_parallel: stages the layers are spread over.
             dtype: as `--dtype`.
         """
-        stages = stage_layers(shape.layers, pipeline_parallel, len(shape.drafts))
+        stages = stage_layers(shape.layers, pipeline_parallel)
         item = DTYPE_BYTES[resolved_dtype(shape, dtype)]
         held = [0.0] * pipeline_parallel
         for part in self.parts:

@@ -50,7 +50,6 @@ class Result:
     """Every request, in the order of arrival."""
     seconds: float
     """From the first arrival to the last end."""
-    steps: int
     preemptions: int
     tokens: int
     """Generated."""

@@ -82,7 +82,6 @@ class _Run:
             self._contender.name,
             tuple(self._jobs),
             last_end,
-            engine.steps,
             engine.preemptions,
             engine.tokens,
             tuple(self._samples),

@@ -161,19 +161,6 @@ def at_rate(workload: Workload, requests_per_second: float) -> Workload:
     return tuple(replace(request, arrival=(request.arrival - start) * factor) for request in workload)
 
 
-def in_phases(workload: Workload, rates: Sequence[float]) -> Workload:
-    """The same requests, split into equal parts in order, each at one of these rates (requests per second)."""
-    size = -(-len(workload) // len(rates))
-    phased: list[Request] = []
-    start = 0.0
-    for number, requests_per_second in enumerate(rates):
-        part = workload[number * size : (number + 1) * size]
-        paced = at_rate(part, requests_per_second) if part else ()
-        phased += [replace(request, arrival=start + request.arrival) for request in paced]
-        start = phased[-1].arrival + 1 / requests_per_second
-    return tuple(phased)
-
-
 def scaled(workload: Workload, prompts: float = 1.0, outputs: float = 1.0) -> Workload:
     """The same requests with prompts, outputs and `max_tokens` scaled."""
     return tuple(

@@ -45,12 +45,13 @@ class World:
             for end in wire.ends:
                 end.retime()
 
-    def settle(self) -> None:
-        """Have all that is due now done."""
+    def settle(self) -> float:
+        """Have all that is due now done; the time at which more is."""
         for _ in range(MOST_TURNS):
-            due = [process for process in self.processes if process.due <= self.now]
+            times = [(process.due, process) for process in self.processes]
+            due = [process for at, process in times if at <= self.now]
             if not due:
-                return
+                return min((at for at, _ in times), default=inf)
             for process in due:
                 process.turn()
                 self.after()
@@ -60,8 +61,7 @@ class World:
         """Let time pass."""
         until = self.now + seconds
         while True:
-            self.settle()
-            due = min((process.due for process in self.processes), default=inf)
+            due = self.settle()
             if due > until:
                 self.now = until
                 return
@@ -106,7 +106,7 @@ class Process:
         """When it has something to do."""
         if self.paused or self.dead:
             return inf
-        return min(self.loop.due, min((at for at, _, _ in self.inbox), default=inf))
+        return min(self.loop.due, *[at for at, _, _ in self.inbox]) if self.inbox else self.loop.due
 
     def receive(self, at: float, what: Callable[[], object]) -> None:
         """Have something done when it has arrived."""

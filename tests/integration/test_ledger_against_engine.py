@@ -1,26 +1,35 @@
 """The account that kvgate keeps agrees with what a real engine holds, over a real load."""
 
 import asyncio
+import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-import aiohttp
 import httpx
 import pytest
 
-from loadtests.streaming import Outcome, stream_completion
-from loadtests.workload import Workload
+from loadtests.arrivals import Planned
+from loadtests.client import Address, Record, body, exchange
 from tests.conftest import Vllm
 from tests.integration.kvgate import PATIENT, serving
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 
-WORKLOAD = Workload(requests=6, rate=20.0, prompt_tokens=(50, 150), output_tokens=(250, 300))
+
+def planned(requests: int, prompt: tuple[int, int], output: tuple[int, int]) -> list[Planned]:
+    """Twenty a second."""
+    draw = random.Random(3)  # noqa: S311 - the same load every time
+    lengths = [(draw.randint(*prompt), draw.randint(*output)) for _ in range(requests)]
+    return [Planned(number, number / 20, "", 0, *both, both[1]) for number, both in enumerate(lengths)]
+
+
+WORKLOAD = planned(6, (50, 150), (250, 300))
 """Busy for seconds, up to nine tenths of the cache, without preemptions: a request that was preempted still needs its
 blocks, and holds none."""
-WARM_UP = Workload(requests=2, rate=20.0, output_tokens=(5, 5))
+WARM_UP = planned(2, (100, 200), (5, 5))
 """The engine's first steps allocate, and say nothing about the others."""
 SAMPLE_INTERVAL = 0.1
 
@@ -42,24 +51,25 @@ async def test_running_requests_and_kv_usage_agree_with_the_ledger(chat_vllm: Vl
                     samples.append(Sample(before, after, seen))
                     await asyncio.sleep(SAMPLE_INTERVAL)
 
-        async def load(workload: Workload) -> list[Outcome]:
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-                epoch = asyncio.get_running_loop().time()
-                return await asyncio.gather(
-                    *(
-                        stream_completion(session, kvgate.url, engine.model, arrival, epoch)
-                        for arrival in workload.arrivals(seed=3)
-                    )
-                )
+        async def send(request: Planned, epoch: float) -> Record:
+            record, content = Record(request, request.at), body(request, engine.model, "ledger")
+            await asyncio.sleep(request.at)
+            await exchange(address, address.request(content, {}), record, epoch, timeout=600)
+            return record
 
+        async def load(workload: list[Planned]) -> list[Record]:
+            epoch = time.monotonic()
+            return await asyncio.gather(*(send(request, epoch) for request in workload))
+
+        address = Address.of(kvgate.url)
         await load(WARM_UP)
         watching = asyncio.create_task(watch())
-        outcomes = await load(WORKLOAD)
+        records = await load(WORKLOAD)
         assert not watching.done(), watching.exception()
         watching.cancel()
         (after,) = kvgate.state()["endpoints"]
 
-    assert [outcome.loss for outcome in outcomes if outcome.loss] == []
+    assert [record.loss for record in records if record.loss] == []
     assert after["kv"]["ledger"] == 0.0, "something is still reserved"
     assert after["in_flight"] == 0
     busy = [sample for sample in samples if sample.comparable]

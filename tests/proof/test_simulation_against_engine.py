@@ -12,7 +12,6 @@ import pytest
 
 from gateway.endpoints.exposition import parse
 from gateway.simulation import workload
-from gateway.simulation.calibrate import Answer, calibrated
 from gateway.simulation.compare import capacity
 from gateway.simulation.contenders import direct
 from gateway.simulation.machine import Machine, StepTime
@@ -20,6 +19,7 @@ from gateway.simulation.simulate import simulate
 from gateway.simulation.workload import Request, Workload
 from loadtests.processes import on_cores, split_cores
 from tests.conftest import Vllm, VllmFactory
+from tests.proof.calibration import Answer, calibrated, in_phases
 
 pytestmark = [pytest.mark.engine, pytest.mark.proof]
 
@@ -109,7 +109,7 @@ def long_outputs() -> Workload:
     return tuple(Request(n, random.randint(100, 200), random.randint(300, 600)) for n in range(150))
 
 
-LEARNED = workload.in_phases(trace("conv", 300, 0.1, 2.0), (1.5, 4.0, 6.0))
+LEARNED = in_phases(trace("conv", 300, 0.1, 2.0), (1.5, 4.0, 6.0))
 """Nearly idle, then some twenty at once, and never overloaded."""
 UNSEEN = {"long outputs": long_outputs(), "long prompts": trace("code", 250, 0.25, 4.0)}
 OVERLOAD = 1.5

@@ -311,7 +311,7 @@ def _experts_on_host(asked: _Question) -> Sequence[Rung]:
     def rung(count: int) -> Rung:
         return asked.rung(f"experts of {count} layers on the host", gpu_layers=asked.layers, host_experts=count)
 
-    return (_first(rung, 1, len(asked.model.layers)),)
+    return (_first(rung, len(asked.model.layers)),)
 
 
 def _cache_on_host(asked: _Question) -> Sequence[Rung]:
@@ -337,7 +337,7 @@ def _part_on_cards(asked: _Question) -> Sequence[Rung]:
         count = asked.layers - on_host
         return asked.rung(f"{count} of {asked.layers} layers on the card", gpu_layers=count)
 
-    return (_first(rung, 1, asked.layers - 1),)
+    return (_first(rung, asked.layers - 1),)
 
 
 def _all_on_host(asked: _Question) -> Sequence[Rung]:
@@ -382,8 +382,9 @@ WAYS: tuple[Way, ...] = (
 """In the order in which they are shown."""
 
 
-def _first(rung: Callable[[int], Rung], low: int, high: int) -> Rung:
+def _first(rung: Callable[[int], Rung], most: int) -> Rung:
     """The rung with the least on the host that fits, as more there leaves more of the card; the last if none does."""
+    low, high = 1, most
     while low < high:
         middle = (low + high) // 2
         if rung(middle).fits:

@@ -11,17 +11,11 @@ import pytest
 from engine.gpu import Gpu, Holder
 from gateway.app import activity
 from gateway.app.activity import WINDOW, Activity
+from tests.clock import Clock
 
 LISTENS = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 SPINS, SLEEPS = "while True: pass", "import time; time.sleep(60)"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Proc:

@@ -6,15 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.clock import Clock
+
 EXPOSITIONS = Path(__file__).parent / "expositions"
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def answered(status, body, headers=None):
@@ -81,7 +75,7 @@ class Vllm:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from gateway.admission.events import (
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
 from gateway.pools.admission import FULL_BATCH, LONGEST_INTERVAL, PROGRESS_INTERVAL, RejectedError
+from tests.clock import Clock
 from tests.fakes.paired import paired
 
 HERE = EndpointId("here")
@@ -36,16 +37,6 @@ IDS = count(1)
 
 def new_request():
     return RequestId(next(IDS))
-
-
-class Clock:
-    """The loop's time, or a time of the test's own."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def pair_of(clock=None, progressed=lambda requests: None, *, sequences=1, **policy):

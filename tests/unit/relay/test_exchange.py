@@ -16,22 +16,16 @@ from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Api
 from gateway.wire.usage import Usage
+from tests.clock import Clock
 from tests.fakes.plane import STREAMED, WHOLE, FakePlane, Reply, stream
 
 COUNT = PromptCount((3, 4), Source.LOCAL, Kind(Api.CHAT))
 HERE = EndpointId("here:8000")
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

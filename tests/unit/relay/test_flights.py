@@ -7,17 +7,11 @@ import pytest
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import UpstreamSettings
 from gateway.relay.flights import ABANDONED_AFTER, SWEEP_INTERVAL, Flights, Interruption
+from tests.clock import Clock
 
 FIRST_BYTE, IDLE = 600.0, 300.0
 TIMEOUTS = UpstreamSettings(first_byte_timeout=FIRST_BYTE, idle_timeout=IDLE)
 ONE = RequestId(1)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Watch:

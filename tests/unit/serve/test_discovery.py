@@ -9,24 +9,17 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.serve import discovery
 from gateway.serve.discovery import Discovery
+from tests.clock import Clock
 from tests.fakes.name_server import NameServer
 
 NAME = ("vllm.test.", "A")
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Watched:
     """A discovery, what it had changed, and what it said."""
 
     def __init__(self, *models):
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.discovery = Discovery(Settings.model_validate({"models": list(models)}), self.clock)
         self.changes = []
         self.said = []

@@ -111,15 +111,6 @@ def test_a_rate_rescales_the_clock_and_keeps_the_bursts():
     assert workload.rate(found) == pytest.approx(0.6)
 
 
-def test_phases_follow_each_other_at_their_rates():
-    offered = tuple(Request(number * 0.3, 10, 1) for number in range(20))
-    found = workload.in_phases(offered, (1.0, 10.0))
-    assert [request.arrival for request in found] == sorted(request.arrival for request in found)
-    assert workload.rate(found[:10]) == pytest.approx(1.0)
-    assert workload.rate(found[10:]) == pytest.approx(10.0)
-    assert found[10].arrival == pytest.approx(11.0)
-
-
 def test_lengths_are_scaled_and_what_clients_ask_for_goes_with_outputs():
     (found,) = workload.scaled((Request(0, 10, 3, max_tokens=100),), prompts=8, outputs=4)
     assert (found.prompt, found.output, found.max_tokens) == (80, 12, 400)

@@ -60,10 +60,9 @@ def test_what_a_rank_keeps_of_a_token(settings: dict[str, Any], bytes_per_token:
     assert layout(**settings).bytes_per_token == bytes_per_token
 
 
-def test_a_latent_is_not_divided_and_draft_layers_count_when_they_are_used() -> None:
+def test_a_latent_is_not_divided() -> None:
     assert layout(DEEPSEEK).bytes_per_token == 61 * 1152
     assert layout(DEEPSEEK, tensor_parallel=8).bytes_per_token == 61 * 1152
-    assert layout(DEEPSEEK, drafts=True).bytes_per_token == 62 * 1152
 
 
 def test_a_window_keeps_itself_and_what_is_in_flight_however_long_the_request() -> None:
@@ -138,10 +137,10 @@ def test_fewer_requests_fit_the_longer_they_are(kv_bytes: int, tokens: int) -> N
     assert kv.bytes_for(tokens) >= tokens * kv.bytes_per_token
 
 
-@given(layers=st.integers(1, 128), stages=st.integers(1, 16), drafts=st.integers(0, 2))
-def test_pipeline_stages_share_all_layers_out_evenly(layers: int, stages: int, drafts: int) -> None:
-    spans = stage_layers(layers, stages, drafts)
-    assert [layer for span in spans for layer in span] == list(range(layers + drafts))
-    sizes = [len(span) for span in spans[:-1]] + [len(spans[-1]) - drafts]
+@given(layers=st.integers(1, 128), stages=st.integers(1, 16))
+def test_pipeline_stages_share_all_layers_out_evenly(layers: int, stages: int) -> None:
+    spans = stage_layers(layers, stages)
+    assert [layer for span in spans for layer in span] == list(range(layers))
+    sizes = [len(span) for span in spans]
     assert max(sizes) - min(sizes) <= 1
     assert sizes[-1] == min(sizes)  # the output head is beside it

@@ -4,7 +4,7 @@ import pytest
 
 from engine.arguments import Arguments
 from engine.plan.budget import RefusedError
-from engine.plan.cards import CARDS, GIB, Hardware, find
+from engine.plan.cards import GIB, Hardware, find
 from engine.plan.ladder import BNB_PLUGIN, STEPS, Engine, LlamaRequest, climb
 from engine.plan.llama.planner import Machine
 from engine.plan.planner import plan
@@ -15,6 +15,8 @@ from tests.unit.engine.plan.llama.models import llama_8b, mixture
 from tests.unit.engine.plan.models import hardware, request
 
 HOST = 64 * GIB
+KINDS = ("v100", "t4", "rtx-2080-ti", "rtx-4060", "rtx-3060", "rtx-4090", "a40", "h100", "b200")
+"""On these, every rung is taken that is taken on any card."""
 
 
 def machine(card, count=1):
@@ -208,7 +210,7 @@ def test_weights_on_the_host_cross_pcie():
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen2.5-14B", "Qwen3-32B"])
-@pytest.mark.parametrize("card", [card.name for card in CARDS])
+@pytest.mark.parametrize("card", KINDS)
 def test_what_is_taken_of_vllm_fits_when_it_is_planned_again(model, card):
     made = ladder(model, card, allowed=set(Quality))
     if made.taken is None:
@@ -220,7 +222,7 @@ def test_what_is_taken_of_vllm_fits_when_it_is_planned_again(model, card):
     assert taken(made).card <= asked.hardware.total_bytes
 
 
-@pytest.mark.parametrize("card", [card.name for card in CARDS])
+@pytest.mark.parametrize("card", KINDS)
 def test_with_a_gguf_file_there_is_always_a_rung(card):
     made = ladder(card=card, gguf=llama_8b())
     assert taken(made).fits

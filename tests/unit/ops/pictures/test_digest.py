@@ -3,18 +3,12 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.ops.pictures.digest import MOST_SERVED, TTFT_EDGES, Digest, Digests, OfModel, quantiles
 from gateway.ops.pictures.picture import MOST_REQUESTS
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.plan.cards import CARDS, GIB, Hardware, find
+from engine.plan.cards import GIB, Hardware, find
 from engine.plan.llama.planner import CARD_KEPT, SHORTEST, LlamaVerdict, Machine, Wishes, plan
 from engine.plan.llama.settings import GivenError
 from tests.unit.engine.plan.llama.models import llama_8b, mixture, model
@@ -163,7 +163,7 @@ MODELS = {"llama": llama_8b(), "f16": llama_8b("f16"), "mixture": mixture(), "sm
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("card", [card.name for card in CARDS])
+@pytest.mark.parametrize("card", ["rtx-4060", "rtx-3060", "rtx-4090", "a100-40gb", "h100", "b200"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_taken_fits_is_the_fastest_and_is_planned_again_the_same(name, card, count):
     here = machine(card, count)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gateway.admission.events import RequestId
 from gateway.simulation.engine import Engine, Job
 from gateway.simulation.machine import Machine, StepTime
-from gateway.simulation.workload import Workload
+from gateway.simulation.workload import Request, Workload, at_rate
 
 ROUNDS = 10
 """Iterations. Each finds the step times for a schedule, then the schedule for them. Half as many are enough."""
@@ -21,6 +23,19 @@ class Answer:
 
     first_token_at: float
     ended_at: float
+
+
+def in_phases(workload: Workload, rates: Sequence[float]) -> Workload:
+    """The same requests, split into equal parts in order, each at one of these rates (requests per second)."""
+    size = -(-len(workload) // len(rates))
+    phased: list[Request] = []
+    start = 0.0
+    for number, requests_per_second in enumerate(rates):
+        part = workload[number * size : (number + 1) * size]
+        paced = at_rate(part, requests_per_second) if part else ()
+        phased += [replace(request, arrival=start + request.arrival) for request in paced]
+        start = phased[-1].arrival + 1 / requests_per_second
+    return tuple(phased)
 
 
 def calibrated(workload: Workload, machine: Machine, answers: Sequence[Answer]) -> Machine:
@@ -82,35 +97,12 @@ def _less(one: Row, other: Row) -> Row:
 
 
 def _least_squares(rows: Sequence[Row], values: Sequence[float]) -> list[float]:
-    """The non-negative coefficients with the least sum of squared relative errors."""
-    width = len(rows[0])
-    used = list(range(width))
+    """The non-negative coefficients with the least sum of squared relative errors; undetermined ones are small."""
+    matrix = np.array(rows) / np.array(values)[:, None]
+    used = [*range(matrix.shape[1])]
     while True:
-        matrix = [[0.0] * (len(used) + 1) for _ in used]
-        for row, value in zip(rows, values, strict=True):
-            scaled = [row[index] / value for index in used] + [1.0]
-            for line, factor in zip(matrix, scaled, strict=False):
-                for column, entry in enumerate(scaled):
-                    line[column] += factor * entry
-        solution = _solve(matrix)
-        if all(value >= 0 for value in solution):
-            found = [0.0] * width
-            for index, value in zip(used, solution, strict=True):
-                found[index] = value
-            return found
+        solution = np.linalg.lstsq(matrix[:, used], np.ones(len(matrix)))[0].tolist()
+        if min(solution) >= 0:
+            found = dict(zip(used, solution, strict=True))
+            return [found.get(column, 0.0) for column in range(matrix.shape[1])]
         del used[solution.index(min(solution))]
-
-
-def _solve(matrix: list[list[float]]) -> list[float]:
-    """Gauss-Jordan on a symmetric system, its right side in the last column. Undetermined unknowns are 0."""
-    size = len(matrix)
-    for pivot in range(size):
-        line = matrix[pivot]
-        if abs(line[pivot]) < 1e-12 * max(1.0, abs(line[-1])):
-            matrix[pivot] = [0.0] * (size + 1)
-            continue
-        matrix[pivot] = line = [entry / line[pivot] for entry in line]
-        for other in range(size):
-            if other != pivot and (factor := matrix[other][pivot]):
-                matrix[other] = [a - factor * b for a, b in zip(matrix[other], line, strict=True)]
-    return [line[-1] for line in matrix]

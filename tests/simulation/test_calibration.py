@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from gateway.simulation import workload
-from gateway.simulation.calibrate import Answer, calibrated
 from gateway.simulation.contenders import direct
 from gateway.simulation.machine import Machine, StepTime
 from gateway.simulation.simulate import simulate
 from gateway.simulation.workload import Request
+from tests.proof.calibration import Answer, calibrated, in_phases
 
-TRACE = Path(__file__).parents[3] / "loadtests" / "traces" / "azure_llm_2023_conv.csv.gz"
+TRACE = Path(__file__).parents[2] / "loadtests" / "traces" / "azure_llm_2023_conv.csv.gz"
 ENGINE = Machine(8160, 32, 2048, 128, 2048, step=StepTime(0.004, 0.00015, 0.00002, 1e-9))
 GUESS = replace(ENGINE, step=StepTime(0.01, 0.0001, 0.0001, 1e-9))
 
@@ -22,7 +22,7 @@ GUESS = replace(ENGINE, step=StepTime(0.01, 0.0001, 0.0001, 1e-9))
 def found():
     random = Random(3)  # noqa: S311 - the same noise every time
     offered = workload.scaled(workload.load(TRACE, 240), prompts=0.25)
-    learned = workload.in_phases(offered, (2.0, 8.0, 14.0))
+    learned = in_phases(offered, (2.0, 8.0, 14.0))
 
     def noisy(arrival, time):
         return arrival + (time - arrival) * random.uniform(0.97, 1.03) + random.uniform(0.0, 0.004)
@@ -58,3 +58,12 @@ def test_what_a_workload_does_not_exercise_is_nothing_and_never_negative():
     step = calibrated(one_by_one, GUESS, answers).step
     assert step.base + step.per_sequence == pytest.approx(0.01)
     assert min(step.per_sequence, step.per_prefill_token, step.per_context_token) >= 0.0
+
+
+def test_phases_follow_each_other_at_their_rates():
+    offered = tuple(Request(number * 0.3, 10, 1) for number in range(20))
+    found = in_phases(offered, (1.0, 10.0))
+    assert [request.arrival for request in found] == sorted(request.arrival for request in found)
+    assert workload.rate(found[:10]) == pytest.approx(1.0)
+    assert workload.rate(found[10:]) == pytest.approx(10.0)
+    assert found[10].arrival == pytest.approx(11.0)
