@@ -114,7 +114,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Write no more until the client has read what it left, and cut it off if that is too much.
 
-        Its request has given its place back, or does so now: nothing else bounds these bytes.
+        Its request has given its place back, or does so now: nothing else bounds these bytes. With TLS nothing does:
+        asyncio and uvloop do not tell what waits below the encryption.
         """
         super().pause_writing()
         size = self.transport.get_write_buffer_size()
