@@ -12,7 +12,7 @@ from gateway.pools.directory import Endpoint
 from gateway.relay.asgi import Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
-from gateway.relay.headers import towards_client
+from gateway.relay.headers import is_stream, towards_client
 from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Headers, Upstream, UpstreamError
 from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.engine_kinds import Meaning
@@ -171,7 +171,7 @@ class Attempt:
         try:
             if answer.status != _OK:
                 return await self._not_ok(flight, answer)
-            if _is_stream(answer.headers):
+            if is_stream(answer.headers):
                 return await self._stream(flight, answer, outgoing)
             return await self._whole(flight, answer)
         except UpstreamError as error:
@@ -378,10 +378,6 @@ class Attempt:
 def _sentence(message: str) -> str:
     """An engine's words with a full stop, as ours follow."""
     return message if message.endswith((".", "!", "?")) else f"{message}."
-
-
-def _is_stream(headers: Headers) -> bool:
-    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:

@@ -170,3 +170,10 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """The headers that `Connection` limits to this connection."""
     options = [value for name, value in headers if name.lower() == b"connection"]
     return frozenset([option.strip().lower() for value in options for option in value.split(b",")])
+
+
+def is_stream(headers: Headers) -> bool:
+    """Whether an answer with these headers is a stream of events."""
+    return any(
+        name.lower() == b"content-type" and value[:17].lower() == b"text/event-stream" for name, value in headers
+    )

@@ -20,6 +20,7 @@ from gateway.relay.asgi import DIRECT
 from gateway.relay.cycle import Cycle, News, Signal
 from gateway.relay.framing import BadRequestError, Body, framed, head_end
 from gateway.relay.last_call import LAST_WORD, LINGER
+from gateway.runtime.shares import Shares
 from gateway.wire.errors import openai_error
 
 _TOO_LARGE = 431
@@ -43,6 +44,10 @@ _UNSENT = 64 * 2**10
 STALLED = 60.0
 """Seconds a client may leave its data unread before its connection ends, in any phase, also after we closed our side.
 Like nginx's `send_timeout`. Over TCP the kernel sees to it."""
+_LARGE = 256 * 2**10
+"""Bytes of answers that every connection may leave unread: connections limit the sum."""
+MOST_UNREAD = 256 * 2**20
+"""Bytes of answers, over all connections that leave more than that unread, which this process keeps for them."""
 _LINGER = 2.0
 """Seconds during which a client may keep sending what is then dropped."""
 
@@ -57,10 +62,12 @@ class LimitedProtocol(HttpToolsProtocol):
     """Seconds an idle connection is kept once `retire` makes each answer the last of its connection; else None."""
     ending = False
     """Whether the process ends: nothing more is taken up."""
+    unread = Shares(lambda: MOST_UNREAD)
+    """Of answers, by the address of the client: one gets at most half of what the others leave."""
 
     # Slots: with uvicorn's own, they would be more attributes than Python keeps in little room.
     __slots__ = (
-        "_body", "_buffer", "_ended", "_head_complete", "_in_head", "_keeps", "_parsed", "_refused", "_timer"
+        "_body", "_buffer", "_ended", "_head_complete", "_in_head", "_keeps", "_left", "_parsed", "_refused", "_timer"
     )  # fmt: skip
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -79,8 +86,15 @@ class LimitedProtocol(HttpToolsProtocol):
         """Whether the client has closed its sending side."""
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._left = 0
+        """Bytes of a large answer that count as unread."""
         self._no_parser()
         self.pipeline = _NO_PIPELINE
+
+    @property
+    def address(self) -> str:
+        """Of the client; empty over a unix socket."""
+        return "" if self.client is None else self.client[0]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -94,7 +108,31 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._leave_unread(0)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Write no more until the client has read what it left, and cut it off if that is too much.
+
+        Its request has given its place back, or does so now: nothing else bounds these bytes. With TLS nothing does:
+        asyncio and uvloop do not tell what waits below the encryption.
+        """
+        super().pause_writing()
+        size = self.transport.get_write_buffer_size()
+        if size > _LARGE:
+            if self.unread.takes(self.address, size):
+                self._leave_unread(size)
+            else:
+                self.transport.abort()
+
+    def resume_writing(self) -> None:
+        self._leave_unread(0)
+        super().resume_writing()
+
+    def _leave_unread(self, size: int) -> None:
+        if size != self._left:
+            self.unread.add(self.address, size - self._left)
+            self._left = size
 
     def data_received(self, data: bytes) -> None:
         if not self._refused:

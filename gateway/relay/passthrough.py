@@ -13,7 +13,7 @@ from gateway.relay.charge import charged
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
-from gateway.relay.headers import rate_limits, towards_client, towards_endpoint
+from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
 from gateway.relay.stored import stored
@@ -152,19 +152,13 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
-            if not _goes_on(answer):
+            if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
             try:
                 return await _through(plane.settings, exchange, answer, piece, computed=prompt_tokens is not None)
             finally:
                 answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
-
-
-def _goes_on(answer: Answer) -> bool:
-    """Whether the engine works on after the answer's beginning."""
-    kind = next((value for name, value in answer.headers if name.lower() == b"content-type"), b"")
-    return kind[:17].lower() == b"text/event-stream"
 
 
 async def _watched(

@@ -137,17 +137,13 @@ class _Idle:
         if now >= self._next_look:
             self._next_look = now + _IDLE
             seen = list(islice(connections, _MOST_LOOKED_AT))
-            held = Counter(_address(one) for one in seen)
-            idle = [(held[_address(one)], one.idle_for() or 0.0, one) for one in seen]
+            held = Counter(one.address for one in seen)
+            idle = [(held[one.address], one.idle_for() or 0.0, one) for one in seen]
             self._found = [one for _, seconds, one in sorted(idle, key=itemgetter(0, 1)) if seconds >= _IDLE]
         while self._found:
             if self._found.pop().give_way(_IDLE):
                 return True
         return False
-
-
-def _address(connection: LimitedProtocol) -> str | None:
-    return None if connection.client is None else connection.client[0]
 
 
 def _bounded(

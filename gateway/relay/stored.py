@@ -21,20 +21,21 @@ def stored(plane: Plane, client: Client, response_id: str) -> Made:
 
 
 def refuse_others(plane: Plane, asked: Asked) -> None:
-    """Refuse a request that goes on with the response of another key, or takes its id.
+    """Refuse a request that may go on with the response of another key, or take its id.
 
     Raises:
-        RefusedError: it does. With keys, a response that is not known here may be anybody's.
+        RefusedError: it may. A response that is not known here may be anybody's.
     """
     request, client = asked.request, asked.client
-    if request.previous_response_id is not None and client.keyed:
+    if not client.keyed:
+        return
+    if request.previous_response_id is not None:
         made = plane.directory.made_response(request.previous_response_id)
         if made is None or not _owns(client, made):
             raise _unknown("previous_response_id")
     if request.response_id is not None:
-        made = plane.directory.made_response(request.response_id)
-        if made is not None and not _owns(client, made):
-            raise RefusedError(Outcome.INVALID_REQUEST, "`request_id` is taken: choose another one.", "request_id")
+        message = "`request_id` cannot be set by a client with a key: the response of another key may have this id."
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "request_id")
 
 
 def _owns(client: Client, made: Made) -> bool:

@@ -70,8 +70,12 @@ async def outcome(plane, client):
 
 @pytest.mark.parametrize(
     ("body", "reply", "got"),
-    [(ASKED, Reply(WHOLE), WHOLE), (STREAMED, stream(), TOKEN + LAST + DONE)],
-    ids=["whole", "streamed"],
+    [
+        (ASKED, Reply(WHOLE), WHOLE),
+        (STREAMED, stream(), TOKEN + LAST + DONE),
+        (STREAMED, Reply(*STREAM, content_type="Text/Event-Stream"), TOKEN + LAST + DONE),
+    ],
+    ids=["whole", "streamed", "streamed, in capitals"],
 )
 async def test_an_answer_is_passed_on_and_accounted_for(plane, body, reply, got):
     plane.replies.append(reply)

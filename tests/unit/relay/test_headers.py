@@ -3,7 +3,15 @@ import re
 import pytest
 
 from gateway.admission.limits.standing import Quota, Standing
-from gateway.relay.headers import bearer, rate_limits, request_id, sampled_trace, towards_client, towards_endpoint
+from gateway.relay.headers import (
+    bearer,
+    is_stream,
+    rate_limits,
+    request_id,
+    sampled_trace,
+    towards_client,
+    towards_endpoint,
+)
 
 
 def scope(*headers):
@@ -120,3 +128,16 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 def test_a_trace_is_known_if_the_client_keeps_it(given, trace):
     assert sampled_trace(scope((b"traceparent", given.encode()))) == trace
     assert sampled_trace(scope()) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "streamed"),
+    [
+        (b"text/event-stream", True),
+        (b"Text/Event-Stream; charset=utf-8", True),
+        (b"application/json", False),
+        (b"application/x+text/event-stream", False),
+    ],
+)
+def test_a_stream_is_one_however_its_type_is_written(kind, streamed):
+    assert is_stream([(b"x-other", b"text/event-stream"), (b"Content-Type", kind)]) is streamed

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from gateway.config.settings import ServerSettings
+from gateway.relay.http_protocol import LimitedProtocol
 from gateway.relay.last_call import LAST_WORD
 from gateway.relay.server import _MOST_LINGERING, Listener, PortTakenError, _Refused, bind, bind_all
 from tests.ports import free_port
@@ -487,3 +488,42 @@ async def test_who_does_not_read_its_answers_loses_its_connection(monkeypatch, s
             await until(lambda: listening.connections == 0)
     finally:
         await listening.stop()
+
+
+async def test_large_answers_that_nobody_reads_take_no_more_memory_than_they_may(monkeypatch):
+    """And those of one address leave room for others, and all of it when they are gone."""
+    monkeypatch.setattr("gateway.relay.http_protocol.MOST_UNREAD", 32 * 2**20)
+    size = 6 * 2**20
+    answered = []
+
+    async def answers(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+        answered.append(1)
+
+    listening = Listener(answers, bind("127.0.0.1", 0), ServerSettings())
+    listening.start()
+    connections = listening._server.server_state.connections
+    with contextlib.ExitStack() as held:
+
+        def ask(address):
+            client = held.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.bind((address, 0))
+            client.connect(("127.0.0.1", listening.port))
+            client.sendall(GET)
+
+        for _ in range(12):
+            ask("127.0.0.1")
+        await until(lambda: len(answered) == 12)
+        await until(lambda: len(connections) < 12)
+        unread = sum(one.transport.get_write_buffer_size() for one in connections)
+        assert size < unread <= 16 * 2**20
+        before = len(connections)
+        ask("127.0.0.2")
+        await until(lambda: len(answered) == 13)
+        await asyncio.sleep(0)
+        assert len(connections) == before + 1
+    await until(lambda: not connections)
+    assert LimitedProtocol.unread.held == 0
+    await listening.stop()
