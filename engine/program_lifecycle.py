@@ -211,7 +211,8 @@ class Lifecycle:
 
     def delay(self) -> float:
         """Seconds from the last failure to the next launch."""
-        return min(self.policy.backoff * 2.0 ** (self.failures - 1), self.policy.max_backoff)
+        doublings = min(self.failures - 1, 99)  # 1024 are no float any more
+        return min(self.policy.backoff * 2.0**doublings, self.policy.max_backoff)
 
     def _wake(self, at: float) -> WakeAt:
         self._due = at

@@ -25,6 +25,8 @@ TRIES = 2
 """Starts in a row that fail before those that wait are told; the first may have met what was just ending."""
 MOST_REST = 60.0
 """Seconds: the longest rest after starts that failed."""
+_DOUBLINGS = 99
+"""Most of it that are computed: 1024 are no float any more, and a weekend has time for as many starts."""
 _LEFT = frozenset({State.STOPPED, State.DRAINING})
 _log = structlog.get_logger("kvgate.engines")
 
@@ -217,7 +219,7 @@ class EngineDemand:
 
     def _failed(self, endpoint: EndpointId, known: _Known, wrong: str, now: float) -> None:
         known.failures += 1
-        rest = 0.0 if known.failures < TRIES else min(2.0 ** (known.failures - TRIES), MOST_REST)
+        rest = 0.0 if known.failures < TRIES else min(2.0 ** min(known.failures - TRIES, _DOUBLINGS), MOST_REST)
         known.not_before = now + rest
         _log.error("engine does not start", endpoint=endpoint, failures=known.failures, next_in=rest, reason=wrong)
         if known.failures >= TRIES:

@@ -20,6 +20,8 @@ from enum import Enum, StrEnum, auto
 REST = 5.0
 """Seconds an engine rests after it hung or aborted requests; each further break doubles them."""
 MAX_REST = 60.0
+_DOUBLINGS = 99
+"""Most that are computed: 1024 are no float any more, and an engine that is broken over a weekend has as many."""
 FORGET_BREAKS = 300.0
 """Seconds after which the next break counts as the first again."""
 
@@ -324,4 +326,4 @@ class Health:
                 over = True
             case _:
                 return False
-        return over and now - self.since >= min(REST * 2 ** (self._breaks - 1), MAX_REST)
+        return over and now - self.since >= min(REST * 2.0 ** min(self._breaks - 1, _DOUBLINGS), MAX_REST)

@@ -228,6 +228,8 @@ class EndpointMonitor:
                     await asyncio.sleep(min(HURRY_GAP, self._interval))
                     await self._hurry.wait()
             except TimeoutError:
+                if (now := self._clock()) - due >= self._progress.hung_after / 2:
+                    self._progress.restart(now)  # it was this process that stood still: it has yet to read what came
                 continue
             due = self._clock()
 

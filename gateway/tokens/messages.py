@@ -67,6 +67,8 @@ _PARTS: dict[str, dict[str, str]] = {
     "tool": {"text": "text", "tool_reference": "name"},
 }
 
+_BREAKPOINT = {"mode": "explicit"}
+
 
 def _check_content(role: str, message: Json) -> None:
     if "content" not in message:
@@ -83,14 +85,23 @@ def _check_content(role: str, message: Json) -> None:
         raise NeedsEngineError("a message's content is neither text nor parts")
     parts = _PARTS.get(role, _PARTS_OF_ANY_ROLE)
     for part in content:
-        if not isinstance(part, dict) or part.get("uuid") is not None:
-            raise NeedsEngineError("a content part is not a plain object")
-        kind = part.get("type")
-        key = parts.get(kind) if isinstance(kind, str) else None
-        if key is None:
-            raise NeedsEngineError("a content part is not text")
-        if not isinstance(part.get(key), str):
-            raise NeedsEngineError("a content part has no text")
+        _check_part(part, parts)
+
+
+def _check_part(part: Any, parts: dict[str, str]) -> None:
+    if not isinstance(part, dict) or part.get("uuid") is not None:
+        raise NeedsEngineError("a content part is not a plain object")
+    kind = part.get("type")
+    key = parts.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise NeedsEngineError("a content part is not text")
+    if not isinstance(part.get(key), str):
+        raise NeedsEngineError("a content part has no text")
+    # If a wrong value here is in a message's first part, chat refuses the request, and a batch drops the whole content.
+    if part.get("prompt_cache_breakpoint", _BREAKPOINT) != _BREAKPOINT or not isinstance(
+        part.get("closed", True), bool
+    ):
+        raise NeedsEngineError("a content part's mark is of an unexpected form")
 
 
 def _tool_call(call: Any) -> Json:

@@ -182,7 +182,7 @@ class _Worker(Protocol):
 
         Raises:
             BrokenProcessPool: the worker has died.
-            OSError: it could not start.
+            OSError, RuntimeError: it could not start.
         """
         ...
 
@@ -243,10 +243,10 @@ class _Lane:
                 except BrokenProcessPool:  # it died while idle: not because of this job
                     worker = self._make()
                     worker.submit(job.call, ended, longest)
-            except OSError as error:  # starting a process takes descriptors
-                asyncio.get_running_loop().run_in_executor(None, worker.end)
+            except (OSError, RuntimeError) as error:  # starting a process takes descriptors, and a thread
                 self._idle.append(self._make())
-                job.done.set_exception(error)
+                _end(worker)
+                job.done.set_exception(error if isinstance(error, OSError) else WorkerDiedError(str(error)))
             else:
                 self._running[job] = worker
 
@@ -269,7 +269,7 @@ class _Lane:
         occupied = (time.monotonic() - job.began) * _BYTES_PER_SECOND
         self._queue.charge(job.flow, max(0.0, occupied - job.size))
         if isinstance(error, BrokenProcessPool):
-            asyncio.get_running_loop().run_in_executor(None, worker.end)
+            _end(worker)
             worker = self._make()
             error = WorkerDiedError("the process that counted a prompt died")
         self._idle.append(worker)
@@ -277,6 +277,14 @@ class _Lane:
         self._dispatch()
         if self._at_rest is not None and not self._running and not self._at_rest.done():
             self._at_rest.set_result(None)
+
+
+def _end(worker: _Worker) -> None:
+    """End a worker that is replaced, in a thread if one can start."""
+    try:
+        asyncio.get_running_loop().run_in_executor(None, worker.end)
+    except RuntimeError:
+        worker.end()
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -358,7 +366,8 @@ class _Process:
         # As `kill_workers` of Python 3.14 does.
         for process in self._processes():
             process.kill()
-        self._executor.shutdown(cancel_futures=True)
+        with contextlib.suppress(RuntimeError):  # it waits for its thread, which may never have started
+            self._executor.shutdown(cancel_futures=True)
 
     def _processes(self) -> list[multiprocessing.process.BaseProcess]:
         return [*((self._executor and self._executor._processes) or {}).values()]  # noqa: SLF001

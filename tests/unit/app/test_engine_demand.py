@@ -197,6 +197,12 @@ def test_a_start_that_fails_is_tried_once_more_and_then_those_that_wait_are_told
     assert len(world.asked) == 3, "whoever comes then has it tried again"
 
 
+def test_an_engine_that_never_starts_is_told_of_however_often_it_was_tried(world):
+    for _ in range(1100):
+        world.hear(A, running=False, wrong="No memory.")
+    assert world.told == [(A, None, True)] * 1099
+
+
 def test_an_endpoint_that_its_operator_drained_is_not_started(world):
     world.monitors[A].drained = True
     world.monitors[A].state = State.DRAINING

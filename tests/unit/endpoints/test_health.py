@@ -220,6 +220,14 @@ def test_each_failed_trial_doubles_the_rest_up_to_a_bound():
     assert rests == [5, 10, 20, 40, MAX_REST, MAX_REST]
 
 
+def test_an_engine_comes_back_however_often_it_was_tried_in_vain():
+    play = reach(State.REFUSING)
+    for _ in range(1100):
+        play(("rest", MAX_REST))
+        assert play(Answered()) == IN
+        play(Aborted())
+
+
 def test_breaks_of_long_ago_are_forgotten():
     play = reach(State.HUNG)
     play(Progressed())

@@ -708,6 +708,32 @@ async def test_probes_do_not_overlap_and_a_slow_one_does_not_make_others_follow_
         assert vllm.asked.count("/health") == 1
 
 
+async def test_the_time_that_this_process_stood_still_is_nobodys_silence(make, told, clock):
+    monitor = make(HealthSettings(interval=0.01))
+
+    async def probed():
+        monitor.probed.clear()
+        await monitor.probed.wait()
+
+    async with running(monitor), asyncio.timeout(60):
+        await told.anything.wait()
+        monitor.dispatched(A, 100)
+        monitor.dispatched(B, 100)
+        await probed()
+        clock.now += 60
+        await probed()
+        assert monitor.serving
+        await probed()
+        clock.now += 14
+        await probed()
+        await probed()
+        clock.now += 14
+        await probed()
+        await probed()
+        clock.now += 14
+        await until(lambda: not monitor.serving)
+
+
 async def test_a_listener_that_fails_does_not_end_the_watch(make, told, vllm):
     monitor = make(HealthSettings(interval=0.001))
     told.observed = None  # not callable

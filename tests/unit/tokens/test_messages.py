@@ -15,6 +15,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         {"role": "user", "content": "Hi.", "name": "bob", "unknown": 1},
         {"role": "user"},
         {"role": "system", "content": [{"type": "text", "text": "Hi.", "cache_control": {}}]},
+        {"role": "user", "content": [{"type": "text", "text": "Hi.", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
         {"role": "assistant", "content": None},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {
@@ -57,6 +58,8 @@ def test_the_clients_message_is_left_alone() -> None:
         {"role": "user", "content": [{"type": ["text"], "text": "Hi."}]},
         {"role": "user", "content": [{"type": "text", "text": None}]},
         {"role": "user", "content": [{"type": "text", "text": "Hi.", "uuid": "u"}]},
+        {"role": "user", "content": [{"type": "text", "text": "Hi.", "prompt_cache_breakpoint": True}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "closed": "maybe"}]},
         {"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]},
         {"role": "assistant", "content": None, "tool_calls": None},
         {"role": "assistant", "tool_calls": {}},

@@ -23,7 +23,7 @@ from gateway.tokens.local_count import count_body, load
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, InvalidRequestError
-from tests.until import until
+from tests.until import PATIENCE, until
 
 LARGE = 1000
 
@@ -326,6 +326,20 @@ async def test_a_process_that_could_not_start_fails_one_job_and_no_other(
 
 class Body:
     """What a job is about: seen to be gone when nobody has it any more."""
+
+
+async def test_a_process_whose_thread_could_not_start_is_replaced(
+    pool: CountingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as lack:
+        lack.setattr(threading.Thread, "start", out_of_threads)
+        with pytest.raises(WorkerDiedError, match="can't start new thread"):
+            await pool.run("flow", LARGE, len, "abc")
+    async with asyncio.timeout(PATIENCE):
+        assert await pool.run("flow", LARGE, len, "abc") == 3
 
 
 async def test_what_nobody_waits_for_is_let_go_at_once_and_not_when_its_turn_comes(pool: CountingPool) -> None:
