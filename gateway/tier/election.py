@@ -400,6 +400,9 @@ class Election:
         epoch = None if other is None or kept is None else Epoch(kept.epoch, kept.holder)
         if decides:
             epoch = self._epoch
+        grace = self.terms.grace
+        if not self._answers:  # whether each decides for itself is known once the next question has failed, too
+            grace += self.terms.beat + self.terms.timeout
         return View(
             standing=self._standing,
             decides=decides,
@@ -407,7 +410,7 @@ class Election:
             until=self._until,
             share=self._share() if decides else 0.0,
             address=self.address if decides else None if other is None else other.address,
-            ready=decides or (self._met and now - self._owner_seen < self.terms.grace),
+            ready=decides or (self._met and now - self._owner_seen < grace),
             redis=self._answers,
             members=sum(self._answered - heard <= self.terms.patience for _, heard in self._beats.values()),
             stranger=other is not None and other.mark != self.mark,

@@ -237,6 +237,21 @@ def test_alone_only_if_neither_redis_nor_an_owner_is_there():
     assert other.view.standing is Standing.STANDING_BY
 
 
+def test_while_redis_is_silent_requests_wait_until_it_is_known_that_each_decides_for_itself():
+    redis = FakeRegistry()
+    place, other = Place(redis).owning(), Place(redis, "b")
+    place.ask()
+    other.ask()
+    other.election.followed(other.now)
+    met = other.now
+    other.now = met + TERMS.grace - 0.1
+    other.fail()
+    other.now = met + TERMS.grace + 0.1
+    assert (other.view.decides, other.view.ready) == (False, True), "the next question tells"
+    other.now = other.election.due + TERMS.timeout
+    assert (other.fail().standing, other.view.ready) == (Standing.ALONE, True)
+
+
 def test_who_cannot_reach_an_owner_that_redis_has_is_not_ready():
     redis = FakeRegistry()
     owner = Place(redis).owning()
