@@ -47,8 +47,9 @@ class FrontSpec:
 
 Templates = Callable[[], Mapping[str | None, str | None]]
 """Texts of chat templates, by the models' settings."""
-OWNERLESS = 5.0
-"""Seconds for which a request waits for an owner in a tier: longer than an election takes."""
+OWNERLESS = 8.0
+"""Seconds for which a request waits for an owner in a tier. An election takes about 2; until each decides for itself it
+takes 3.8, and one more until all fronts have declared. The rest is for a busy machine."""
 TOLD = 1.0
 """Seconds between two words to the owner of what ended here."""
 
