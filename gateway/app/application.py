@@ -377,7 +377,7 @@ class Application:
                 _log.warning("a count differs from the engine's usage", model=name, **_drift_fields(drift))
 
         def switched(reason: str) -> None:
-            _log.warning("prompts are not counted here from now on", model=name, reason=reason)
+            _log.warning("prompts are counted otherwise from now on", model=name, reason=reason)
 
         def returned(requests: str) -> None:
             _log.info("prompts are counted here again", model=name, requests=requests)

@@ -106,7 +106,7 @@ class ModelCounter:
             tokenizers: those of the pool. A loaded one is used at once.
             engine: asks its endpoints.
             on_drift: called for each count that `usage` contradicts.
-            on_switch: called with the reason each time the engine takes over counting.
+            on_switch: called with the reason each time requests are counted otherwise from then on.
             on_return: called with the requests each time they are counted here again.
             on_refusal: called with the reason each time an endpoint takes token ids no more.
             clock: monotonic seconds.
