@@ -500,8 +500,6 @@ class AdmissionController:
         endpoints = self._endpoints
         longest_prompts, live = endpoints.longest_prompts, bool(endpoints.live)
         endpoints.apply(event, now)
-        if type(event) is EndpointUp and event.observed is not None:
-            self._scraped(event.observed, now)
         if live != bool(endpoints.live):
             self._reschedule()
         if longest_prompts != endpoints.longest_prompts:

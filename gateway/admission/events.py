@@ -204,7 +204,7 @@ class EndpointUp:
     endpoint: EndpointId
     capacity: Capacity
     observed: "Observed | None" = None
-    """The last scrape, where its engine is the same as before: what that showed of others stays known."""
+    """The last scrape, where its engine is the same as before: all that was seen of it stays known."""
 
 
 @dataclass(frozen=True, slots=True)

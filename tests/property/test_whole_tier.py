@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +42,8 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
+from gateway.admission.snapshot import EndpointSnapshot
+from gateway.admission.tuning import TUNING
 from gateway.app.apart import Apart, FrontSpec
 from gateway.app.candidate import Candidate
 from gateway.config.settings import Settings
@@ -119,6 +121,7 @@ class Owner:
     Attributes:
         held: what has a reservation, by the events of the core.
         beyond: blocks of the whole engine that its gauge has shown, more than the account, in each reading that counts.
+        worked: whether one before these counts, too: the engine worked then for nobody of ours.
         surely: whether it has shown what the account has, or more, in each of these.
         read_at: when it was read last, by the world's time.
     """
@@ -139,8 +142,10 @@ class Owner:
     ) -> None:
         self.held: set[RequestId] = set()
         self.beyond: list[float] = []
+        self.worked = False
         self.surely = True
         self.read_at = -inf
+        self._was_busy = False
         self._tier = tier
         self._reading: asyncio.TimerHandle | None = None
         self.drivers: list[Driver] = []
@@ -167,18 +172,28 @@ class Owner:
         """Read the gauge, and again after a while."""
         clock, *_ = self._parts
         now, gauge, ledger = self._tier.world.now, self._tier.gauge(), self.ledger
-        if self.held:  # with nothing of ours there a gauge may be stuck: it does not count
+        if self.busy:
             self.beyond.append(max(0.0, gauge - ledger))
             self.surely = self.surely and gauge >= ledger
+        else:  # it may be stuck: it counts if the engine has worked since the reading before, as it always has here
+            self.worked = self.read_at > -inf
         self.read_at = now
         self.cores.observed(Observed(ENGINE, clock(), gauge / BLOCKS, len(self.held), 0, now * 100))
         self._reading = asyncio.get_running_loop().call_later(GAUGES, self._read)
 
     @property
+    def _states(self) -> list[EndpointSnapshot]:
+        return [state for driver in self.drivers for state in driver.controller.snapshot(0.0).endpoints]
+
+    @property
     def ledger(self) -> float:
         """Blocks that the account has."""
-        states = [driver.controller.snapshot(0.0) for driver in self.drivers]
-        return sum((e.ledger_usage or 0.0) * (e.capacity.kv_blocks or 0) for s in states for e in s.endpoints)
+        return sum((state.ledger_usage or 0.0) * (state.capacity.kv_blocks or 0) for state in self._states)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the account has anything. What was aborted stays in it for a while."""
+        return bool(self.held) or any(state.aborting for state in self._states)
 
     def restrict(self, share: float) -> None:
         self.cores.restrict(share)
@@ -203,13 +218,14 @@ class Owner:
             case Finished(request) | Returned(request):
                 assert request in self.held, "released twice"
                 self.held.remove(request)
-        if not self.held:  # the core forgets what the gauge has shown, too, before it sends the next
-            self.beyond.clear()
-            self.surely = True
+        if self._was_busy and not self.busy:  # the core forgets what the gauge has shown, too, before it goes on
+            del self.beyond[: -1 if isinstance(event, Observed) else None]
+            self.worked, self.surely = False, True
         for command in commands:
             if isinstance(command, Dispatch):
                 assert command.request not in self.held, "reserved twice"
                 self.held.add(command.request)
+        self._was_busy = self.busy
         flying = {request for driver in self.drivers for request in driver.controller._flights}
         assert flying == self.held
 
@@ -656,7 +672,9 @@ class WholeTier(RuleBasedStateMachine):
         part = int(BLOCKS * share)
         assert owner.ledger <= POLICY.kv_high * part + 1e-6, "more of the cache than its share"
         if owner.beyond and self.world.now - owner.read_at < 2 * GAUGES:
-            known = owner.ledger + min(owner.beyond)
+            # What an idle engine showed counts, too, and what came since takes its place as fast as the core smooths.
+            taken = 1 - exp(-len(owner.beyond) / TUNING.smoothing_polls) if owner.worked else 1.0
+            known = owner.ledger + min(owner.beyond) * taken
             assert known <= POLICY.kv_high * BLOCKS + 1e-6, "what the gauge has shown is not kept free"
 
     def note(self, candidate: CandidateProcess) -> None:

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from gateway.admission.account.correction import Correction, History
+from gateway.admission.account.correction import Account, Correction, History
 from gateway.admission.account.decode_clock import DecodeClock
 from gateway.admission.account.ledger import Ledger, Reservation
 from gateway.admission.account.prefill import PrefillRate
@@ -71,20 +71,29 @@ class EndpointRecord:
     def _restart(self, capacity: Capacity) -> None:
         """Forget all observations: a new engine process shares nothing with the one before."""
         policy = self.policy
+        self._history = History(2 * TUNING.fresh_polls * policy.poll_interval)
+        self._note(0.0)
+        self._compared: tuple[Observed, Account] | None = None
+        """The scrape that the correction took last, and the account at its time."""
+        self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
+        self.observed: Observed | None = None
+        self.warm = False
+        """Whether it has generated since it came up. Its first step may compile, which takes seconds."""
+        self._resize(capacity)
+
+    def _resize(self, capacity: Capacity) -> None:
+        """Take this capacity. The last scrape counts against it by the account of its own time, not by that of now."""
+        policy = self.policy
         self.capacity = capacity
         self._follow(policy)
         self._paging = (capacity.block_size, capacity.shares_prefix)
         room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
         self.longest_prompt = min(capacity.max_model_len, room) - 1
         """Most prompt tokens that it can serve: one more token must fit its model length and its blocks."""
-        self._history = History(2 * TUNING.fresh_polls * policy.poll_interval)
-        self._note(0.0)
         self._correction = Correction(policy.poll_interval)
-        self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
+        if self._compared is not None:
+            self._compare(*self._compared)
         self.sequence_limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
-        self.observed: Observed | None = None
-        self.warm = False
-        """Whether it has generated since it came up. Its first step may compile, which takes seconds."""
         blocks = self.capacity.kv_blocks
         self.recent = RecentPrefixes(None if blocks is None else blocks * self.capacity.block_size)
 
@@ -99,7 +108,10 @@ class EndpointRecord:
             self.reason = None
             if before is not Presence.LIVE or event.capacity != self.capacity:
                 self.ledger.rebase(event.capacity)
-                self._restart(event.capacity)
+                if event.observed is None:
+                    self._restart(event.capacity)
+                else:
+                    self._resize(event.capacity)
         else:
             self.reason = event.reason if isinstance(event, EndpointDown) else "removed"
 
@@ -238,6 +250,7 @@ class EndpointRecord:
         busy = ledger.sequences > 0
         if self._was_busy and not busy:
             self._correction.reset()
+            self._compared = None
         self._was_busy = busy
         self._note(now)
         if self._gated:
@@ -273,13 +286,8 @@ class EndpointRecord:
         self._clock.observe(sample, now)
         if previous is None or not _same(previous, sample):
             account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
-            blocks = self.capacity.kv_blocks
-            if blocks is not None and sample.kv_usage is not None and (account.held or _works(previous, sample)):
-                # If this is a share of an endpoint, the gauge counts all shares. Take this one's part of it, but at
-                # least what our requests surely hold, and at most all.
-                part, whole = sample.kv_usage * blocks, sample.kv_usage * blocks / self.capacity.share
-                observed = min(max(part, account.held), whole)
-                self._correction.sample(observed, account, sample.sampled_at, waiting=bool(sample.waiting))
+            if account.held or _works(previous, sample):
+                self._compare(sample, account)
             if sample.waiting is not None:
                 self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
             self.sequence_limit.observe(sample, self.ledger.sequences)
@@ -287,6 +295,17 @@ class EndpointRecord:
         usage = self.usage(now)
         if usage is not None:
             self.outlook.quantiles.observe(usage, sample.preemptions, now)
+
+    def _compare(self, sample: Observed, account: Account) -> None:
+        blocks = self.capacity.kv_blocks
+        if blocks is None or sample.kv_usage is None:
+            return
+        # If this is a share of an endpoint, the gauge counts all shares. Take this one's part of it, but at least what
+        # our requests surely hold, and at most all.
+        part, whole = sample.kv_usage * blocks, sample.kv_usage * blocks / self.capacity.share
+        observed = min(max(part, account.held), whole)
+        self._correction.sample(observed, account, sample.sampled_at, waiting=bool(sample.waiting))
+        self._compared = sample, account
 
     def _note(self, now: float) -> None:
         ledger = self.ledger

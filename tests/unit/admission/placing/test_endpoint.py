@@ -46,6 +46,27 @@ class TestCorrection:
         p >> EndpointUp("a", whole, scrape("a", 11, kv=0.80, running=5, waiting=0, tokens=11)) << nothing
         assert p.endpoint("a").effective_usage == pytest.approx(0.80)
 
+    def test_what_was_sent_after_the_last_scrape_is_no_difference_with_another_share_either(self, play):
+        last = scrape("a", 1.0, kv=0.2, running=1, waiting=0, tokens=5)
+        p = with_one_running(play) >> at(1) >> last
+        p >> at(2) >> arrived(2, blocks=50) << Dispatch(2, "a") >> progress(r2=1)
+        p >> EndpointDown("a", "not now") >> EndpointUp("a", Capacity(4096, 100), last)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.70)
+        p >> arrived(3, blocks=60) << nothing
+
+    def test_a_scrape_that_said_nothing_says_nothing_with_another_share(self, play):
+        idle = scrape("a", 0.0, kv=0.0, running=0, waiting=0, tokens=0)
+        p = play() >> up("a", blocks=100) >> idle >> arrived(1, blocks=10) << Dispatch(1, "a") >> progress(r1=1)
+        p >> EndpointDown("a", "not now") >> EndpointUp("a", Capacity(4096, 100), idle)
+        p >> at(1) >> scrape("a", 1.0, kv=0.95, running=9, waiting=0, tokens=50)
+        assert p.endpoint("a").effective_usage == pytest.approx(0.95)
+
+    def test_what_an_idle_time_made_forgotten_stays_so_with_another_share(self, play):
+        shown = scrape("a", 1.0, kv=0.95, running=5, waiting=0, tokens=9)
+        p = with_one_running(play) >> at(1) >> shown >> done(1)
+        p >> EndpointDown("a", "not now") >> EndpointUp("a", Capacity(4096, 100), shown)
+        p >> arrived(2, blocks=10) << Dispatch(2, "a") >> progress(r2=1) >> arrived(3, blocks=10) << Dispatch(3, "a")
+
     def test_sharing_that_we_cannot_see_makes_room(self, play):
         p = with_one_running(play, blocks=80)
         for second in range(1, 12):
@@ -115,6 +136,12 @@ class TestEngineWaiting:
         p >> at(2) >> scrape("a", 2, kv=0.2, running=2, waiting=3, tokens=9) >> arrived(3) << nothing
         assert p.endpoint("a").closed_by == ("engine_waiting",)
         p >> at(3) >> scrape("a", 3, kv=0.2, running=2, waiting=0, tokens=15) << Dispatch(3, "a")
+
+    def test_what_waits_in_the_engine_waits_with_another_share_too(self, play):
+        p = with_one_running(play)
+        for second in (1, 2):
+            p >> at(second) >> (last := scrape("a", second, kv=0.2, running=1, waiting=3, tokens=5 * second))
+        p >> EndpointDown("a", "not now") >> EndpointUp("a", Capacity(4096, 100), last) >> arrived(2) << nothing
 
     def test_our_own_burst_does_not_close_the_gate(self, play):
         p = play() >> up("a")
