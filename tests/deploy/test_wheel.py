@@ -40,9 +40,7 @@ def make_wheel(folder: Path, **environ: str) -> Path:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this platform, unpacked, with the tests beside it: what Python imports there is compiled."""
-    quick = (
-        tmp_path_factory.mktemp("compiler") / "cc"
-    )  # optimising takes the longest, and decides nothing
+    quick = tmp_path_factory.mktemp("compiler") / "cc"  # optimising takes the longest, and decides nothing
     quick.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
     quick.chmod(0o700)
     wheel = make_wheel(tmp_path_factory.mktemp("source"), CC=str(quick))
