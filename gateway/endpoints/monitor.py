@@ -121,6 +121,8 @@ class EndpointMonitor:
         self._kind = VLLM
         self._read = READERS[VLLM.name].metrics()
         self._identity: Identity | None = None
+        self._about: dict[str, bytes] = {}
+        """What its engine last told of itself, since it came up: one busy moment must not take its size from it."""
         self._loras: Mapping[str, str | None] = {}
         self._identified_at = float("-inf")
         self._metrics: EngineMetrics | None = None
@@ -422,6 +424,8 @@ class EndpointMonitor:
         now = self._clock()
         if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
             return None
+        if not self._health.serving:
+            self._about.clear()
         models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:
             kind = await find_kind(self._prober, self._settings, models)
@@ -429,7 +433,7 @@ class EndpointMonitor:
             if await self._equip():
                 models = await self._prober.get("/v1/models")
                 self._loras = _paths(models)
-            identity = await identify_as(kind, self._prober, self._settings, models)
+            identity = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
             return None if self._health.serving else Missed(str(error), certain=False)
         await self._become(kind)

@@ -1,6 +1,7 @@
 """The recognition of an endpoint: which kind of engine it is, and its identity, by its own answers."""
 
 from dataclasses import replace
+from http import HTTPStatus
 
 from gateway.config.endpoint import Reached
 from gateway.endpoints.identity import Identity, UnidentifiedError
@@ -31,8 +32,17 @@ async def find_kind(prober: Prober, settings: Reached, models: Reply | NoReply) 
     return KINDS[configured]
 
 
-async def identify_as(kind: EngineKind, prober: Prober, settings: Reached, models: Reply | NoReply) -> Identity:
+async def identify_as(
+    kind: EngineKind, prober: Prober, settings: Reached, models: Reply | NoReply, known: dict[str, bytes]
+) -> Identity:
     """The identity of an engine of this kind.
+
+    Args:
+        kind: as `find_kind` says.
+        prober: asks it.
+        settings: of the endpoint.
+        models: its answer to `/v1/models`.
+        known: its last answers by route, kept here: one holds where the route does not answer now.
 
     Raises:
         UnidentifiedError: it does not tell its models, or no length, and none is configured.
@@ -42,7 +52,7 @@ async def identify_as(kind: EngineKind, prober: Prober, settings: Reached, model
         raise UnidentifiedError(models.reason)
     if not models.ok:
         raise UnidentifiedError(f"GET /v1/models answered {models.status}")
-    identity = READERS[kind.name].identity(models.body, await _about(kind, prober))
+    identity = READERS[kind.name].identity(models.body, await _about(kind, prober, known))
     if settings.max_model_len is not None:
         return replace(identity, max_model_len=settings.max_model_len)
     if not identity.max_model_len:
@@ -63,10 +73,14 @@ async def _signed(prober: Prober) -> EngineKind | None:
     return None
 
 
-async def _about(kind: EngineKind, prober: Prober) -> bytes | None:
+async def _about(kind: EngineKind, prober: Prober, known: dict[str, bytes]) -> bytes | None:
     """What the first of its routes answers that it has."""
     for route in kind.about:
         reply = await prober.get(route)
         if isinstance(reply, Reply) and reply.ok:
-            return reply.body
+            known[route] = reply.body
+        elif isinstance(reply, Reply) and reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            known.pop(route, None)
+        if route in known:
+            return known[route]
     return None

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,7 +265,13 @@ _LOADING: dict[TokenizerSource, threading.Lock] = {}
 """One lock for each source: a tokenizer that takes long to load keeps nobody from another one."""
 
 _LOADED: dict[TokenizerSource, Renderer] = {}
+_USED_AT: dict[TokenizerSource, float] = {}
+"""When each was last used, in monotonic seconds."""
 _MOST_LOADED = 16
+"""Most tokenizers, but for those in use: to load one again holds the GIL, and so the event loop, for a third of a
+second."""
+_IN_USE = 3600.0
+"""Seconds for which one is in use after each use."""
 
 _OTHERWISE = "give another folder or hub id with --tokenizer"
 
@@ -278,13 +285,15 @@ def renderer(source: TokenizerSource) -> Renderer:
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
     """
+    _USED_AT[source] = time.monotonic()
     known = _LOADED.get(source)
     if known is not None:
         return known
     with whole(), _LOADING.setdefault(source, threading.Lock()):
         if source not in _LOADED:
             made = _load(source)
-            for oldest in [*_LOADED][: max(0, len(_LOADED) + 1 - _MOST_LOADED)]:
+            unused = [known for known in [*_LOADED] if time.monotonic() - _USED_AT[known] >= _IN_USE]
+            for oldest in sorted(unused, key=_USED_AT.__getitem__)[: max(0, len(_LOADED) + 1 - _MOST_LOADED)]:
                 _LOADED.pop(oldest, None)
             _LOADED[source] = made
         return _LOADED[source]

@@ -863,6 +863,31 @@ def ollama(vllm):
     }
 
 
+SGLANG = {
+    "/version": 404,
+    "/v1/models": b'{"data":[{"id":"m","owned_by":"sglang","max_model_len":512}]}',
+    "/server_info": b'{"max_total_num_tokens":4096,"max_running_requests":8,"version":"0.5"}',
+}
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadError("reset"), 500, 503])
+async def test_an_engine_too_busy_to_tell_of_itself_has_the_size_it_had(monitor, told, vllm, clock, failure):
+    vllm.answers |= SGLANG
+    await monitor.probe()
+    ((_, _, capacity),) = told.take()
+    assert (capacity.kv_blocks, capacity.max_num_seqs, capacity.shares_prefix) == (4096, 8, True)
+    vllm.answers["/server_info"] = failure
+    clock.now += IDENTITY_INTERVAL
+    vllm.asked.clear()
+    await monitor.probe()
+    assert ("/server_info" in vllm.asked, told.changes) == (True, [])
+    vllm.answers["/health"] = 503
+    await monitor.probe()
+    vllm.answers["/health"] = b""
+    await monitor.probe()
+    assert told.changes[-1][2].kv_blocks is None, "it may be another engine"
+
+
 @pytest.mark.usefixtures("ollama")
 async def test_an_engine_with_another_health_route_is_found_by_its_first_probe(monitor, told, vllm):
     await monitor.probe()

@@ -77,19 +77,33 @@ async def test_a_configured_kind_holds_unless_the_engine_says_otherwise(asked_of
 
 async def test_the_first_route_that_answers_tells_the_rest(asked_of):
     engine = Engine(get_server_info=b'{"version":"0.5.4"}')
-    identity = await identify_as(SGLANG, asked_of(engine), Reached(), models("sglang", max_model_len=9))
+    identity = await identify_as(SGLANG, asked_of(engine), Reached(), models("sglang", max_model_len=9), {})
     assert (identity.version, engine.asked) == ("0.5.4", ["/server_info", "/get_server_info"])
+
+
+async def test_what_a_route_told_holds_until_it_tells_otherwise_or_is_gone(asked_of):
+    engine, known, listed = Engine(server_info=b'{"version":"1"}'), {}, models("sglang", max_model_len=9)
+    prober = asked_of(engine)
+
+    async def version():
+        return (await identify_as(SGLANG, prober, Reached(), listed, known)).version
+
+    assert await version() == "1"
+    engine.routes["/server_info"] = b"{" * 2**17  # more than is read
+    assert await version() == "1"
+    engine.routes = {"/get_server_info": b'{"version":"2"}'}
+    assert await version() == "2"
 
 
 async def test_a_length_is_as_configured_else_as_told(asked_of):
     listed = models("tensorrt_llm")
-    identity = await identify_as(TENSORRT_LLM, asked_of(Engine()), Reached(max_model_len=7), listed)
+    identity = await identify_as(TENSORRT_LLM, asked_of(Engine()), Reached(max_model_len=7), listed, {})
     assert identity.max_model_len == 7
     with pytest.raises(UnidentifiedError, match="max_model_len: 8192"):
-        await identify_as(TENSORRT_LLM, asked_of(Engine()), Reached(), listed)
+        await identify_as(TENSORRT_LLM, asked_of(Engine()), Reached(), listed, {})
 
 
 @pytest.mark.parametrize(("reply", "said"), [(NoReply("gone"), "gone"), (Reply(401, b"", 0.0), "answered 401")])
 async def test_one_that_lists_nothing_is_not_identified(asked_of, reply, said):
     with pytest.raises(UnidentifiedError, match=said):
-        await identify_as(VLLM, asked_of(Engine()), Reached(), reply)
+        await identify_as(VLLM, asked_of(Engine()), Reached(), reply, {})

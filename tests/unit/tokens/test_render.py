@@ -21,6 +21,7 @@ from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailabl
 from gateway.tokens.tokenizer import Tokens
 from gateway.tokens.transformers_tokenizer import TransformersTokenizer
 from gateway.wire.request import InvalidRequestError
+from tests.clock import Clock
 
 USER = {"role": "user", "content": "the fox"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -355,13 +356,26 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
     assert loads == ["slow", "other"]
 
 
-def test_of_too_many_the_first_loaded_goes(monkeypatch):
-    made = SimpleNamespace(quick=True)
-    monkeypatch.setattr(render, "_load", lambda source: made)
+def test_of_too_many_those_go_that_nobody_uses(monkeypatch):
+    clock, loads = Clock(0.0), []
+
+    def load(source):
+        loads.append(source)
+        return SimpleNamespace(quick=True)
+
+    monkeypatch.setattr(render, "_load", load)
     monkeypatch.setattr(render, "_LOADED", {})
+    monkeypatch.setattr(render, "_USED_AT", {})
+    monkeypatch.setattr(render, "time", SimpleNamespace(monotonic=clock))
     sources = [TokenizerSource(str(number)) for number in range(render._MOST_LOADED + 1)]
-    assert [renderer(source) for source in sources] == [made] * len(sources)
-    assert [source for source in sources if not is_quick(source)] == sources[:1]
+    for source in [*sources, *sources]:
+        renderer(source)
+    assert loads == sources, "those in turn use are not loaded again and again"
+    clock.now += 1
+    renderer(sources[0])
+    clock.now += render._IN_USE - 0.5
+    renderer(TokenizerSource("new"))
+    assert [source for source in sources if not is_quick(source)] == sources[1:3]
 
 
 def test_two_that_are_the_first_are_loaded_at_once(tokenizer_folder: Path, tmp_path: Path) -> None:
