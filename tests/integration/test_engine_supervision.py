@@ -23,6 +23,7 @@ from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.supervisor import Supervisor
 from engine.vllm import VLLM
+from tests.conftest import UNI
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -70,7 +71,7 @@ async def running(program: Program) -> AsyncIterator[Running]:
 
 
 def spec(python: Path, model: Path | str, *args: str, port: int = 0) -> EngineSpec:
-    return EngineSpec(VLLM, "random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *args))
+    return EngineSpec(VLLM, "random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *UNI, *args))
 
 
 def family(guard_parent: int) -> dict[str, int]:
