@@ -131,17 +131,27 @@ class Progress:
     def finished(self, request: RequestId, now: float, *, delivering: bool = False) -> None:
         """Note that a request has left, however it ended. That is no progress: its client may have given up.
 
+        Time in which only such requests were here as did not wait for a token is no silence: hours of them would make
+        a hang of the next burst.
+
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
         """
         self._passing.discard(request)
         gone = self._requests.pop(request, None)
-        if gone is not None and not delivering and self._watched(gone, now) and not gone.evacuated:
-            silent = self._silent(gone, now)
-            if silent >= BRIEF * self.hung_after:
+        if gone is None or self._quiet_from is None:
+            return
+        silent = self._silent(gone, now)
+        waited = not delivering and silent >= BRIEF * self.hung_after
+        if waited:
+            self._quiet += now - self._quiet_from
+            self._quiet_from = now
+            if self._watched(gone, now) and not gone.evacuated:
                 self._left_silent += silent
                 self._left_longest = max(self._left_longest, silent)
-        if not self._requests and self._quiet_from is not None:
-            self._quiet += now - self._quiet_from
+        oldest = next(iter(self._requests.values()), None)
+        if oldest is not None:
+            self._quiet_from = max(self._quiet_from, oldest.since)
+        else:
             self._quiet_from = None
             self._was_blocked = self._blocked
 

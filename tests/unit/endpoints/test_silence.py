@@ -148,6 +148,24 @@ def test_requests_that_are_refused_at_once_are_no_silence(work):
     assert cause(work, 130.0) is SilenceCause.ALONE
 
 
+@pytest.mark.parametrize(("lasts", "delivering"), [(0.5, False), (5.0, True)])
+@pytest.mark.parametrize("beside", [False, True])
+def test_time_in_which_an_engine_only_refuses_makes_no_hang_of_the_next_burst(work, lasts, delivering, beside):
+    now = 0.0
+    for number in range(1000):
+        work.dispatched(RequestId(number), 100, now)
+        if beside and number:  # so that there is always one
+            work.finished(RequestId(number - 1), now + lasts / 2, delivering=delivering)
+        now += lasts / 2
+        if not beside:
+            work.finished(RequestId(number), now + lasts / 2, delivering=delivering)
+            now += lasts / 2
+    burst = [RequestId(number) for number in range(1000, 1100)]
+    for request in burst:
+        work.dispatched(request, 100, now)
+    assert cause(work, now + 0.9) is None
+
+
 def test_one_that_was_silent_elsewhere_takes_no_second_endpoint_out(work):
     work.dispatched(A, 10, 0.0, evacuated=True)
     work.dispatched(B, 10, 0.0, evacuated=True)
