@@ -22,7 +22,7 @@ AT_WORK = 4.0
 UNANSWERING = 2.0
 """Multiple for an engine that takes connections and answers no probe. The kernel alone can accept them."""
 SECOND_OPINION = 0.5
-"""Share of `hung_after` that other requests together must have been silent, too."""
+"""Share of `hung_after` that others must have been silent, too: one that is here, and all that left, together."""
 BRIEF = 1 / 30
 """Share of `hung_after`. A request that left sooner was refused, or did not wait for a token."""
 
@@ -226,8 +226,9 @@ class Progress:
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):
             return None
-        own = [self._silent(r, now) for r in watched.values() if not r.evacuated]
-        others = sum(own) + self._left_silent - max([*own, self._left_longest])
+        own = sorted(self._silent(r, now) for r in watched.values() if not r.evacuated)
+        # A burst waits at the same time, however many it has: of those here the two longest count.
+        others = sum(own[-2:]) + self._left_silent - max([*own, self._left_longest])
         if own and others >= SECOND_OPINION * self.hung_after:
             reason = f"no progress for {quiet:.0f} s with {len(self._requests)} requests in flight"
             return Silence(SilenceCause.HUNG, reason, tuple(watched))

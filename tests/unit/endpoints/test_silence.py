@@ -166,6 +166,13 @@ def test_time_in_which_an_engine_only_refuses_makes_no_hang_of_the_next_burst(wo
     assert cause(work, now + 0.9) is None
 
 
+def test_a_burst_beside_one_slow_request_has_its_time_however_many_it_has(work):
+    work.dispatched(A, 10, 0.0)
+    for number in range(10, 110):
+        work.dispatched(RequestId(number), 10, 40.0)
+    assert begins(work, SilenceCause.HUNG) == 40 + SECOND_OPINION * HUNG_AFTER
+
+
 def test_one_that_was_silent_elsewhere_takes_no_second_endpoint_out(work):
     work.dispatched(A, 10, 0.0, evacuated=True)
     work.dispatched(B, 10, 0.0, evacuated=True)
