@@ -26,6 +26,7 @@ _TRIES = 2
 _BYTES_PER_TOKEN = 4
 """Used only to give a time to the prompts of a request that nobody counts."""
 _OK = 200
+_SERVER_ERRORS = 500
 
 
 class _EvacuatedError(Exception):
@@ -185,6 +186,7 @@ async def _watched(
     else:
         if answer.status == _OK:
             plane.flights.note_answer(flight, engine_done=True)
+        flight.delivering = answer.status < _SERVER_ERRORS  # what is refused was not silent
         return answer, piece
     finally:
         plane.flights.close(flight)

@@ -92,6 +92,7 @@ class Watch:
         self.prompts: list[int] = []
         self.on_it: set[int] = set()
         self.passing: set[int] = set()
+        self.unanswered = 0
         self.progress = 0
         self.on_trial = self.keeps = False
 
@@ -107,6 +108,7 @@ class Watch:
         self.progress += 1
 
     def finished(self, request: int, *, delivering: bool = False) -> None:
+        self.unanswered += request in self.on_it and not delivering
         self.on_it.discard(request)
         self.passing.discard(request)
 
