@@ -182,6 +182,8 @@ class Attempt:
 
     async def _not_ok(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
+        # it was answered, so not silent; over 500, a proxy may say that nothing came
+        flight.delivering = answer.status <= _SERVER_ERRORS
         message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
         means = self._endpoint.kind.meaning(answer.status, message)
         if means is Meaning.BUSY:
@@ -192,7 +194,6 @@ class Attempt:
             return Retryable(
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
-        flight.delivering = True
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
             outcome = await self._exchange.refuse(
                 Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."

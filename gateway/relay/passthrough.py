@@ -26,7 +26,7 @@ _TRIES = 2
 _BYTES_PER_TOKEN = 4
 """Used only to give a time to the prompts of a request that nobody counts."""
 _OK = 200
-_SERVER_ERRORS = 500
+_SERVER_ERROR = 500
 
 
 class _EvacuatedError(Exception):
@@ -186,7 +186,8 @@ async def _watched(
     else:
         if answer.status == _OK:
             plane.flights.note_answer(flight, engine_done=True)
-        flight.delivering = answer.status < _SERVER_ERRORS  # what is refused was not silent
+        # it was answered, so not silent; over 500, a proxy may say that nothing came
+        flight.delivering = answer.status <= _SERVER_ERROR
         return answer, piece
     finally:
         plane.flights.close(flight)

@@ -121,6 +121,13 @@ async def test_a_stored_response_is_asked_for_where_it_was_made(plane):
     assert plane.sent[1][:3] == (plane.sent[0][0], "GET", "/v1/responses/resp_1")
 
 
+@pytest.mark.parametrize(("status", "unanswered"), [(400, 0), (500, 0), (504, 2)])
+async def test_one_that_an_engine_refused_was_not_left_unanswered(plane, status, unanswered):
+    plane.replies.extend([Reply(error("no"), status=status)] * 2)
+    await plane.ask(STREAMED).ended()
+    assert sum(plane.watch(name).unanswered for name in "ab") == unanswered
+
+
 async def test_a_client_that_reads_slowly_is_waited_for(plane):
     plane.replies.append(stream(*STREAM))
     client = plane.ask(STREAMED)

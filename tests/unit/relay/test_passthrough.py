@@ -169,7 +169,7 @@ async def test_an_error_is_no_progress(plane):
     assert [(plane.watch(name).on_it, plane.watch(name).progress) for name in "ab"] == [(set(), 0)] * 2
 
 
-@pytest.mark.parametrize(("status", "unanswered"), [(400, 0), (422, 0), (500, 1)])
+@pytest.mark.parametrize(("status", "unanswered"), [(400, 0), (422, 0), (500, 0), (504, 1)])
 async def test_one_that_an_engine_refused_was_not_left_unanswered(plane, status, unanswered):
     plane.replies.append(Reply(b"{}", status=status))
     await ended(ask(plane, path=EMBED))
