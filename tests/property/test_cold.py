@@ -1,6 +1,6 @@
 """Whatever happens, a cold endpoint beside a warm one has one request, and no request waits for that alone."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch
@@ -86,7 +86,20 @@ class World:
                 self.tell(Observed(name, self.now, 0.0, 0, 0, tokens))
 
 
+WARMED_BY_AN_ANSWER = [
+    *[("arrives",)] * 3,
+    ("ends", 0),
+    ("down", "a"),
+    ("arrives",),
+    ("up", "a"),
+    ("ends", 0),
+    ("scraped", "b", None),
+    ("arrives",),
+]
+
+
 @given(steps)
+@example(WARMED_BY_AN_ANSWER)
 def test_a_cold_endpoint_beside_a_warm_one_has_one_request_and_nobody_waits_for_it(happened):
     world = World()
     for step in [("up", "a"), ("scraped", "a", 7.0), ("up", "b"), *happened]:

@@ -72,9 +72,8 @@ class Endpoints:
 
     def observe(self, endpoint: EndpointRecord, sample: Observed, now: float) -> None:
         """Take a scrape of an endpoint."""
-        was_warm = endpoint.warm
         endpoint.observe(sample, now)
-        if endpoint.warm != was_warm:
+        if endpoint.warm and not endpoint.beside_warm:  # maybe since an answer ended; the others go by scrapes
             self._note_warm()
 
     def advance(self, endpoint: EndpointRecord, now: float) -> None:

@@ -157,3 +157,11 @@ def test_who_is_warm_and_who_is_beside_one(endpoints):
     assert endpoints.get("a").beside_warm is False, "nobody is left to go to"
     endpoints.apply(EndpointUp("b", of(100)), 3.0)
     assert not endpoints.get("b").warm, "it is another process by now"
+
+
+def test_one_that_an_answer_warmed_warms_the_others_with_its_next_scrape(endpoints):
+    for name in ("a", "b"):
+        endpoints.apply(EndpointUp(name, of(100)), 0.0)
+    endpoints.get("b").warm = True
+    scraped(endpoints, "b", 5.0)
+    assert warmth(endpoints) == {"a": (False, True), "b": (True, True)}
