@@ -58,7 +58,7 @@ LOAD_TESTS = {
 }
 CALIBRATION = "tests/proof/test_simulation_against_engine.py"
 CHAOS = ("tests/integration/test_engine_chaos.py", "tests/property/test_admission.py")
-"""Tests at random, of which the suite has a short run."""
+"""Tests at random, of which the suite has a short run. It draws the same examples of properties each time, too."""
 COSTS: dict[str, tuple[str, ...]] = {
     "simulation": (),
     "core_cost": (),
@@ -90,6 +90,7 @@ def main() -> None:
         _run("-m", "pytest", "-s", "-m", "proof", CALIBRATION)
     if "chaos" in wanted:
         _run("-m", "pytest", "-m", "proof", *CHAOS)
+        _run("-m", "pytest", "-n", "2", "--hypothesis-profile", "explore", "tests/property")
     if "relay_cost" in wanted:
         _run(
             "-m", "loadtests.relay_cost", "--tokenizer", folder, "--rounds", "3", "--out", str(out / "relay_cost.json")
