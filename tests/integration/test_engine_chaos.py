@@ -26,7 +26,8 @@ pytestmark = pytest.mark.engine
 START = 900.0
 CLIENTS = 4
 PARTS = {"API server": b"api_server", "engine core": b"EngineCore", "worker": b"VLLM::Worker"}
-ARGS = ("--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256", "--enforce-eager")
+SIZES = ("--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256")
+ARGS = (*SIZES, "--enforce-eager", "--distributed-executor-backend=mp")
 
 
 class Load:

@@ -21,7 +21,6 @@ import pytest
 import yaml
 
 from engine.diagnosis.log import read_log
-from tests.conftest import UNI
 from tests.integration.test_engine_supervision import family
 from tests.ports import free_port
 
@@ -31,7 +30,7 @@ AT_ONCE = 2
 A_MINUTE = 60.0
 PATIENCE = 900.0
 """Seconds for an engine to start, before it is killed, on a machine that does much else."""
-ARGS = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager", *UNI)
+ARGS = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager")
 
 Spoil = Callable[[Path], None]
 
@@ -85,7 +84,7 @@ CASES = {
     ),
     "heads not divisible": Case(
         ("The model's 2 attention heads cannot be split over 3 GPUs.", "--tensor-parallel-size of 1, 2"),
-        args=("--tensor-parallel-size", "3", "--distributed-executor-backend", "mp"),
+        args=("--tensor-parallel-size", "3"),
         sign="heads not divisible",
     ),
     "an argument nobody knows": Case(

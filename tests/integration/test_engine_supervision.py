@@ -23,7 +23,6 @@ from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.supervisor import Supervisor
 from engine.vllm import VLLM
-from tests.conftest import UNI
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -71,7 +70,7 @@ async def running(program: Program) -> AsyncIterator[Running]:
 
 
 def spec(python: Path, model: Path | str, *args: str, port: int = 0) -> EngineSpec:
-    return EngineSpec(VLLM, "random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *UNI, *args))
+    return EngineSpec(VLLM, "random/0", str(model), "random", port or free_port(), python, args=(*ARGS, *args))
 
 
 def family(guard_parent: int) -> dict[str, int]:
@@ -158,7 +157,8 @@ asyncio.run(Supervisor([assembled(spec, Policy())], tell).run(asyncio.Event()))
 
 
 def test_a_parent_killed_with_sigkill_leaves_no_engine(engine_python: Path, random_model: Path) -> None:
-    engine = [str(engine_python), str(random_model), str(free_port()), *ARGS, "--num-gpu-blocks-override", "256"]
+    args = [*ARGS, "--num-gpu-blocks-override=256", "--distributed-executor-backend=mp"]  # with a worker of its own
+    engine = [str(engine_python), str(random_model), str(free_port()), *args]
     with subprocess.Popen([sys.executable, "-c", PARENT, *engine], stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None

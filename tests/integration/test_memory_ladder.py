@@ -13,14 +13,13 @@ from engine.program import Program
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm import VLLM
-from tests.conftest import UNI
 from tests.integration.test_engine_supervision import START, running
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 
 # 12 blocks of 32 tokens, of which vLLM keeps one to itself.
-TOO_SMALL = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager", *UNI)
+TOO_SMALL = ("--max-model-len", "2048", "--block-size", "32", "--dtype", "float32", "--enforce-eager")
 BLOCKS = ("--num-gpu-blocks-override", "12")
 POLICY = Policy(start_timeout=START, stop_timeout=30, max_restarts=2, backoff=0.5)
 

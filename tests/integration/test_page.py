@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from gateway.admission.placing.rules import RULES
-from tests.conftest import UNI
 from tests.integration.browser import Browser, window
 from tests.integration.crowd import Crowd
 from tests.integration.kvgate import Kvgate, serving
@@ -290,7 +289,6 @@ def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model,
         "--num-gpu-blocks-override=64",
         "--enforce-eager",
         "--dtype=float32",
-        *UNI,
     ]
     engine = {
         "model": str(random_model), "python": str(engine_python), "args": args, "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from loadtests.sse import EventReader
-from tests.conftest import UNI
 from tests.integration.kvgate import PATIENT, serving
 from tests.integration.relaying import until
 from tests.ports import free_port
@@ -70,7 +69,7 @@ async def test_kill_9_of_one_engine_costs_only_the_streams_that_had_started_on_i
     engine = {
         "model": str(random_model),
         "replicas": 2,
-        "args": ["--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256", "--enforce-eager", *UNI],
+        "args": ["--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256", "--enforce-eager"],
         "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     }
     # Half of the engines are gone: who waits shall wait, as long as a slow machine takes.
