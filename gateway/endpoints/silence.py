@@ -131,8 +131,8 @@ class Progress:
     def finished(self, request: RequestId, now: float, *, delivering: bool = False) -> None:
         """Note that a request has left, however it ended. That is no progress: its client may have given up.
 
-        Time in which only such requests were here as did not wait for a token is no silence: hours of them would make
-        a hang of the next burst.
+        Time in which only such requests were here as did not wait for a token, or whose tokens would not be seen, is no
+        silence: hours of them would make a hang of the next burst.
 
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
         """
@@ -141,11 +141,10 @@ class Progress:
         if gone is None or self._quiet_from is None:
             return
         silent = self._silent(gone, now)
-        waited = not delivering and silent >= BRIEF * self.hung_after
-        if waited:
+        if not delivering and silent >= BRIEF * self.hung_after and self._watched(gone, now):
             self._quiet += now - self._quiet_from
             self._quiet_from = now
-            if self._watched(gone, now) and not gone.evacuated:
+            if not gone.evacuated:
                 self._left_silent += silent
                 self._left_longest = max(self._left_longest, silent)
         oldest = next(iter(self._requests.values()), None)
@@ -221,7 +220,8 @@ class Progress:
         watched = {key: r for key, r in self._requests.items() if self._watched(r, now)}
         if not watched:
             return None
-        quiet = self._silence(now)
+        longest = max(self._silent(r, now) for r in watched.values())
+        quiet = min(self._silence(now), self._quiet + longest)  # the others' silence says nothing
         # Prefills end one by one, so expect the silence of the longest.
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):

@@ -297,6 +297,17 @@ def test_a_request_that_does_not_stream_shows_progress_only_in_metrics(work):
     assert cause(work, 100.0 + HUNG_AFTER) is None, "a scrape that old proves nothing"
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(("busy", "patience"), [(IDLE, 1.0), (BUSY, AT_WORK)])
+def test_where_its_progress_cannot_be_seen_streams_beside_and_after_it_have_their_time(work, leaves, busy, patience):
+    work.dispatched(A, 10, 0.0, streams=False)
+    for request in (B, C):
+        work.dispatched(request, 10, 500.0)
+    if leaves:
+        work.finished(A, 501.0)
+    assert begins(work, SilenceCause.HUNG, busy=busy) == 500 + HUNG_AFTER * patience
+
+
 def test_where_not_even_probes_are_answered_its_silence_counts(work):
     work.dispatched(A, 10, 0.0, streams=False)
     work.probed(blocked=True)
