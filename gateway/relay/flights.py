@@ -55,8 +55,8 @@ class Flight:
         self.delivering = False
         """Whether a piece is being handed to the client; meanwhile nothing is read."""
         self.watched = True
-        """Whether its silence counts against its endpoint: not while it waits for its client, nor once the engine is
-        done."""
+        """Whether its silence counts against its endpoint, and its tokens for it: not while it waits for its client,
+        as those may have come long ago, nor once the engine is done."""
         self.interruption: Interruption | None = None
 
     def interrupt(self, interruption: Interruption) -> None:
@@ -117,7 +117,8 @@ class Flights:
             flight = self._flights.get(request)
             if flight is not None:
                 flight.moved_at = now
-                moved.setdefault(flight.endpoint.id, []).append(flight)
+                if flight.watched:
+                    moved.setdefault(flight.endpoint.id, []).append(flight)
         for flights in moved.values():
             flights[0].endpoint.watch.progressed([flight.request for flight in flights])
 

@@ -188,6 +188,21 @@ async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flig
     assert endpoint.watch.told[3:] == [("unread", ONE)]
 
 
+async def test_what_had_arrived_before_its_client_read_again_is_no_news_of_the_engine(flights, clock):
+    endpoint = endpoint_of()
+    async with flying(flights, endpoint) as flight:
+        flight.answering = flight.delivering = True
+        clock.now = SWEEP_INTERVAL + 1
+        flights.sweep()
+        flights.progressed([ONE])
+        assert flight.moved_at == clock.now
+        assert endpoint.watch.told == [("dispatched", ONE), ("unread", ONE)]
+        flight.delivering = False
+        flights.sweep()
+        flights.progressed([ONE])
+        assert endpoint.watch.told[2:] == [("back", ONE), ("progressed", ONE)]
+
+
 async def test_an_answer_that_is_only_passed_on_any_more_tells_nothing_of_the_engine(flights, clock):
     endpoint = endpoint_of()
     async with flying(flights, endpoint) as flight:
