@@ -86,6 +86,8 @@ class EngineMetrics:
     """Requests waiting for capacity, over all ranks; before vLLM 0.20 all waiting requests."""
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
+    work: float | None = None
+    """What rises as an engine works whose counters of tokens move only when a request ends."""
     preemptions: float | None = None
     prefix_queries: float | None = None
     """Prompt tokens looked up in the prefix cache."""

@@ -95,6 +95,8 @@ class Gauges(NamedTuple):
     waiting: str
     generated: str
     prompt: str
+    work: str
+    """What rises as it works: its counters of tokens move only when a request ends."""
     usage: str | None = None
     """Share of the KV cache in use."""
     held: str | None = None
@@ -102,7 +104,13 @@ class Gauges(NamedTuple):
 
 
 SGLANG_GAUGES = Gauges(
-    "sglang:", "num_running_reqs", "num_queue_reqs", "generation_tokens_total", "prompt_tokens_total", "token_usage"
+    "sglang:",
+    "num_running_reqs",
+    "num_queue_reqs",
+    "generation_tokens_total",
+    "prompt_tokens_total",
+    "num_used_tokens",  # its usage is rounded to hundredths
+    "token_usage",
 )
 TGI_GAUGES = Gauges(
     "tgi_",
@@ -110,9 +118,10 @@ TGI_GAUGES = Gauges(
     "queue_size",
     "request_generated_tokens_sum",
     "request_input_length_sum",
+    "batch_inference_success",
     held="batch_current_max_tokens",
 )
-"""Its counters of tokens move when a request ends. What it holds is what its batch may grow to."""
+"""What it holds is what its batch may grow to."""
 
 
 def gauges_missing(gauges: Gauges) -> tuple[str, ...]:
@@ -144,6 +153,7 @@ def gauge_reader(gauges: Gauges) -> Callable[[bytes, Reached], EngineMetrics]:
             waiting=whole(total(gauges.waiting)),
             generation_tokens=total(gauges.generated),
             prompt_tokens=total(gauges.prompt),
+            work=total(gauges.work),
             missing=tuple(name for name in expected if name.removeprefix(gauges.prefix) not in found),
         )
 

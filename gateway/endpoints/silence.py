@@ -177,6 +177,7 @@ class Progress:
             _differs(before.generation_tokens, metrics.generation_tokens)
             or _differs(before.prompt_tokens, metrics.prompt_tokens)
             or (metrics.kv_usage or 0.0) > (before.kv_usage or 0.0)
+            or (metrics.work or 0.0) > (before.work or 0.0)
         )
         if moved:
             self.forget(now)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.admission.events import Capacity
+from gateway.admission.events import Capacity, RequestId
 from gateway.config.endpoint import Reached
 from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.foreign import (
@@ -19,6 +19,7 @@ from gateway.endpoints.foreign import (
     read_iterations,
 )
 from gateway.endpoints.identity import UnidentifiedError
+from gateway.endpoints.silence import Progress
 
 PLAIN = Reached()
 SGLANG = b"""\
@@ -61,6 +62,29 @@ def test_gauges_that_are_absent_or_impossible_are_unknown(page):
     metrics = gauge_reader(SGLANG_GAUGES)(page, PLAIN)
     assert (metrics.kv_usage, metrics.running) == (None, None)
     assert "sglang:num_running_reqs" in metrics.missing
+
+
+@pytest.mark.parametrize(
+    ("gauges", "page", "step"),
+    [
+        (SGLANG_GAUGES, SGLANG, b"sglang:num_used_tokens 1\n"),
+        (
+            TGI_GAUGES,
+            TGI + b"tgi_request_generated_tokens_sum 9\n",
+            b'tgi_batch_inference_success{method="decode"} 1\n',
+        ),
+    ],
+    ids=["sglang", "tgi"],
+)
+def test_one_whose_counters_move_when_a_request_ends_shows_its_steps(gauges, page, step):
+    read, work = gauge_reader(gauges), Progress(30.0)
+    for request in (RequestId(1), RequestId(2)):
+        work.dispatched(request, 10, 0.0, streams=False)
+    work.scraped(read(page, PLAIN), 0.0)
+    work.scraped(read(page, PLAIN), 31.0)
+    assert work.stalled(31.0) is not None
+    assert work.scraped(read(page + step, PLAIN), 32.0)
+    assert work.stalled(32.0) is None
 
 
 def test_the_last_iteration_is_how_it_is():
