@@ -254,6 +254,17 @@ def test_everybody_can_use_it(window, kvgate, scheme):
         window.scheme("light")
 
 
+def test_what_fails_while_it_opens_is_asked_for_again(window, kvgate):
+    window.driver.execute_cdp_cmd("Network.enable", {})
+    for part in ("words.json", "events"):
+        window.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": [f"*{part}*"]})
+        window.driver.get(f"{kvgate.url}/kvgate/")
+        window.until_headline("The gateway does not answer.")
+        window.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+        window.until(lambda: window.text("#link") == "live")
+    window.driver.get_log("browser")
+
+
 def test_the_page_is_small_and_soon_there(window, kvgate):
     paints = []
     for _ in range(3):

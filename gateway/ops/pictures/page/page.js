@@ -2,14 +2,14 @@
 
 import * as draw from "./draw.js";
 import * as explain from "./explain.js";
-import { ask, follow } from "./feed.js";
+import { ask, follow, insist } from "./feed.js";
 import { changed } from "./picture.js";
 
 const $ = (id) => document.getElementById(id);
 let picture = null;
 let due = false;
 
-const words = await fetch("page/words.json").then((answer) => answer.json());
+const words = await insist("page/words.json", lost);
 document.rules = Object.fromEntries(words.rules.map((rule) => [rule.name, rule.meaning]));
 
 function paint() {
