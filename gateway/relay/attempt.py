@@ -182,8 +182,7 @@ class Attempt:
 
     async def _not_ok(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
-        # it was answered, so not silent; over 500, a proxy may say that nothing came
-        flight.delivering = answer.status <= _SERVER_ERRORS
+        flight.answered(answer.status)
         message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
         means = self._endpoint.kind.meaning(answer.status, message)
         if means is Meaning.BUSY:

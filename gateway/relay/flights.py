@@ -11,6 +11,7 @@ from gateway.pools.directory import Endpoint
 ABANDONED_AFTER = 10.0
 """Seconds of silence after which a stream on an endpoint without traffic is given up: a vLLM that was told to stop
 leaves its streams open and silent (measured, 0.32)."""
+_SERVER_ERROR = 500
 SWEEP_INTERVAL = 1.0
 """Seconds between two searches for overdue requests: one timer serves them all."""
 
@@ -58,6 +59,10 @@ class Flight:
         """Whether its silence counts against its endpoint, and its tokens for it: not while it waits for its client,
         as those may have come long ago, nor once the engine is done."""
         self.interruption: Interruption | None = None
+
+    def answered(self, status: int) -> None:
+        """Note an answer's head. The engine was not silent, unless a proxy may have said so of it: over 500."""
+        self.delivering = status <= _SERVER_ERROR
 
     def interrupt(self, interruption: Interruption) -> None:
         """Cancel the request's task, which reads the cause from here."""

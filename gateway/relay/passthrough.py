@@ -26,7 +26,6 @@ _TRIES = 2
 _BYTES_PER_TOKEN = 4
 """Used only to give a time to the prompts of a request that nobody counts."""
 _OK = 200
-_SERVER_ERROR = 500
 
 
 class _EvacuatedError(Exception):
@@ -186,8 +185,7 @@ async def _watched(
     else:
         if answer.status == _OK:
             plane.flights.note_answer(flight, engine_done=True)
-        # it was answered, so not silent; over 500, a proxy may say that nothing came
-        flight.delivering = answer.status <= _SERVER_ERROR
+        flight.answered(answer.status)
         return answer, piece
     finally:
         plane.flights.close(flight)

@@ -8,9 +8,7 @@ export const useKey = (value) => { key = value; };
 
 /** Asks an admin route; throws an Error with the gateway's own sentence. */
 export async function ask(path, options = {}) {
-  const signal = AbortSignal.timeout(PATIENCE);
-  const given = { ...headers(), ...options.headers };
-  const answer = await fetch(path, { ...options, headers: given, cache: "no-store", signal });
+  const answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
   const body = await answer.json().catch(() => null);
   if (!answer.ok) throw new Error(body?.error?.message ?? `The gateway answered ${answer.status}.`);
   return body;
@@ -20,7 +18,7 @@ export async function ask(path, options = {}) {
 export async function insist(path, lost) {
   for (;;) {
     try {
-      return await ask(path);
+      return await ask(path, { signal: AbortSignal.timeout(PATIENCE) });
     } catch (error) {
       lost(said(error));
     }
