@@ -19,6 +19,7 @@ from gateway.relay.understand import (
     counted,
     demanded,
     parsed,
+    refuse_adapter,
     refuse_background,
     refuse_overriding,
     require_endpoints,
@@ -70,6 +71,7 @@ class RelayExplainer:
         if pool is None:
             raise unknown_model(plane, request.model)
         permit(client, pool, request.model)
+        refuse_adapter(client, request)
         refuse_background(request)
         count = await counted(pool, request, _FLOW)
         require_endpoints(pool)

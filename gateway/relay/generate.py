@@ -33,6 +33,7 @@ from gateway.relay.understand import (
     bounded,
     counted,
     demanded,
+    refuse_adapter,
     refuse_background,
     refuse_overriding,
     require_endpoints,
@@ -61,6 +62,7 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     """
     exchange, client, payload = asked.exchange, asked.client, asked.payload
     request, size = structs.replace(asked.request, body=payload.data), len(payload.data)
+    refuse_adapter(client, request)
     try:
         refuse_background(request)
     except RefusedError as refused:

@@ -144,6 +144,17 @@ def refuse_background(request: GenerationRequest) -> None:
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
 
 
+def refuse_adapter(client: Client, request: GenerationRequest) -> None:
+    """Refuse the adapter of a `lora_path` to a client that may use only some models: it would be none of them.
+
+    Raises:
+        RefusedError: it asks for one.
+    """
+    if request.lora_path and client.models is not None:
+        message = "`lora_path` cannot be used with this key: it may use only some models. Name one of them in `model`."
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "lora_path")
+
+
 def refuse_overriding(fields: Container[str], request: GenerationRequest) -> None:
     """Refuse a request whose engine would read another limit, or another number of answers, than was accounted for.
 

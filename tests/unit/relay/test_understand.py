@@ -14,6 +14,7 @@ from gateway.relay.understand import (
     demanded,
     limit,
     parsed,
+    refuse_adapter,
     refuse_background,
     refuse_overriding,
     require_endpoints,
@@ -122,6 +123,13 @@ def test_what_the_ledger_would_not_see_is_refused():
     assert refusal(refuse_background, parse(Api.RESPONSES, b'{"background":true}')).outcome is Outcome.FORBIDDEN_FIELD
     refuse_background(parse(Api.RESPONSES, b'{"background":false}'))
     refuse_background(parse(Api.CHAT, b'{"background":true}'))
+
+
+def test_an_adapter_named_besides_the_model_is_refused_to_a_key_that_may_use_only_some_models():
+    request = parse(Api.CHAT, b'{"model":"base","lora_path":"sql"}')
+    assert refusal(refuse_adapter, Client("a", models=frozenset({"base"})), request).param == "lora_path"
+    refuse_adapter(Client("a"), request)
+    refuse_adapter(Client("a", models=frozenset({"base"})), parse(Api.CHAT, b'{"model":"base","lora_path":null}'))
 
 
 @pytest.mark.parametrize("field", ["n_predict", "n_cmpl"])
