@@ -67,6 +67,7 @@ FLAGS = (
     Flag("--kv-offloading-size", Value.FRACTION),
     Flag("--kv-transfer-config"),
     Flag("--load-format"),
+    Flag("--mamba-ssm-cache-dtype"),
     Flag("--max-model-len", Value.SIZE_OR_AUTO),
     Flag("--max-num-batched-tokens", Value.SIZE),
     Flag("--max-num-seqs", Value.INTEGER),

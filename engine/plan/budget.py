@@ -13,7 +13,7 @@ from engine.command import KV_SPACE, cpu_kv_gib
 from engine.plan.cards import GIB, Hardware
 from engine.plan.kv import Device, KvLayout, TokenRange
 from engine.plan.overhead import Overhead, Run, Span, cpu_overhead, overhead
-from engine.plan.pages import DTYPE_BYTES, is_known_kv_dtype, resolved_dtype, resolved_kv_dtype
+from engine.plan.pages import DTYPE_BYTES, is_known_kv_dtype, resolved_kv_dtype
 from engine.plan.shape import ModelShape
 from engine.plan.traffic import Traffic
 from engine.plan.weights import Weights
@@ -73,6 +73,7 @@ class Settings:
     eager: bool = False
     block_size: int | None = None
     dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     kv_bytes: int | None = None
     cpu_offload_bytes: int = 0
 
@@ -159,13 +160,16 @@ def defaults(request: Request) -> Settings:
         eager=given.switch("--enforce-eager") or False,
         block_size=given.integer("--block-size"),
         dtype=given.text("--dtype") or "auto",
+        mamba_ssm_cache_dtype=given.text("--mamba-ssm-cache-dtype") or "auto",
         kv_bytes=given.integer("--kv-cache-memory-bytes"),
         cpu_offload_bytes=round((given.fraction("--cpu-offload-gb") or 0) * GIB),
     )
     if not is_known_kv_dtype(kv_dtype := resolved_kv_dtype(shape, settings.kv_cache_dtype)):
         raise ArgumentError(f"--kv-cache-dtype {kv_dtype}: what it takes is not known here")
-    if resolved_dtype(shape, settings.dtype) not in DTYPE_BYTES:
-        raise ArgumentError(f"--dtype {settings.dtype} is none of auto, {', '.join(DTYPE_BYTES)}")
+    ssm_dtype = settings.mamba_ssm_cache_dtype
+    for flag, dtype in (("--dtype", settings.dtype), ("--mamba-ssm-cache-dtype", ssm_dtype)):
+        if dtype != "auto" and dtype not in DTYPE_BYTES:
+            raise ArgumentError(f"{flag} {dtype} is none of auto, {', '.join(DTYPE_BYTES)}")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise RefusedError(
             f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
@@ -195,6 +199,7 @@ def measure(request: Request, settings: Settings) -> Budget:
         pipeline_parallel=settings.pipeline_parallel,
         kv_cache_dtype=settings.kv_cache_dtype,
         dtype=settings.dtype,
+        state_dtype=settings.mamba_ssm_cache_dtype,
         block_size=settings.block_size,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefix_caching=request.arguments.switch("--enable-prefix-caching") is not False,

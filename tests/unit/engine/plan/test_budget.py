@@ -5,6 +5,7 @@ import pytest
 from engine.arguments import ArgumentError
 from engine.plan.budget import CONTEXT_BYTES, RefusedError, defaults, divides, measure, widest
 from engine.plan.cards import GIB, Hardware
+from engine.plan.shape import ModelShape
 from tests.unit.engine.plan.models import hardware, request, shape
 
 KIB = 1024
@@ -83,10 +84,25 @@ def test_what_vllm_refuses_is_refused_before_any_arithmetic(model, given, cards,
         defaults(request(model, *given, on=hardware("h100", cards)))
 
 
-@pytest.mark.parametrize("given", [("--kv-cache-dtype", "int3"), ("--dtype", "float8")])
+@pytest.mark.parametrize(
+    "given", [("--kv-cache-dtype", "int3"), ("--dtype", "float8"), ("--mamba-ssm-cache-dtype", "x")]
+)
 def test_a_type_of_unknown_size_is_named(given):
     with pytest.raises(ArgumentError, match=" ".join(given)):
         defaults(request("Llama-3.1-8B", *given, on=hardware("h100")))
+
+
+def test_the_states_of_a_recurrent_model_are_kept_in_the_type_that_was_given():
+    config = {"model_type": "mamba", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+    recurrent = ModelShape.from_config(
+        {**config, "vocab_size": 1000, "state_size": 16, "conv_kernel": 4, "torch_dtype": "bfloat16"}
+    )
+
+    def needed(*flags):
+        asked = replace(request("Llama-3.1-8B", *flags), shape=recurrent)
+        return measure(asked, defaults(asked)).needed
+
+    assert needed("--mamba-ssm-cache-dtype", "float32") > needed()
 
 
 def test_tensor_parallelism_needs_heads_that_divide():
