@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine import events, program_lifecycle
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.look import corroborated
 from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis

@@ -80,7 +80,7 @@ _OFFER_RESULTS = {
 }
 
 
-_OBSERVE: Final = Mode.OBSERVE  # Python 3.11 looks a member up by a call, and each event asks for several
+_OBSERVE: Final = Mode.OBSERVE  # constants: in Python 3.11 each access to an enum member is a function call
 _WAITING: Final = State.WAITING
 _CLOSED: Final = OfferResult.CLOSED
 _TAKEN: Final = OfferResult.TAKEN
@@ -105,15 +105,16 @@ class AdmissionController:
 
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
     none is, it waits at most the larger of `no_endpoint_ttl` and twice the time that an engine is expected to take to
-    be up. The clock restarts when the last endpoint goes or the first comes, but the whole wait is at most `ttl`
-    plus that second limit. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
+    be up. The clock restarts when the last endpoint goes or the first comes, but the whole wait is at most `ttl` plus
+    the limit for a time without endpoints. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
+    (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
         self._pool = pool = Pool(policy)
         self._requests: dict[RequestId, RequestRecord] = {}
         self._flights: dict[RequestId, InFlight] = {}
-        """One per request in flight. Who calls `_leave_endpoint` must release its reservation."""
+        """One per request in flight. Whoever calls `_leave_endpoint` must release its reservation."""
         self._queue = pool.queue
         self._predictor = pool.predictor
         self._endpoints = pool.endpoints
@@ -122,7 +123,7 @@ class AdmissionController:
         self._kv_shares = pool.kv_shares
         self._promises = pool.promises
         self._offer_due = True
-        """Whether the queue is offered after this event: True unless its handler knows that it freed no room."""
+        """Whether the queue is offered after this event: False only if its handler knows that it freed no room."""
         self._all_closed = False
         """Whether every endpoint was closed when the queue was last offered, and somebody has waited since."""
         self._all_closed_until = -inf
@@ -172,7 +173,7 @@ class AdmissionController:
         if type(event) is Arrived:
             self._shed(event, now)
         self._offer_due = True  # for the next event
-        throttled = self._pool.throttled_flows  # their requests wait for their own flow, and are no pressure
+        throttled = self._pool.throttled_flows  # no room would help their requests: they are no pressure
         if self._queue.depth and not (throttled and self._pool.waiting_throttled() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -298,13 +299,13 @@ class AdmissionController:
         if not self._queue.depth and self._bypass_queue(request, now):
             return
         self._wait(request, now)
-        # Its arrival frees nothing for a declined head, so the queue is offered only if it may go itself.
+        # Its arrival frees nothing for a declined head, so the queue is offered only if the new request itself may go.
         self._offer_due = request.state is _WAITING and self._queue.may_go(request) and self._in_turn(request, now)
 
     def _bypass_queue(self, request: RequestRecord, now: float) -> bool:
         """Dispatch a request at once, past the empty queue; False if it may have to wait, or to be refused.
 
-        Afterwards all is as if it had entered the queue, had been offered and was taken out.
+        Afterwards all is as if it had entered the queue, been offered and been taken out.
         """
         pool = self._pool
         if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.policy.throttles_flows:

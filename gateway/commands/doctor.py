@@ -14,7 +14,7 @@ from rich.console import Console
 
 from engine.cache import cache_folder
 from engine.diagnosis import at_work, machine
-from engine.diagnosis.log import read_log
+from engine.diagnosis.log_cause import read_log
 from engine.diagnosis.look import corroborated, look, on_its_way
 from engine.diagnosis.model import Examined
 from engine.diagnosis.model import examine as examine_model

@@ -41,7 +41,7 @@ MAX_PRELIMINARY = 64 * 2**10
 LARGE_PIECE = 64 * 2**10
 _UNREAD = BodyFacts(None, None, None)
 _LAST_EVENT_TIMEOUT = 5.0
-"""Seconds a client gets to take the error that ends its answer: the request's own timer is over by then."""
+"""Seconds a client gets to take the error that ends its answer: the request's own timer has run out by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class TokenListener(Protocol):
 
 
 class _FailedMidwayError(Exception):
-    """The answer failed after part of it was passed on. The reader knows how."""
+    """The answer failed after part of it was passed on. `reader.failure` says how."""
 
 
 class Attempt:
@@ -203,7 +203,7 @@ class Attempt:
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
-            await self._send(flight, answer, body, complete=complete)
+            await self._pass_on(flight, answer, body, complete=complete)
         return Ended(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
 
     async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
@@ -216,7 +216,7 @@ class Attempt:
         self._flights.note_answer(flight, engine_done=True)
         self._exchange.usage = facts.usage
         self._remember(facts.response_id)
-        await self._send(flight, answer, body, complete=complete)
+        await self._pass_on(flight, answer, body, complete=complete)
         return Ended(Outcome.COMPLETED, Verdict.DONE)
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Ended | Retryable:
@@ -265,7 +265,7 @@ class Attempt:
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
         exchange.usage = reader.usage
-        self._flights.progressed((outgoing.request,))  # the next batch would come when the flight is closed
+        self._flights.progressed((outgoing.request,))  # by the next batch the flight is closed
         flight.delivering = True
         await self._response.end(rest)
         return Ended(Outcome.COMPLETED, Verdict.DONE)
@@ -295,7 +295,7 @@ class Attempt:
         await self._response.begin(answer.status, headers, whole=whole)
         flight.delivering = False
 
-    async def _send(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
+    async def _pass_on(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
         """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
         length = len(body) if complete else _length(answer.headers)
         await self._start(flight, answer, None if answer.status in BODILESS else length, whole=complete)

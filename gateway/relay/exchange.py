@@ -37,7 +37,10 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
     def afresh(self) -> "RefusedError":
-        """The same without its traceback, whose frames have the body: a client may not read this for long."""
+        """The same without its traceback, whose frames keep the body in memory.
+
+        A client may take long to read the refusal.
+        """
         return RefusedError(self.outcome, self.message, self.param, self.retry_after)
 
 
@@ -77,7 +80,7 @@ class Exchange:
         overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
-        waited: seconds in the queue and in the lobby, over all attempts.
+        waited: seconds in the queue, and for an engine that can count it, over all attempts.
         standing: where its tenant stands with its rates.
         reports_wait: whether its queue time is reported: of every admitted request, and of one refused after a wait.
         trace: the id of the trace that its client or kvgate keeps of it.
@@ -125,7 +128,7 @@ class Exchange:
         """A block whose time counts as time waited; its value is the time at which it began."""
         return _Wait(self)
 
-    def counted(self, since: float) -> None:
+    def counting_ended(self, since: float) -> None:
         """Note that the counting of its prompt, begun at this time, has ended."""
         if self.recorded is not None:
             self.recorded.did(Kind.COUNT, since, self.clock())
@@ -152,7 +155,7 @@ class Exchange:
 
     def facts(self) -> list[tuple[bytes, bytes]]:
         """Response headers with its counts, queue time, endpoint and rates; none before its prompt was counted."""
-        facts = self._counted()
+        facts = self._count_headers()
         if self.fallback is not None:
             facts.append((FALLBACK_HEADER, self.fallback.name.encode("ascii", "replace")))
         if self.standing is not None:
@@ -163,7 +166,7 @@ class Exchange:
                 facts.append((b"x-kvgate-endpoint", self.endpoint.encode("ascii", "replace")))
         return facts
 
-    def _counted(self) -> list[tuple[bytes, bytes]]:
+    def _count_headers(self) -> list[tuple[bytes, bytes]]:
         if self.count is None:
             return []
         counted = [
@@ -179,7 +182,7 @@ class Exchange:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            *self._counted(),
+            *self._count_headers(),
             (b"x-request-id", self.identifier),
             (b"x-accel-buffering", b"no"),
         ]
@@ -260,14 +263,14 @@ class Reporter:
         self._time(exchange, ttft)
         if exchange.recorded is not None:
             self._export(exchange.recorded, exchange, outcome, now)
-        prompt_tokens = self._count(exchange, outcome)
+        prompt_tokens = self._tally_tokens(exchange, outcome)
         if self._digests is not None and exchange.api is not None:
             _digest(self._digests, exchange, outcome, prompt_tokens, now)
         if self._access is not None:
             self._note(self._access, exchange, outcome, prompt_tokens, ttft)
 
-    def _count(self, exchange: Exchange, outcome: Outcome) -> int | None:
-        """Count its tokens; returns those of its prompt."""
+    def _tally_tokens(self, exchange: Exchange, outcome: Outcome) -> int | None:
+        """Add its tokens to the metrics; returns those of its prompt."""
         usage, fallback = exchange.usage, exchange.fallback
         if usage is None:
             return None if exchange.count is None else exchange.count.tokens

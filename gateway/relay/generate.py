@@ -1,6 +1,6 @@
 """The path of a generation request that was read, through one pool: counted, admitted, tried, settled.
 
-`prepare` and `generate` are apart so that a long stream does not keep what only `prepare` needed.
+`prepare` and `generate` are apart so that a long stream does not keep in memory what only `prepare` needed.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     try:
         count = await _counted(plane, exchange, pool, request, client)
     finally:
-        exchange.counted(since)
+        exchange.counting_ended(since)
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
@@ -152,7 +152,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
 
     try:
         async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
-            dispatch = await _first(plane, exchange, place, work)
+            dispatch = await _first_dispatch(plane, exchange, place, work)
         exchange.standing = dispatch.standing
         pool.retries.sent(plane.clock())
         if dispatch.would is not None:
@@ -201,26 +201,26 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             if result.cause is Back.FAILED:
                 exchange.failures += 1
             if result.live_error and not failed:
-                failed = True  # a second failure ends it anyway
+                failed = True  # the core ends it at its second failure, so it spends one retry at most
                 _spend_retry(plane, place, pool, result)
             evacuated = evacuated or result.evacuated
             async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
                 if result.cause is Back.FAILED and exchange.failures == 1 and pool.healthy() == [endpoint]:
                     await asyncio.sleep(SECOND_TRY)
-                dispatch = await _another(plane, exchange, place, work, result)
+                dispatch = await _another_dispatch(plane, exchange, place, work, result)
     finally:
         place.release(Verdict.ABORTED)
 
 
 def _of_all(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
-    """The usage of all sequences, estimated where the engine tells that of one."""
+    """The usage of all sequences, estimated where the engine tells the usage of one sequence only."""
     identity = endpoint.identity
     if usage is None or demand.sequences == 1 or identity is None or not KINDS[identity.kind].tells_one:
         return usage
     return Usage(demand.prompt_tokens, usage.completion_tokens * demand.sequences)
 
 
-async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:
+async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     with exchange.waiting() as since:
         metrics.came(work.key, since)
@@ -238,7 +238,7 @@ async def _first(plane: Plane, exchange: Exchange, place: Place, work: Work) -> 
         return dispatch
 
 
-async def _another(plane: Plane, exchange: Exchange, place: Place, work: Work, result: Retryable) -> Dispatch:
+async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work, result: Retryable) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     try:
         with exchange.waiting():

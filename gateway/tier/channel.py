@@ -206,7 +206,7 @@ class Entrance:
         """See `Keeper`."""
         self._unproven.pop(channel, None)
         if peer.differs:
-            _log.warning("a member has others than this one", member=peer.claim.member, differs=peer.differs)
+            _log.warning("a member has other settings than this one", member=peer.claim.member, differs=peer.differs)
         return self._accept(peer)
 
     def failed(self, channel: Channel, why: Exception | None) -> None:

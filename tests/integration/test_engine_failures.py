@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.diagnosis.log import read_log
+from engine.diagnosis.log_cause import read_log
 from tests.integration.test_engine_supervision import family
 from tests.ports import free_port
 

@@ -16,7 +16,7 @@ FORBIDDEN = frozenset(
 )
 ALLOWED = {
     ("engine.diagnosis.death", "signal"): "names of signals",
-    ("engine.diagnosis.log", "signal"): "names of signals",
+    ("engine.diagnosis.log_cause", "signal"): "names of signals",
     ("engine.plan.samples", "prometheus_client"): "its parser",
     ("gateway.endpoints.mistakes", "http"): "names of statuses",
     ("gateway.endpoints.replies", "http"): "names of statuses",

@@ -32,7 +32,7 @@ class ReservationPhase(Enum):
 
 _UNCONFIRMED: Final = (
     ReservationPhase.UNCONFIRMED
-)  # Python 3.11 looks a member up by a call, and each count asks for several
+)  # a constant: in Python 3.11 each access to an enum member is a function call, and this path is hot
 _CONFIRMED: Final = ReservationPhase.CONFIRMED
 
 
@@ -115,10 +115,11 @@ class Reservation:
         self.base = 0
         """Tokens per sequence at that reading."""
         self.pace = 1.0
+        """Tokens per sequence for each tick of the decode clock."""
         self.due_tokens = 1
         """Tokens per sequence at which `advance` checks next whether it holds another block."""
         self.ticket = 0
-        """Number of its valid entry in the heap of checks (`_growth`); 0 if it has none."""
+        """Number of its valid entry in the heap of checks (`_checks`); 0 if it has none."""
         self.aborted_at = 0.0
 
 
@@ -136,7 +137,7 @@ class Ledger:
         self._prefill = prefill
         self._reservations: dict[Reservation, None] = {}  # an ordered set
         self._aborting: deque[Reservation] = deque()
-        self._growth: list[tuple[float, int, Reservation]] = []
+        self._checks: list[tuple[float, int, Reservation]] = []
         self._tickets = 0
         self._block = block_size
         self.holds_limit = holds_limit
@@ -259,7 +260,7 @@ class Ledger:
         return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
     def note_step(self, now: float) -> None:
-        """Note progress of any request. It proves an engine step: requests aborted over `report_span` ago are gone."""
+        """Note progress of any request. It proves a step: what was aborted over `report_span` before is gone."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
@@ -271,7 +272,7 @@ class Ledger:
         """
         if self._aborting:
             self._release_aborted(TUNING.abort_bound, now)
-        growth = self._growth
+        growth = self._checks
         if not growth:
             return
         reading = self._clock.read(now)
@@ -311,7 +312,7 @@ class Ledger:
 
     def resume(self, request: RequestId) -> None:
         """Drop the reservation of an aborted request that goes on after all: its caller reserves anew."""
-        for reservation in self._aborting:  # that of a front that came back is among the first
+        for reservation in self._aborting:  # a front that returns lost all its requests at once, so they are the oldest
             if reservation.request == request:
                 self._aborting.remove(reservation)
                 self._drop(reservation)
@@ -325,7 +326,7 @@ class Ledger:
     def rebase(self, capacity: Capacity) -> None:
         """Recount every reservation, after the endpoint's blocks have changed."""
         self._block = capacity.block_size
-        held_limit, self.holds_limit = self.holds_limit, capacity.holds_limit
+        held_limit_before, self.holds_limit = self.holds_limit, capacity.holds_limit
         self._prefixes = SharedPrefixes(capacity.block_size)
         self.held = self.confirmed = self.prefilling_blocks = 0
         for reservation in self._reservations:
@@ -341,7 +342,7 @@ class Ledger:
             reported = min(-(-reservation.reported // reservation.sequences), reservation.limit)
             if self.holds_limit:
                 generated = reservation.limit
-            elif held_limit:
+            elif held_limit_before:
                 generated = max(1, reported)
             else:
                 generated = max(reservation.generated, reported)
@@ -394,13 +395,14 @@ class Ledger:
     def _recheck_at(self, reservation: Reservation, reading: float) -> None:
         self._tickets += 1
         reservation.ticket = self._tickets
-        heappush(self._growth, (reading, self._tickets, reservation))
-        if len(self._growth) > 64 + 2 * len(self._reservations):
-            self._growth = [entry for entry in self._growth if entry[2].ticket == entry[1]]
-            heapify(self._growth)
+        heappush(self._checks, (reading, self._tickets, reservation))
+        if len(self._checks) > 64 + 2 * len(self._reservations):
+            self._checks = [entry for entry in self._checks if entry[2].ticket == entry[1]]
+            heapify(self._checks)
 
     def _release_aborted(self, after: float, now: float) -> None:
-        # The same expression as in `next_abort_expiry`: rounded in another way, it could wake us before it is due.
+        # The same expression as in `next_abort_expiry`: one that rounds differently could wake the core just before the
+        # release is due.
         while self._aborting and self._aborting[0].aborted_at + after <= now:
             self._drop(self._aborting.popleft())
 

@@ -48,7 +48,7 @@ class Next(Enum):
     """Requests of other flows. Its own is set aside for this offer, and no endpoint is kept for it."""
 
 
-_NOBODY: Final = Next.NOBODY  # Python 3.11 looks a member up by a call, and each event asks for several
+_NOBODY: Final = Next.NOBODY  # constants: in Python 3.11 each access to an enum member is a function call
 _OTHER_FLOWS: Final = Next.OTHER_FLOWS
 _SMALLER: Final = Next.SMALLER
 

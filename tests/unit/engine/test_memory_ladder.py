@@ -1,7 +1,7 @@
 import pytest
 
 from engine.command import KV_SPACE
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.memory_ladder import LADDER, MOST_TRIES, Bounds, Rung, Stop, arguments, environment, next_rung
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import read_log
+from engine.diagnosis.log_cause import read_log
 
 FINE = [
     "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>user<|end_header_id|>",

@@ -1,6 +1,6 @@
 """The numbers in a refusal of launch arguments, as the sentence about it has them."""
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from tests.unit.engine.diagnosis.texts import diagnosed
 
 

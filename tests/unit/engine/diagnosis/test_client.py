@@ -1,7 +1,7 @@
 import pytest
 
 from engine.diagnosis.client import address
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.sign import Kind
 
 REFUSED = "httpx.ConnectError: [Errno 111] Connection refused"

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Kind
 
 DEAD = "ERROR 11-20 18:15:59 [x.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.sign import Kind
 
 INFO = "0.00.003.355 I cmn  common_param: common_params_print_info: verbosity = 3 (adjust with the `-lv N` CLI arg)"

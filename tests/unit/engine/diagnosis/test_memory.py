@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Kind
 from tests.unit.engine.diagnosis.texts import TEXTS, diagnosed
 

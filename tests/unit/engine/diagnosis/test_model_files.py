@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Kind
 
 TRACE = "Traceback (most recent call last):"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 
 OTHER_RANKS = (
     "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "

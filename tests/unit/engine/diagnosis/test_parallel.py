@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from tests.unit.engine.diagnosis.texts import diagnosed
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import read_log
+from engine.diagnosis.log_cause import read_log
 
 
 def told(line: str) -> list[str]:

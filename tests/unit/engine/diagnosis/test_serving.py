@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.serving import SERVING_ERRORS, of_the_end
 from engine.diagnosis.sign import Kind
 from engine.loglines import parse

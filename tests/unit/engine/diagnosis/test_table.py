@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.sign import Kind, Sign, Weight
 from engine.diagnosis.table import SIGNS
 from tests.unit.engine.diagnosis.texts import TEXTS

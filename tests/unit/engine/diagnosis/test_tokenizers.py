@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 
 TRACE = "Traceback (most recent call last):"
 DAMAGED = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Diagnosis
 
 TEXTS: Sequence[Mapping[str, str]] = yaml.safe_load(Path(__file__).with_name("log_texts.yaml").read_text())

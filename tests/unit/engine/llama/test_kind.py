@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.diagnosis.log import diagnose
+from engine.diagnosis.log_cause import diagnose
 from engine.llama.kind import LLAMA_SERVER
 from engine.memory_ladder import Bounds, Stop, next_rung
 from engine.phases import StartProgress

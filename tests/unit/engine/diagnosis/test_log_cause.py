@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from engine.diagnosis.log import diagnose, read_log
+from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.sign import Kind
 
 TAIL = [
