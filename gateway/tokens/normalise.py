@@ -150,13 +150,12 @@ def text_prompt(fields: Mapping[str, Any]) -> TextPrompt:
         NeedsEngineError: a field about its encoding has an unexpected type.
         InvalidRequestError: it has no prompt, too many, or one that is neither text nor token ids.
     """
-    max_tokens = fields.get("max_tokens", 16)
     return TextPrompt(
         prompts=_prompts(fields.get("prompt")),
         encoding=Encoding(
             add_special_tokens=flag(fields, "add_special_tokens", default=True),
             truncate=_truncation(fields),
-            output_budget=bool(max_tokens),
+            output_budget=_read(whole, fields.get("max_tokens"), "max_tokens") != 0,  # null is the default, too
         ),
     )
 

@@ -160,6 +160,7 @@ COMPLETIONS: dict[str, Body] = {
     "truncated": {"prompt": "one two three four five six seven", "truncate_prompt_tokens": 3},
     "truncated ids": {"prompt": [5, 6, 7, 8, 9], "truncate_prompt_tokens": 2},
     "truncated to the model": {"prompt": "word " * 3000, "truncate_prompt_tokens": -1},
+    "truncated, no limit": {"prompt": "word " * 3000, "truncate_prompt_tokens": -1, "max_tokens": None},
     "truncated from the right": {
         "prompt": "one two three " * 9,
         "truncate_prompt_tokens": 5,

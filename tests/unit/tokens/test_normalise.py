@@ -187,7 +187,8 @@ def test_a_batch_without_conversations_is_refused(conversations: Any) -> None:
         ({"truncate_prompt_tokens": 5}, 5),
         ({"truncate_prompt_tokens": -1}, 99),
         ({"truncate_prompt_tokens": -1, "max_tokens": 0}, 100),
-        ({"truncate_prompt_tokens": -1, "max_tokens": None}, 100),
+        ({"truncate_prompt_tokens": -1, "max_tokens": "0"}, 100),
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, 99),
     ],
 )
 def test_truncation_leaves_room_where_output_was_asked_for(fields: dict[str, Any], most: int | None) -> None:
