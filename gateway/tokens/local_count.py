@@ -134,7 +134,8 @@ def count_body(
         distrusted: features that this model's engine is known to treat differently.
         excludes_unused: whether the engine leaves out tools that the model may not use.
         key: for the hashes of the prompt's leading parts; None if they are not needed.
-        ids_from: tokens from which on the ids of a single prompt are returned, too; None for never.
+        ids_from: tokens from which on the ids of a single prompt are returned, too, if the engine needs no more than
+            these; None for never.
 
     Raises:
         NeedsEngineError, NotCountableError: it cannot be counted here.
@@ -157,7 +158,8 @@ def count_body(
         # A LoRA is chosen by its name. Two names of the base model count as two models that share nothing.
         seed = repr((fields.get("model"), fields.get("cache_salt")))
         prefix = prefix_of(ids, key, seed)
-    wanted = ids_from is not None and len(ids) >= ids_from
+    # Of a prompt that came as ids, the engine has no text to return.
+    wanted = ids_from is not None and len(ids) >= ids_from and not fields.get("return_prompt_text")
     return Counted(tokens, kind, prefix, msgspec.json.encode(list(ids)) if wanted else b"")
 
 

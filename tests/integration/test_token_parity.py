@@ -250,14 +250,18 @@ async def test_the_engine_takes_ids_in_place_of_the_messages(engine: str, model:
             for text in ("Count to ten, please.", "The other one.")
         ]
         count = await counter.count(parse(Api.CHAT, json.dumps(asked).encode()), flow="", max_model_len=MAX_MODEL_LEN)
-        bodies = [json.dumps(asked).encode(), with_ids(json.dumps(other).encode(), field, count.ids)]
+        shown = {"return_prompt_text": True}
+        texts = [json.dumps(fields).encode() for fields in (asked, asked | shown)]
+        ids = [with_ids(json.dumps(fields).encode(), field, count.ids) for fields in (other, other | shown)]
         async with httpx.AsyncClient(timeout=60) as client:
-            by_text, by_ids = [
+            by_text, shown_by_text, by_ids, shown_by_ids = [
                 (await client.post(f"{engine}/v1/chat/completions", content=body, headers=JSON)).json()
-                for body in bodies
+                for body in [*texts, *ids]
             ]
         assert by_ids["choices"][0]["message"] == by_text["choices"][0]["message"]
         assert by_ids["usage"] | {"prompt_tokens_details": None} == by_text["usage"] | {"prompt_tokens_details": None}
+        assert asked["messages"][0]["content"] in shown_by_text["prompt_text"]
+        assert shown_by_ids.get("prompt_text") is None  # why such a request goes without ids
 
 
 @pytest.mark.usefixtures("renderers")

@@ -594,6 +594,8 @@ async def test_only_conversations_from_the_set_length_on_bring_ids(handing: Coun
     assert (await handing.count(Api.COMPLETIONS, prompt="the fox")).ids == b""
     assert (await handing.count(Api.MESSAGES)).ids == b""
     assert (await handing.count(kv_transfer_params=None)).ids == b""
+    assert (await handing.count(return_prompt_text=False)).ids != b""
+    assert (await handing.count(return_prompt_text=True)).ids == b""
 
 
 async def test_one_prompt_in_a_hundred_goes_without_ids(handing: Counter) -> None:
