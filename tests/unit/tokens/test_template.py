@@ -17,7 +17,7 @@ from gateway.tokens.transformers_tokenizer import TransformersTokenizer
 from gateway.wire.request import InvalidRequestError
 from tests.integration import parity
 from tests.integration.parity.cases import CHAT
-from tests.integration.parity.generator import Generator
+from tests.integration.parity.generator import Chats
 
 FAMILIES = {path.stem: path.read_text() for path in Path(*parity.__path__, "templates").glob("*.jinja")}
 
@@ -169,6 +169,6 @@ def test_a_conversation_is_rendered_as_transformers_renders_it(
     ours, theirs = Renderer(by_us, source), Renderer(by_transformers, source)
     for case, body in (CHAT | MORE).items():
         assert rendered(ours, body) == rendered(theirs, body), case
-    generator = Generator(seed=7)
+    generator = Chats(seed=7)
     for body in (generator.request() for _ in range(100)):
         assert rendered(ours, body) == rendered(theirs, body), body
