@@ -97,7 +97,7 @@ _EDITS = (
     ),
     (
         "`kv_transfer_params.prompt_token_ids`, `prompt_token_ids`",
-        "The engine takes token ids, and gets those that were counted (`counting.hand_over_from`).",
+        "The engine takes ids, and gets those counted (`counting.hand_over_from`). Not with `return_prompt_text`.",
     ),
     (
         "`model`",
