@@ -4,6 +4,7 @@
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import cast
 
@@ -132,6 +133,8 @@ class Repeater(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self.answered = 0
         self.failed = 0
+        self.errors: Counter[int] = Counter()
+        """Answers with another status than 200, by status."""
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = request
         self._stopping = False
@@ -149,10 +152,12 @@ class Repeater(asyncio.Protocol):
             self.stopped.set_result(None)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() == 200:
+        status = self._parser.get_status_code()
+        if status == 200:
             self.answered += 1
         else:
             self.failed += 1
+            self.errors[status] += 1
         if self._stopping:
             self._transport.close()
         else:
