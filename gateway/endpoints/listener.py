@@ -18,7 +18,10 @@ class Listener(Protocol):
         ...
 
     def down(self, endpoint: EndpointId, reason: str) -> None:
-        """The endpoint takes no new requests. `reason` begins with its state: "hung: no progress for 31 s ..."."""
+        """The endpoint takes no new requests. `reason` begins with its state: "hung: no progress for 31 s ...".
+
+        Called again when it keeps its requests no longer, or the operator drains it or lets it back.
+        """
         ...
 
     def evacuate(self, endpoint: EndpointId) -> None:

@@ -132,6 +132,8 @@ class EndpointMonitor:
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
         self._told: tuple[Identity, Capacity] | None = None
+        self._told_out: tuple[bool, bool] | None = (False, False)
+        """Whether it keeps its requests, and whether the operator drained it, as told while it takes no traffic."""
         self._moved_at = float("-inf")
         self._to_evacuate = False
         """Whether what it has not answered is to leave it as soon as it stands still."""
@@ -262,6 +264,8 @@ class EndpointMonitor:
         self._evacuate()
         if self._health.serving:
             self._tell()
+        else:
+            self._tell_out()
 
     def govern(
         self,
@@ -513,10 +517,13 @@ class EndpointMonitor:
                     self._tell()
                 case Effect.TAKE_OUT:
                     self._meter = Meter()
-                    self._listener.down(self._id, f"{state.value}: {reason}")
+                    self._told_out = None
+                    self._tell_out()
                 case Effect.EVACUATE:
                     self._to_evacuate = True
                     self._evacuate()
+        if not self._health.serving:
+            self._tell_out()
 
     def _evacuate(self) -> None:
         self._to_evacuate &= self._health.state in LOST
@@ -539,6 +546,13 @@ class EndpointMonitor:
         if self._told != (self._identity, has):
             self._told = (self._identity, has)
             self._listener.up(self._id, self._identity, has)
+
+    def _tell_out(self) -> None:
+        """Tell the listener that it takes no traffic, and again when that means something else for its requests."""
+        means = self.keeps, self.drained
+        if self._told_out != means:
+            self._told_out = means
+            self._listener.down(self._id, f"{self._health.state.value}: {self._health.reason}")
 
 
 def _missed(kind: EngineKind, health: Reply | NoReply) -> Missed | Scales | None:

@@ -294,8 +294,8 @@ async def test_what_moves_keeps_its_requests_although_nobody_listens_any_more(up
     await pass_time(up, clock, 1)
     assert told.take() == []
     await pass_time(up, clock, 1)
-    assert told.take() == [("evacuate",)]
     assert not up.keeps
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"], "fronts elsewhere go by what they are told"
     await pass_time(up, clock, 5)
     assert told.take() == [], "once"
 
@@ -485,7 +485,8 @@ async def test_a_blocked_loop_that_goes_on_longer_than_it_may_has_hung(impatient
     await block(impatient, vllm, clock, 11)
     assert [kind for kind, *_ in told.take()] == ["down"]
     await block(impatient, vllm, clock, 1)
-    assert told.take() == [("evacuate",)], "after 60 s: what takes connections has twice the time"
+    hung = "hung: no progress for 60 s with 2 requests in flight"
+    assert told.take() == [("evacuate",), ("down", hung)], "after 60 s: what takes connections has twice the time"
     assert impatient.status.state is State.HUNG
 
 
@@ -500,11 +501,9 @@ async def test_the_only_request_of_a_blocked_loop_ends_and_the_endpoint_is_down_
     assert ([kind for kind, *_ in told.take()], told.expired) == (["down"], [A])
     impatient.finished(A)
     await block(impatient, vllm, clock, 3)
-    assert told.take() == [("evacuate",)]
-    assert (impatient.status.state, impatient.status.reason) == (
-        State.DOWN,
-        "it takes connections, and has answered nothing for 60 s more",
-    )
+    reason = "it takes connections, and has answered nothing for 60 s more"
+    assert told.take() == [("evacuate",), ("down", f"down: {reason}")]
+    assert (impatient.status.state, impatient.status.reason) == (State.DOWN, reason)
 
 
 @pytest.mark.parametrize("last", ["/metrics", "/is_sleeping"])
@@ -618,8 +617,20 @@ async def test_the_operator_drains_and_undrains(up, told, clock):
     await pass_time(up, clock, 5)
     assert told.take() == []
     up.undrain()
+    assert told.take() == [("down", "starting: undrained by the operator, to be probed")]
     await up.probe()
     assert [kind for kind, *_ in told.take()] == ["up"]
+
+
+async def test_an_endpoint_that_takes_no_traffic_is_drained_and_undrained_too(up, told, vllm, clock):
+    """Fronts keep what they were told for the next owner: it would let back what is to stay out, or keep it out."""
+    vllm.listening = False
+    await pass_time(up, clock, 1)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+    up.drain()
+    assert told.take() == [("down", "draining: drained by the operator")]
+    up.undrain()
+    assert told.take() == [("down", "starting: undrained by the operator, to be probed")]
 
 
 GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
