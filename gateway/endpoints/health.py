@@ -57,7 +57,9 @@ class State(StrEnum):
 SERVING = frozenset({State.UP, State.TRIAL})
 LOST = frozenset({State.DOWN, State.HUNG})
 """States in which unanswered requests will never be answered."""
-KEEPS = frozenset({State.DRAINING, State.STOPPED, State.BLOCKED, State.SUSPECT, State.SCALING})
+TAKEN_OUT = frozenset({State.DRAINING, State.STOPPED})
+"""States that no sign of the engine ends, not even its hang."""
+KEEPS = frozenset({*TAKEN_OUT, State.BLOCKED, State.SUSPECT, State.SCALING})
 """States in which an endpoint takes no traffic but may finish what it has."""
 
 

@@ -17,6 +17,7 @@ from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.health import (
     KEEPS,
     LOST,
+    TAKEN_OUT,
     Aborted,
     Answered,
     Drain,
@@ -365,8 +366,11 @@ class EndpointMonitor:
         match silence:
             case None:
                 self._listener.expire(self._progress.overdue(self._clock()))
-            case Silence(SilenceCause.HUNG, reason):
+            case Silence(SilenceCause.HUNG, reason, requests):
                 self._handle(Stalled(reason))
+                if self._health.state in TAKEN_OUT:
+                    self._listener.evacuate(self._id)
+                    self._listener.expire(requests)
             case Silence(cause, reason, requests):
                 if cause is SilenceCause.ALONE:
                     self._handle(Stalled(reason, alone=True))
@@ -492,6 +496,23 @@ class EndpointMonitor:
     def _handle(self, event: Event) -> None:
         before, known = self._health.state, self._health.reason
         effects = self._health.handle(event, self._clock())
+        self._log(event, before, known)
+        for effect in effects:
+            match effect:
+                case Effect.TAKE_IN:
+                    self._take_in(before)
+                case Effect.TAKE_OUT:
+                    self._meter = Meter()
+                    self._told_out = None
+                    self._tell_out()
+                case Effect.EVACUATE:
+                    self._to_evacuate = True
+                    self._evacuate()
+        if not self._health.serving:
+            self._tell_out()
+
+    def _log(self, event: Event, before: State, known: str) -> None:
+        """Log what an event changed: it was in the state `before`, for the reason `known`."""
         state, reason = self._health.state, self._health.reason
         if state is not before:
             meant = self._health.serving or isinstance(event, Retire | Rouse)
@@ -505,25 +526,15 @@ class EndpointMonitor:
             help_ = helps(reason)
             said = {"reason": reason} if help_ is None else {"reason": reason, "help": help_}
             _log.warning("endpoint is still not healthy", endpoint=self._id, state=state.value, **said)
-        for effect in effects:
-            match effect:
-                case Effect.TAKE_IN:
-                    self._starts = False
-                    if state is State.TRIAL:
-                        self._progress.restart(self._clock())
-                    elif before is not State.BLOCKED:
-                        self._progress.forget(self._clock())
-                    self._told = None
-                    self._tell()
-                case Effect.TAKE_OUT:
-                    self._meter = Meter()
-                    self._told_out = None
-                    self._tell_out()
-                case Effect.EVACUATE:
-                    self._to_evacuate = True
-                    self._evacuate()
-        if not self._health.serving:
-            self._tell_out()
+
+    def _take_in(self, before: State) -> None:
+        self._starts = False
+        if self._health.state is State.TRIAL:
+            self._progress.restart(self._clock())
+        elif before is not State.BLOCKED:
+            self._progress.forget(self._clock())
+        self._told = None
+        self._tell()
 
     def _evacuate(self) -> None:
         self._to_evacuate &= self._health.state in LOST

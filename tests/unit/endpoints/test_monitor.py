@@ -633,6 +633,22 @@ async def test_an_endpoint_that_takes_no_traffic_is_drained_and_undrained_too(up
     assert told.take() == [("down", "starting: undrained by the operator, to be probed")]
 
 
+@pytest.mark.parametrize("take_out", ["drain", "retire"])
+async def test_what_hangs_while_it_is_drained_lets_go_of_its_requests(up, told, clock, take_out):
+    """A drain waits for its requests, and they would wait for a token until their own timeouts."""
+    up.dispatched(A, 10)
+    up.dispatched(B, 10)
+    up.progressed([B])
+    getattr(up, take_out)()
+    state = up.state
+    told.take()
+    await pass_time(up, clock, 29)
+    assert (told.take(), told.expired) == ([], [])
+    await pass_time(up, clock, 1)
+    assert (told.take(), told.expired) == ([("evacuate",)], [A, B]), "those without an answer have left before they end"
+    assert up.state is state
+
+
 GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
 
 
