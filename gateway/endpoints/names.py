@@ -13,6 +13,8 @@ from gateway.config.discovery import DiscoverySettings
 
 _TIMEOUT = 5.0
 """Longest time for all answers to one question, seconds."""
+_TCP_TIMEOUT = 1.5
+"""Seconds for an answer over TCP."""
 
 
 class NoAnswerError(Exception):
@@ -51,10 +53,25 @@ def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
     return resolver
 
 
+async def _records(
+    resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
+) -> dns.resolver.Answer:
+    """All records of a name: over TCP, and over UDP only where TCP is not answered.
+
+    Over UDP some servers tell a part, another one each time, and do not say so: a Consul tells three.
+    """
+    try:
+        return await resolver.resolve(
+            name, kind, tcp=True, lifetime=_TCP_TIMEOUT, raise_on_no_answer=False, search=True
+        )
+    except (dns.exception.Timeout, dns.resolver.NoNameservers):
+        return await resolver.resolve(name, kind, raise_on_no_answer=False, search=True)
+
+
 async def _addresses(resolver: dns.asyncresolver.Resolver, base: str) -> tuple[list[str], float]:
     url = urlsplit(base)
     for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
-        answer = await resolver.resolve(url.hostname or "", kind, raise_on_no_answer=False, search=True)
+        answer = await _records(resolver, url.hostname or "", kind)
         if answer.rrset:
             hosts = {record.address for record in answer.rrset}
             shown = (f"[{host}]" if ":" in host else host for host in hosts)
@@ -66,7 +83,7 @@ async def _addresses(resolver: dns.asyncresolver.Resolver, base: str) -> tuple[l
 
 async def _targets(resolver: dns.asyncresolver.Resolver, service: str) -> tuple[list[str], float]:
     scheme, _, name = service.partition("://")
-    answer = await resolver.resolve(name, dns.rdatatype.SRV, raise_on_no_answer=False, search=True)
+    answer = await _records(resolver, name, dns.rdatatype.SRV)
     records = [record for record in answer.rrset or () if record.target != dns.name.root]  # the root says "none here"
     urls = {f"{scheme}://{record.target.to_text(omit_final_dot=True)}:{record.port}" for record in records}
     if not urls or answer.rrset is None:

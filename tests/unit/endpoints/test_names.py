@@ -9,10 +9,10 @@ from tests.fakes.name_server import NameServer
 
 
 @contextlib.asynccontextmanager
-async def asking(records, **source):
+async def asking(records, *, tcp=True, **source):
     server = NameServer()
     server.records, server.ttl = records, 7
-    async with server.serving() as address:
+    async with server.serving(tcp=tcp) as address:
         yield server, DiscoverySettings(nameserver=address, **source)
 
 
@@ -42,6 +42,21 @@ async def test_srv_records_bring_hosts_and_ports():
     found = ["http://a.test:8000", "http://b.test:8001"]
     assert await behind(records, srv="_vllm._tcp.test") == (found, 7)
     assert (await behind(records, srv="https://_vllm._tcp.test"))[0] == [url.replace("http", "https") for url in found]
+
+
+async def test_a_server_that_tells_only_some_over_udp_is_asked_for_all():
+    """They would come and go with each answer. Consul tells three, and does not say that there are more."""
+    records = {("vllm.test.", "A"): [f"10.0.0.{number}" for number in range(1, 8)]}
+    async with asking(records, dns="http://vllm.test:8000") as (server, settings):
+        server.most = 3
+        for _ in range(3):
+            assert len((await endpoints_behind(settings))[0]) == 7
+
+
+async def test_a_server_that_answers_over_udp_alone_is_heard():
+    records = {("vllm.test.", "A"): ["10.0.0.1"]}
+    async with asking(records, tcp=False, dns="http://vllm.test:8000") as (_, settings):
+        assert (await endpoints_behind(settings))[0] == ["http://10.0.0.1:8000/"]
 
 
 @pytest.mark.parametrize(
