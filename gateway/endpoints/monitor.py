@@ -55,6 +55,7 @@ REMINDER = 60.0
 """Seconds between two warnings that an endpoint does not answer as it should."""
 
 _FAILING = frozenset({State.STARTING, State.DOWN})
+"""States out of which another engine may come than was there before."""
 
 MOVING = 2
 """Probe intervals after a token in which an endpoint that looks dead keeps its requests. When a process ends, its
@@ -432,7 +433,7 @@ class EndpointMonitor:
         now = self._clock()
         if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
             return None
-        if not self._health.serving:
+        if self._health.state in _FAILING:
             self._about.clear()
         models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:

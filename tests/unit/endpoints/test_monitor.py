@@ -915,6 +915,19 @@ async def test_an_engine_too_busy_to_tell_of_itself_has_the_size_it_had(monitor,
     assert told.changes[-1][2].kv_blocks is None, "it may be another engine"
 
 
+async def test_an_engine_back_from_a_busy_time_has_the_size_it_had(impatient, told, vllm, clock):
+    vllm.answers |= SGLANG
+    await impatient.probe()
+    await block(impatient, vllm, clock, 3)
+    assert impatient.state is State.BLOCKED
+    told.take()
+    vllm.silent.set()
+    vllm.answers["/server_info"] = 503
+    await impatient.probe()
+    ((kind, _, capacity),) = told.take()
+    assert (kind, capacity.kv_blocks) == ("up", 4096), "it is the same engine"
+
+
 @pytest.mark.usefixtures("ollama")
 async def test_an_engine_with_another_health_route_is_found_by_its_first_probe(monitor, told, vllm):
     await monitor.probe()
