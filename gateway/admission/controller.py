@@ -392,6 +392,7 @@ class AdmissionController:
             else:
                 endpoint.ledger.progress(reservation, generated, now)
         for endpoint in touched:
+            self._endpoints.generated(endpoint)
             endpoint.ledger.note_step(now)
             self._endpoints.advance(endpoint, now)
         self._offer_due = now >= self._all_closed_until
@@ -415,6 +416,10 @@ class AdmissionController:
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
+        if length:
+            self._endpoints.generated(endpoint)
+        elif event.verdict is Verdict.FAILED:
+            self._endpoints.failed(endpoint, now)
         endpoint.release(reservation, tokens, now, aborted=aborted)
         self._endpoints.advance(endpoint, now)
 
@@ -435,6 +440,7 @@ class AdmissionController:
             case Back.FAILED:
                 request.failures += 1
                 request.avoid = endpoint.id
+                self._endpoints.failed(endpoint, now)
         self._endpoints.advance(endpoint, now)
         self._wait(request, now)
 

@@ -118,6 +118,11 @@ class Tuning:
     Judgement."""
     busy_span: float = 1.0
     """Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner. Judgement."""
+    failing_after: int = 3
+    """Requests in a row that an endpoint fails on, without a token for any, until it is spared. Judgement: a poisonous
+    request fails on two endpoints, once on each."""
+    failing_span: float = 5.0
+    """Seconds for which it is spared after each. Judgement: as long as an engine rests that hung."""
     unreached: float = 1.0
     """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""
     probe_after: float = 30.0

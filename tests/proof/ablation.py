@@ -58,6 +58,8 @@ OUT: Mapping[str, float] = {
     "prefix_pull": 0.0,
     "closing_samples": 1,
     "busy_span": 0.0,
+    "failing_after": 1 << 30,
+    "failing_span": 0.0,
     "probe_after": 1e9,
     "max_failures": 1,
     "output_weight": 1,

@@ -37,10 +37,13 @@ class EndpointRecord:
         self.outlook = Outlook(self.ledger, predictor, self.forecast_limit)
         self.beside_warm = False
         """Whether another live endpoint is `warm`."""
+        self.beside_sound = False
+        """Whether another live endpoint, with room for prompts as long, does not fail; see `failing`."""
         self._was_busy = False
         self._advanced_to = -inf
         self.next_change = inf
-        """Next time at which an aborted request's blocks may be freed, or the busy time ends, without any event."""
+        """Next time at which an aborted request's blocks may be freed, or the time ends in which it is busy or spared,
+        without any event."""
         self.peak_sequences = 0
         """Most sequences in flight at once so far."""
         self._restart(capacity)
@@ -79,6 +82,9 @@ class EndpointRecord:
         self.observed: Observed | None = None
         self.warm = False
         """Whether it has generated since it came up. Its first step may compile, which takes seconds."""
+        self.failures = 0
+        """Requests that it failed on since the last token for one of ours."""
+        self._spared_until = -inf
         self._resize(capacity)
 
     def _resize(self, capacity: Capacity) -> None:
@@ -238,6 +244,21 @@ class EndpointRecord:
         self.gate.note_busy(now)
         self.next_change = now
 
+    def note_failure(self, now: float) -> None:
+        """Note that it failed on a request, which had no token."""
+        self.failures += 1
+        if self.fails:
+            self.next_change = self._spared_until = now + TUNING.failing_span
+
+    @property
+    def fails(self) -> bool:
+        """Whether it failed on all of its latest requests. As the emptiest of the pool it would get all that come."""
+        return self.failures >= TUNING.failing_after
+
+    def failing(self, now: float) -> bool:
+        """Whether it fails and gets no request now: for a time after each failure, then one to try it with."""
+        return self.fails and (now < self._spared_until or not self.idle)
+
     def busy(self, now: float) -> bool:
         """Whether it gets no requests because its engine is busy."""
         return now < self.gate.busy_until
@@ -256,8 +277,8 @@ class EndpointRecord:
         if self._gated:
             self.gate.update(self.usage(now))
         if self.next_change < inf:
-            busy_until = self.gate.busy_until
-            self.next_change = min(ledger.next_abort_expiry, inf if busy_until <= now else busy_until)
+            ends = [until for until in (self.gate.busy_until, self._spared_until) if until > now]
+            self.next_change = min(ledger.next_abort_expiry, *ends, inf)
 
     def advance_once(self, now: float) -> None:
         """Call `advance`, unless that was done for this very time. Every change calls it, so nothing is missed."""

@@ -17,7 +17,8 @@ class Endpoints:
     """All known endpoints, up or down. One that was removed stays until its last request has ended.
 
     A cold endpoint beside a warm one gets one request (`COLD`). As the emptiest of the pool it would get all that
-    comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go.
+    comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go. So it is
+    with one that fails on all it gets (`FAILING`).
     """
 
     def __init__(self, policy: Policy, predictor: Predictor) -> None:
@@ -76,6 +77,17 @@ class Endpoints:
         if endpoint.warm and not endpoint.beside_warm:  # maybe since an answer ended; the others go by scrapes
             self._note_warm()
 
+    def failed(self, endpoint: EndpointRecord, now: float) -> None:
+        """Note that an endpoint failed on a request, which had no token."""
+        endpoint.note_failure(now)
+        self._note_sound()
+
+    def generated(self, endpoint: EndpointRecord) -> None:
+        """Note that an endpoint has tokens for a request of ours."""
+        if endpoint.failures:
+            endpoint.failures = 0
+            self._note_sound()
+
     def advance(self, endpoint: EndpointRecord, now: float) -> None:
         """Bring an endpoint's account up to this time."""
         endpoint.advance(now)
@@ -118,6 +130,7 @@ class Endpoints:
             self.since = now
         self._longest_everywhere = min((e.longest_prompt for e in self.live), default=-1)
         self._note_warm()
+        self._note_sound()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
 
@@ -125,3 +138,8 @@ class Endpoints:
         warm = any(endpoint.warm for endpoint in self.live)
         for endpoint in self.live:
             endpoint.beside_warm = warm
+
+    def _note_sound(self) -> None:
+        longest = max((endpoint.longest_prompt for endpoint in self.live if not endpoint.fails), default=-1)
+        for endpoint in self.live:
+            endpoint.beside_sound = endpoint.longest_prompt <= longest

@@ -135,6 +135,10 @@ def _busy(ask: Ask) -> float:
     return ask.endpoint.gate.busy_until - ask.now
 
 
+def _failing(ask: Ask) -> float:
+    return ask.endpoint.beside_sound and ask.endpoint.failing(ask.now)
+
+
 def _sequences(ask: Ask) -> float:
     limit = ask.endpoint.sequence_limit.value
     if limit is None:
@@ -188,6 +192,15 @@ BUSY = Rule(
     "the engine refused a request as it is busy: for a second, or until the next scrape",
     _busy,
     Unit.SECONDS,
+    closes=True,
+    lasts=True,
+    idle=True,
+)
+FAILING = Rule(
+    "failing",
+    "the endpoint failed on three requests in a row, and another endpoint has not: for five seconds, then until it has "
+    "a token for one",
+    _failing,
     closes=True,
     lasts=True,
     idle=True,
@@ -258,7 +271,7 @@ SHARE = Rule(
     measures=True,
 )
 
-RULES = (KV_SHARE, BUSY, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
+RULES = (KV_SHARE, BUSY, FAILING, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
 """All rules in the order of evaluation; those that measure come last. The first that declines is the reason given."""
 _THROTTLING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
 """Those that throttle one flow: asked first, and only while the policy throttles flows."""

@@ -16,6 +16,7 @@ from gateway.admission.events import (
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
+from gateway.admission.tuning import TUNING
 from tests.unit.admission.playbook import (
     aborted,
     arrived,
@@ -47,6 +48,31 @@ class TestRoom:
         p >> arrived(2, blocks=1) << Dispatch(2, "b") >> arrived(3, blocks=1) << Dispatch(3, "a")
         assert p.endpoint("b").closed_by == ("cold",)
         p >> progress(r2=1) >> scrape("b", 0.0, tokens=1) >> arrived(4, blocks=1) << Dispatch(4, "b")
+
+    def test_an_endpoint_that_fails_on_all_it_gets_is_spared_while_another_is_sound(self, play):
+        """It is the emptiest: it would get all that come, and each of them would fail."""
+        p = play() >> up("a", blocks=100) >> up("b", blocks=100) >> arrived(9, blocks=50) << Dispatch(9, "a")
+        p >> progress(r9=1)
+        for number in range(1, 4):
+            p >> arrived(number, blocks=1) << Dispatch(number, "b") >> Returned(number, Back.FAILED)
+            p << Dispatch(number, "a") >> progress(**{f"r{number}": 1}) >> done(number)
+        assert p.endpoint("b").closed_by == ("failing",)
+        p >> arrived(4, blocks=1) << Dispatch(4, "a") >> progress(r4=1)
+        p >> arrived(5, blocks=45) << nothing  # a place is better than another failure
+        p >> at(TUNING.failing_span) >> Tick() << Dispatch(5, "b") >> arrived(6, blocks=1) << Dispatch(6, "a")
+        p >> progress(r6=1) >> Returned(5, Back.FAILED) << nothing
+        p >> at(2 * TUNING.failing_span) >> arrived(7, blocks=1) << Dispatch(7, "b")
+        assert p.endpoint("b").closed_by == ("failing",), "it is tried with one"
+        p >> progress(r7=1)
+        assert p.endpoint("b").closed_by == ()
+        p >> done(9) << Dispatch(5, "a")
+
+    def test_endpoints_that_all_fail_are_not_spared(self, play):
+        p = play() >> up("a", blocks=100) >> up("b", blocks=100)
+        for number in range(6):
+            p >> arrived(number, blocks=1) << Dispatch(number, "a") >> Returned(number, Back.FAILED)
+            p << Dispatch(number, "b") >> Returned(number, Back.FAILED) << refused(number, Outcome.UPSTREAM_ERROR)
+        assert p.endpoint("a").closed_by == p.endpoint("b").closed_by == ()
 
     def test_nobody_overtakes_the_head_of_the_queue(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a")

@@ -19,6 +19,7 @@ from gateway.admission.placing.rules import (
 )
 from gateway.admission.policy import Policy
 from gateway.admission.prediction.predictor import Predictor
+from gateway.admission.tuning import TUNING
 
 NOW = 1.0
 BLOCK = 16
@@ -107,6 +108,14 @@ def cold_beside_a_warm_one():
     return e
 
 
+def failing_beside_a_sound_one():
+    e = holding(10)
+    e.beside_sound = True
+    for _ in range(TUNING.failing_after):
+        e.note_failure(NOW)
+    return e
+
+
 def over_its_share():
     asking = request(1)
     asking.over_share = 40.0
@@ -122,6 +131,7 @@ def kept_for_others(*, spare):
 SAY_NO = {
     "kv_share": over_its_share,
     "busy": lambda: ((e := holding(10), e.note_busy(NOW))[0], request()),
+    "failing": lambda: (failing_beside_a_sound_one(), request()),
     "sequences": lambda: (holding(10, max_num_seqs=1), request()),
     "cold": lambda: (cold_beside_a_warm_one(), request()),
     "gate": lambda: (gate_closed(), request()),
