@@ -194,10 +194,9 @@ class Attempt:
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
         if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
-            outcome = await self._exchange.refuse(
-                Outcome.UPSTREAM_ERROR, "The endpoint did not accept the key that kvgate has for it."
+            return Retryable(
+                Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )
-            return Ended(outcome, Verdict.DONE)
         if means is Meaning.TOO_LONG:
             return Ended(await self._exchange.refuse(Outcome.CONTEXT_LENGTH_EXCEEDED, message), Verdict.DONE)
         if self._response.head_sent:

@@ -198,7 +198,7 @@ async def test_an_engine_that_does_not_know_our_key_is_no_fault_of_the_clients()
     async with FakeVllm() as fake:
         models = [{"endpoints": [{"url": fake.url, "api_key": "theirs"}], "tokenizer": "/nonexistent"}]
         async with gateway(fake, models=models) as kvgate:
-            fake.faults.add(Fault(FaultKind.STATUS, status=401))
+            fake.faults.add(Fault(FaultKind.STATUS, status=401, times=2))
             answer = await kvgate.post()
             assert answer.status_code == 502
             assert "key" in answer.json()["error"]["message"]
