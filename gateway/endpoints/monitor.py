@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from types import MappingProxyType
 
 import httpx
@@ -131,6 +132,8 @@ class EndpointMonitor:
         self._totals = Totals()
         self._meter = Meter()
         self._scraped_at: float | None = None
+        self._has_gauges = True
+        """Whether its engine may have the route of its gauges. A llama-server wakes to say that it has no slots."""
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
         self._told: tuple[Identity, Capacity] | None = None
@@ -378,7 +381,12 @@ class EndpointMonitor:
                 self._listener.expire(requests)
 
     async def _gauges(self) -> Reply | NoReply | None:
-        return None if self._kind.gauges is None else await self._prober.get(self._kind.gauges)
+        if self._kind.gauges is None or not self._has_gauges:
+            return None
+        reply = await self._prober.get(self._kind.gauges)
+        if isinstance(reply, Reply) and reply.status == HTTPStatus.NOT_IMPLEMENTED:
+            self._has_gauges = False
+        return reply
 
     async def _health_elsewhere(self, health: Reply) -> Reply | NoReply:
         """The health of an engine that was taken for another kind, whose route for it is another."""
@@ -391,6 +399,7 @@ class EndpointMonitor:
         if kind is self._kind:
             return
         self._kind, self._metrics, self._read = kind, None, READERS[kind.name].metrics()
+        self._has_gauges = True
         metrics = await self._gauges()
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)
@@ -504,6 +513,7 @@ class EndpointMonitor:
                     self._take_in(before)
                 case Effect.TAKE_OUT:
                     self._meter = Meter()
+                    self._has_gauges = True
                     self._told_out = None
                     self._tell_out()
                 case Effect.EVACUATE:

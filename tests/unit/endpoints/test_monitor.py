@@ -861,6 +861,18 @@ async def test_a_llama_server_is_known_by_its_models_and_watched_by_its_slots(mo
     assert not [line for line in logs if line["log_level"] == "warning"]
 
 
+async def test_a_llama_server_without_slots_is_not_asked_for_them_again(monitor, vllm, clock):
+    """Each question would wake it (measured, `--sleep-idle-seconds`)."""
+    vllm.answers |= {**LLAMA, "/slots": 501}
+    await pass_time(monitor, clock, 40)
+    assert (monitor.serving, vllm.asked.count("/slots")) == (True, 1)
+    vllm.answers |= {"/health": 503, "/slots": SLOTS}
+    await pass_time(monitor, clock, 1)
+    vllm.answers["/health"] = b""
+    await pass_time(monitor, clock, 2)
+    assert monitor.status.scraped_at == clock.now, "another one may have them"
+
+
 async def test_an_engine_that_loads_its_model_is_not_called_dead(monitor, vllm):
     vllm.answers["/health"] = (503, b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
     await monitor.probe()
