@@ -447,10 +447,10 @@ class EndpointMonitor:
         models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:
             kind = await find_kind(self._prober, self._settings, models)
-            self._loras = _paths(models)
+            self._take_loras(models)
             if await self._equip():
                 models = await self._prober.get("/v1/models")
-                self._loras = _paths(models)
+                self._take_loras(models)
             identity = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
             return None if self._health.serving else Missed(str(error), certain=False)
@@ -462,6 +462,11 @@ class EndpointMonitor:
         self._can_sleep = asleep is not None
         self._warn_of_missing()
         return None
+
+    def _take_loras(self, models: Reply | NoReply) -> None:
+        """Note the adapters it has, by its answer of `/v1/models`; where that fails, it has those it had."""
+        if isinstance(models, Reply) and models.ok:
+            self._loras = lora_paths(models.body)
 
     async def _equip(self) -> bool:
         """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that."""
@@ -593,8 +598,3 @@ def _missed(kind: EngineKind, health: Reply | NoReply) -> Missed | Scales | None
                 return Missed(f"GET {kind.health} answered 503: {kind.ill}", certain=True)
             doubt = "" if kind is VLLM else f": is it {kind.name}?"
             return Missed(f"GET {kind.health} answered {status}{doubt}", certain=False)
-
-
-def _paths(models: Reply | NoReply) -> dict[str, str | None]:
-    """The paths of the adapters in an answer of `/v1/models`."""
-    return lora_paths(models.body) if isinstance(models, Reply) else {}

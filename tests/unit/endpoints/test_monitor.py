@@ -1033,3 +1033,14 @@ async def test_other_adapters_are_loaded_beside_its_traffic(make, client, told, 
     await monitor._settling
     await monitor.probe()
     assert told.take()[-1][1].loras == ("new", "given")
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadError("reset"), 503])
+async def test_an_engine_too_busy_to_tell_its_adapters_is_not_asked_to_load_them_again(make, vllm, clock, failure):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    monitor = make(adapters={"mine": "/mine"})
+    await monitor.probe()
+    vllm.answers["/v1/models"] = failure
+    await pass_time(monitor, clock, int(IDENTITY_INTERVAL))
+    assert monitor._settling is None
+    assert (monitor.status.adapters, len(vllm.bodies)) == ({"mine": "loaded"}, 1)
