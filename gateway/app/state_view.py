@@ -27,6 +27,12 @@ class StateView:
         self._owner = owner
         self.draining = False
 
+    @property
+    def ready(self) -> bool:
+        """Whether it serves, as far as this process knows."""
+        seen = self._directory.ever_healthy or self._directory.on_demand
+        return seen and self._owner.ready and not self.draining
+
     async def state(self) -> GatewayState:
         """The gateway now."""
         decided = await self._owner.decided()
@@ -34,9 +40,7 @@ class StateView:
             version=gateway.__version__,
             mode=self._settings().admission.mode,
             draining=self.draining,
-            ready=(self._directory.ever_healthy or self._directory.on_demand)
-            and self._owner.ready
-            and not self.draining,
+            ready=self.ready,
             endpoints=decided.endpoints,
             queues=decided.queues,
             counting=tuple(_counting(pool) for pool in self._directory.pools.values()),

@@ -183,11 +183,11 @@ def _health_routes(source: StateSource, version: str) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     async def check_ready(*, strict: bool) -> Status:
-        state = await source.state()
-        if state.draining:
+        if source.draining:
             raise _Refused(503, "draining", "The gateway is shutting down.")
-        if not state.ready:
+        if not source.ready:  # said at once: who decides may be out of reach, and would be asked in vain
             raise _Refused(503, "not_ready", "No endpoint has been healthy yet, or no gateway of the tier decides.")
+        state = await source.state()
         if strict and not any(endpoint.healthy for endpoint in state.endpoints):
             raise _Refused(503, "no_endpoint", "No endpoint is healthy now.")
         return Status(status="ready")

@@ -218,7 +218,18 @@ class Deciding(Protocol):
 
 
 class StateSource(Protocol):
-    """The state that admin routes read and change; the composition root implements it."""
+    """The state that admin routes read and change; the composition root implements it.
+
+    Attributes:
+        draining: whether the gateway is shutting down.
+    """
+
+    draining: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves, as far as is known without asking who decides."""
+        ...
 
     async def state(self) -> GatewayState:
         """The gateway now."""

@@ -28,8 +28,11 @@ class Source:
         self.draining = False
         self.drained = False
         self.adapters = {}
+        self.answers = True
 
     async def state(self):
+        if not self.answers:
+            raise TimeoutError
         return GatewayState(
             version="0.1.0",
             mode="enforce",
@@ -178,6 +181,13 @@ async def test_livez_looks_at_nothing(source, open_admin):
 @pytest.mark.parametrize("path", ["/readyz", "/health", "/readyz?strict=1"])
 async def test_not_ready_before_an_endpoint_was_healthy(open_admin, path):
     assert_error(await open_admin.get(path), 503, "not_ready")
+
+
+async def test_who_is_not_ready_says_so_without_asking_who_decides(source, open_admin):
+    source.answers = False
+    assert "no gateway of the tier decides" in (await open_admin.get("/readyz")).text
+    source.ready = True
+    assert "does not answer" in (await open_admin.get("/readyz")).text
 
 
 async def test_ready_while_a_queue_can_wait_for_the_engine(source, open_admin):
