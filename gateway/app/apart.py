@@ -96,6 +96,7 @@ class Apart:
             progressed=progressed,
             patience=lambda: self._patience(settings()),
             figures=lambda: packed(metrics.figures()),
+            unreachable=lambda: self._guide is not None and self._guide.unreachable,
             allegiance=None if self._guide is None else allegiance,
             fronts=workers if isinstance(workers := settings().server.workers, int) else 1,
         )
@@ -123,7 +124,7 @@ class Apart:
         self._link.turn()
 
     def _following(self) -> Epoch | None:
-        return self._allegiance.epoch if self._link.connected.is_set() else None
+        return self._allegiance.epoch if self._link.in_touch else None
 
     def _patience(self, settings: Settings) -> float:
         """Seconds for which a request waits for an owner."""

@@ -239,7 +239,8 @@ class Candidate(DecidingProcess):
         here = self._hall is not None
         address = None if here or view.address == self._address else view.address
         tier = tier_state(self._election, self._clock())
-        self._post.tell(Follow(here, address, view.ready, tier.model_dump_json().encode(), self._election.others))
+        shown, others = tier.model_dump_json().encode(), self._election.others
+        self._post.tell(Follow(here, address, view.ready, shown, others, view.unreachable))
 
 
 class _Reigning:

@@ -215,6 +215,8 @@ class View:
         redis: whether Redis answered the last question.
         members: candidates that asked Redis a moment before it answered last.
         stranger: the owner has another secret: no connection with it can be made.
+        unreachable: Redis sees an owner elsewhere that lives, but this machine has not reached it for `Terms.grace`.
+            Nobody decides for this machine before that is mended.
     """
 
     standing: Standing
@@ -227,6 +229,7 @@ class View:
     redis: bool
     members: int
     stranger: bool
+    unreachable: bool
 
 
 class Election:
@@ -268,6 +271,8 @@ class Election:
         self._kept: Kept | None = None
         self._answers = False
         self._watched = ("", now)
+        self._holder_since = now
+        """Since when Redis has been seen to name the present holder, without a question that failed."""
         self._owner_seen = now
         self._met = False
         self._answered = now
@@ -302,6 +307,8 @@ class Election:
         self.passed(now)
         self._answers = True
         self._answered = now
+        if self._kept is None or kept.holder != self._kept.holder:
+            self._holder_since = now
         self._kept = kept
         self._note_members(kept, now)
         if kept.holder == self.me and kept.beat == claim.beat:
@@ -320,6 +327,7 @@ class Election:
         self._answers = False
         # Who could not ask Redis either is not gone.
         self._watched = ("", now)
+        self._holder_since = now
         self._beats = {name: (beat, now) for name, (beat, _) in self._beats.items()}
         self._lately = dict.fromkeys(self._lately, now)
         if self._standing is Standing.LAPSED and claim.sent < self._lapsed:
@@ -403,6 +411,8 @@ class Election:
         grace = self.terms.grace
         if not self._answers:  # whether each decides for itself is known once the next question has failed, too
             grace += self.terms.beat + self.terms.timeout
+        out_of_reach = now - max(self._owner_seen, self._holder_since) >= self.terms.grace
+        alive = self._answers and now - self._watched[1] < self.terms.patience
         return View(
             standing=self._standing,
             decides=decides,
@@ -414,6 +424,7 @@ class Election:
             redis=self._answers,
             members=sum(self._answered - heard <= self.terms.patience for _, heard in self._beats.values()),
             stranger=other is not None and other.mark != self.mark,
+            unreachable=other is not None and alive and out_of_reach,
         )
 
     def _share(self) -> float:

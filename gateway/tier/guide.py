@@ -41,6 +41,7 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
         ready: whether somebody decides, or did a moment ago.
         tier: a `TierState`, as JSON.
         others: HOST:PORT of each other gateway, where an owner may be when this candidate has died.
+        unreachable: an owner lives elsewhere that this machine cannot reach; see `View`.
     """
 
     here: bool
@@ -48,6 +49,7 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
     ready: bool
     tier: bytes
     others: tuple[str, ...] = ()
+    unreachable: bool = False
 
 
 class Following(msgspec.Struct, array_like=True, frozen=True):
@@ -146,6 +148,11 @@ class Guide:
     def ready(self) -> bool:
         """Whether somebody decides for this front."""
         return self._follow is not None and self._follow.ready
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether an owner lives elsewhere that cannot be reached: there is nothing to wait for."""
+        return self._hears and self._follow is not None and self._follow.unreachable
 
     @property
     def tier(self) -> TierState | None:

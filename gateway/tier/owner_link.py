@@ -103,7 +103,8 @@ class Told(NamedTuple):
 class Link:
     """The owner, as one front reaches it. Call `run` to connect, and to connect again after each loss.
 
-    While there is no owner, streams go on and arrivals wait, for at most `patience` seconds.
+    While there is no owner, streams go on and arrivals wait, for at most `patience` seconds. Where there is one that
+    cannot be reached, arrivals are refused at once: another gateway may reach it.
 
     Args:
         front: this front's number; the upper bits of its requests' ids.
@@ -113,6 +114,7 @@ class Link:
         progressed: called with each batch of progress.
         patience: the settings' `no_endpoint_ttl`, now.
         figures: what this front counted, packed.
+        unreachable: whether an owner lives that cannot be reached from here.
         allegiance: in a tier of several gateways, which owner it follows.
         fronts: how many this gateway has.
 
@@ -131,6 +133,7 @@ class Link:
         progressed: Progressed,
         patience: Callable[[], float],
         figures: Callable[[], bytes],
+        unreachable: Callable[[], bool] = lambda: False,
         allegiance: Allegiance | None = None,
         fronts: int = 1,
     ) -> None:
@@ -142,6 +145,7 @@ class Link:
         self._clock = clock
         self._progressed = progressed
         self._patience = patience
+        self._unreachable = unreachable
         self._figures = figures
         self._allegiance = allegiance
         self._fronts = fronts
@@ -244,6 +248,11 @@ class Link:
         line.cut()
 
     @property
+    def in_touch(self) -> bool:
+        """Whether the owner knows all that this front carries and, in a tier, has just been heard of."""
+        return self.connected.is_set() and self._obeys()
+
+    @property
     def _charged_until(self) -> float:
         """Until when arrivals came to an owner that lived: it is asked so often whether it does."""
         lived = self._word_at + (PING if self._allegiance is None else BEAT)
@@ -310,6 +319,8 @@ class Link:
             case Arrived():
                 carried[event.request] = Carried(model, event, self._clock())
                 self.send(Came(model, event))
+                if not self.connected.is_set() and self._unreachable():
+                    self._give_up(event.request)
             case Progress(generated):
                 for request, tokens in generated:
                     if (known := carried.get(request)) is not None:
@@ -396,8 +407,11 @@ class Link:
         now, patience = self._clock(), self._patience()
         for request, known in list(self._carried.items()):
             if known.endpoint is None and now - max(known.came_at, self._lost_at) > patience:
-                self.send(Left(request))  # an owner that has yet to read our `Hello` would keep it
-                self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
+                self._give_up(request)
+
+    def _give_up(self, request: RequestId) -> None:
+        self.send(Left(request))  # an owner that has yet to read our `Hello` would keep it
+        self._reject(Reject(request, Outcome.NO_ENDPOINT, 1.0))
 
     def _reject(self, reject: Reject) -> None:
         known = self._carried.pop(reject.request, None)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Self
 import httpx
 
 from tests.integration.redis_servers import Server, valkey
+from tests.integration.relaying import CHAT, body
 from tests.integration.tiers import PLACES, Engine, Gateway, Load, Lost, Tier
 
 LOOK = 0.05
@@ -120,6 +122,7 @@ class Outcome:
         most: the most sequences at once, from the cut on.
         shares: the largest sum of the shares of those that decided at one time.
         unready: gateways that said that they are not ready.
+        refused: by them; the seconds that each request took which came then and was refused within a second.
     """
 
     load: Load
@@ -127,6 +130,7 @@ class Outcome:
     most: int
     shares: float
     unready: frozenset[Gateway]
+    refused: Sequence[float]
 
     def lost(self, *allowed: Gateway) -> list[Lost]:
         """Requests that failed, but those of `allowed` that were told to come again, as nobody decides for them."""
@@ -137,7 +141,7 @@ class Outcome:
         self.load.report(what)
         print(
             f"   {self.most} sequences at most, with places for {PLACES}: {self.most / PLACES:.2f};"
-            f" shares of {self.shares:.2f} at once; {len(self.unready)} not ready"
+            f" shares of {self.shares:.2f} at once; {len(self.unready)} not ready, which refused {len(self.refused)} at once"
         )
 
 
@@ -156,10 +160,10 @@ class Parted:
         """Put a load on all, lose packets for so long, and wait until all is well again."""
         made, engine = self.made, self.made.engine
         sums: list[float] = []
-        unready = set[Gateway]()
+        unready, refused = set[Gateway](), list[float]()
         async with made.load(*made.gateways, clients=6, tokens=TOKENS) as load:
             engine.most = 0
-            watching = asyncio.create_task(self._watch(sums, unready))
+            watching = asyncio.create_task(self._watch(sums, unready, refused))
             for one, other in cuts:
                 self.network.cut(one, other)
             await asyncio.sleep(seconds)
@@ -167,9 +171,9 @@ class Parted:
             await made.settled(*made.gateways)
             await load.more(5)
             watching.cancel()
-        return Outcome(load, owner, engine.most, max(sums), frozenset(unready))
+        return Outcome(load, owner, engine.most, max(sums), frozenset(unready), refused)
 
-    async def _watch(self, sums: list[float], unready: set[Gateway]) -> None:
+    async def _watch(self, sums: list[float], unready: set[Gateway], refused: list[float]) -> None:
         """Look at each gateway again and again; one that does not answer in a second does not decide now."""
         shares: dict[Gateway, float] = {}
 
@@ -180,6 +184,9 @@ class Parted:
                     with contextlib.suppress(httpx.TransportError):
                         if not (await client.get("/readyz")).is_success:
                             unready.add(gateway)
+                            began = time.monotonic()
+                            if '"no_endpoint"' in (await client.post(CHAT, json=body())).text:
+                                refused.append(time.monotonic() - began)
                         said = (await client.get("/metrics")).text
                         found = [line for line in said.splitlines() if line.startswith("kvgate_tier_share ")]
                         shares[gateway] = float(found[0].rpartition(" ")[2]) if found else 0.0

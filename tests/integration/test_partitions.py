@@ -49,4 +49,5 @@ async def test_a_gateway_that_redis_sees_but_not_its_owner_never_decides(parted:
     outcome.report("a gateway cut off from the owner alone")
     assert outcome.lost(front) == []
     assert outcome.unready == {front}
+    assert outcome.refused, "what comes then does not wait for 8 s"
     assert outcome.most <= PLACES

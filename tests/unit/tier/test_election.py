@@ -266,6 +266,56 @@ def test_who_cannot_reach_an_owner_that_redis_has_is_not_ready():
     assert (other.view.standing, other.view.ready) == (Standing.STANDING_BY, False)
 
 
+def unreachable(owner, other, seconds):
+    """What `other` says in each of so many seconds, in which both ask and no front reaches the owner."""
+    said = []
+    for _ in range(seconds):
+        other.now += 1.0
+        owner.now += 1.0
+        owner.ask()
+        said.append(other.ask().unreachable)
+    return said
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_an_owner_that_lives_and_is_not_reached_is_said_to_be_unreachable(met):
+    redis = FakeRegistry()
+    owner = Place(redis).owning()
+    other = Place(redis, "b", now=100.0)
+    other.ask()
+    if met:
+        other.election.followed(other.now)
+    assert unreachable(owner, other, 5) == [False] * 4 + [True]
+    assert not owner.view.unreachable
+    other.election.followed(other.now)
+    assert not other.view.unreachable
+    assert unreachable(owner, other, 5)[-1]
+    assert not other.fail().unreachable, "soon each decides for itself"
+
+
+def test_who_was_alone_has_time_to_reach_the_owner_once_redis_answers_again():
+    redis = FakeRegistry()
+    owner = Place(redis).owning()
+    other = Place(redis, "b", now=100.0)
+    other.ask()
+    other.election.followed(other.now)
+    while other.fail().standing is not Standing.ALONE:
+        other.now += 1.0
+    assert unreachable(owner, other, 5) == [False] * 4 + [True]
+
+
+def test_during_a_change_of_owner_none_is_unreachable_however_long_it_takes():
+    redis = FakeRegistry()
+    Place(redis).owning()
+    other = Place(redis, "b", now=100.0)
+    other.ask()
+    other.election.followed(other.now)
+    other.now += TERMS.grace
+    assert not other.view.unreachable, "the dead one does not ask any more"
+    successor = Place(redis, "c", now=200.0).owning()
+    assert unreachable(successor, other, 6) == [False] * 5 + [True], "it has as long to be reached"
+
+
 def test_a_wrong_password_from_the_start_decides_nothing():
     place = Place(FakeRegistry())
     for _ in range(10):

@@ -15,8 +15,8 @@ from tests.until import until
 TIER = TierState(role="front", id="c", standing="standing by").model_dump_json().encode()
 
 
-def follow(address=None, *, here=False, ready=True, others=()):
-    return Follow(here, address, ready, TIER, others)
+def follow(address=None, *, here=False, ready=True, others=(), unreachable=False):
+    return Follow(here, address, ready, TIER, others, unreachable)
 
 
 @pytest.fixture
@@ -160,6 +160,15 @@ async def test_a_front_whose_candidate_has_died_looks_for_the_next_owner_elsewhe
             assert front.turns == 1, "the new candidate knows of none yet"
             with pytest.raises(ConnectionError):
                 await front.connect()
+
+
+async def test_only_a_candidate_that_lives_tells_that_an_owner_is_unreachable(path):
+    async with front_at(path) as front:
+        assert not front.guide.unreachable
+        async with post_at(path) as (post, _):
+            post.tell(follow("b:81", ready=False, unreachable=True))
+            await until(lambda: front.guide.unreachable)
+        await until(lambda: not front.guide.unreachable)
 
 
 async def test_the_candidate_hears_again_and_again_of_an_owner_elsewhere(path):

@@ -77,6 +77,7 @@ class World:
 
     def __init__(self, allegiance=None):
         self.reachable = True
+        self.unreachable = False
         self.told = []
         self.moved = []
         self.owner = None
@@ -89,6 +90,7 @@ class World:
             clock=self.clock,
             progressed=self.moved.extend,
             patience=lambda: PATIENCE,
+            unreachable=lambda: self.unreachable,
             figures=lambda: FIGURES,
             allegiance=allegiance,
         )
@@ -372,6 +374,29 @@ async def test_nobody_waits_for_an_owner_for_ever(world):
         await task
     assert refused.value.command.outcome is Outcome.NO_ENDPOINT
     assert not world.link._carried
+
+
+async def test_who_comes_while_an_owner_lives_that_cannot_be_reached_is_refused_at_once(world):
+    await world.welcome()
+    await world.lose(reachable=False)
+    waits, waiting = world.ask()
+    await turns()
+    world.unreachable = True
+    _, refused = world.ask()
+    await turns()
+    assert refused.done()
+    assert (refused.exception().command.outcome, refused.exception().command.retry_after) == (Outcome.NO_ENDPOINT, 1.0)
+    await asyncio.sleep(PATIENCE / 2)
+    assert not waiting.done(), "its time is not over"
+    assert list(world.link._carried) == [waits.request]
+    world.reachable = True
+    await world.welcome()
+    _, asking = world.ask()
+    await turns()
+    assert not asking.done(), "now it is reached"
+    asking.cancel()
+    waiting.cancel()
+    await turns()
 
 
 async def test_an_owner_that_says_nothing_any_more_is_given_up(world):
@@ -758,6 +783,16 @@ async def test_in_a_tier_an_owner_that_says_nothing_is_given_up_before_it_was_we
     assert not before.aborted
     await asyncio.sleep(3 * BEAT)
     assert before.aborted
+
+
+async def test_a_front_is_in_touch_only_while_its_heartbeats_come_back(member):
+    assert not member.link.in_touch
+    await member.follow()
+    assert not member.link.in_touch
+    await member.beat()
+    assert member.link.in_touch
+    await asyncio.sleep(OBEYED_WITHIN + BEAT)  # it may be cut off: its connection stays
+    assert (member.link.connected.is_set(), member.link.in_touch) == (True, False)
 
 
 async def test_the_first_word_of_a_new_owner_is_obeyed_once_it_returned_a_heartbeat(member):
