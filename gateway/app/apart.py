@@ -97,6 +97,7 @@ class Apart:
             patience=lambda: self._patience(settings()),
             figures=lambda: packed(metrics.figures()),
             unreachable=lambda: self._guide is not None and self._guide.unreachable,
+            keyed=lambda endpoint: self._guide is None or _keyed(settings(), endpoint),
             allegiance=None if self._guide is None else allegiance,
             fronts=workers if isinstance(workers := settings().server.workers, int) else 1,
         )
@@ -194,7 +195,9 @@ class Apart:
         await self._link.questions.give(model, adapter, path)
 
     def go_by(self, settings: Settings, endpoints: Mapping[EndpointId, Access]) -> None:
-        """Nothing: the owner is told the settings by itself."""
+        """Look at the keys of endpoints. The owner is told the settings by itself."""
+        del settings, endpoints  # the front has put them in force
+        self._link.keys_changed()
 
     def leave(self) -> None:
         """Refuse what waits here."""
@@ -226,6 +229,10 @@ def _guide(
         return await connect(host, port, protocol, key=key, claim=said)
 
     return Guide(guide_path(spec.owner), here=here, elsewhere=elsewhere, turned=turned, following=following)
+
+
+def _keyed(settings: Settings, endpoint: EndpointId) -> bool:
+    return any(there.keyed for model in settings.models for there in model.endpoints if there.address == endpoint)
 
 
 async def _connect(path: Path, protocol: Callable[[], asyncio.Protocol]) -> None:

@@ -95,6 +95,11 @@ class Reached(Section):
             raise ValueError("give at most one of `api_key` and `api_key_file`")
         return self
 
+    @property
+    def keyed(self) -> bool:
+        """Whether it has a key of its own."""
+        return self.api_key is not None or self.api_key_file is not None
+
 
 class EndpointSettings(Reached):
     """An engine that already runs."""

@@ -136,7 +136,7 @@ class EndpointMonitor:
         """Whether its engine may have the route of its gauges. A llama-server wakes to say that it has no slots."""
         self._missing: tuple[str, ...] = ()
         self._can_sleep = False
-        self._told: tuple[Identity, Capacity] | None = None
+        self._told: tuple[Identity, Capacity, bool] | None = None
         self._told_out: tuple[bool, bool] | None = (False, False)
         """Whether it keeps its requests, and whether the operator drained it, as told while it takes no traffic."""
         self._moved_at = float("-inf")
@@ -190,6 +190,11 @@ class EndpointMonitor:
     def drained(self) -> bool:
         """Whether the operator wants no new requests there."""
         return self._health.state is State.DRAINING
+
+    @property
+    def keyed(self) -> bool:
+        """Whether requests need the endpoint's own key."""
+        return self._settings.keyed
 
     @property
     def on_trial(self) -> bool:
@@ -570,8 +575,8 @@ class EndpointMonitor:
             return
         if self._health.state is State.TRIAL:
             has = replace(has, max_num_seqs=1)
-        if self._told != (self._identity, has):
-            self._told = (self._identity, has)
+        if self._told != (told := (self._identity, has, self.keyed)):
+            self._told = told
             self._listener.up(self._id, self._identity, has)
 
     def _tell_out(self) -> None:

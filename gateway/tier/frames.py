@@ -269,6 +269,8 @@ class Up(_Message, tag=23):
     identity: Identity
     capacity: Capacity
     on_trial: bool
+    keyed: bool = False
+    """Whether requests need the endpoint's own key, which never crosses."""
 
 
 class Down(_Message, tag=24):

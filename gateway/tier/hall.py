@@ -263,8 +263,8 @@ class Hall:
         return found
 
     def _up(self, endpoint: EndpointId) -> Up:
-        known = self._cores.known[endpoint]
-        return Up(endpoint, known.model, known.identity, known.capacity, self._monitors[endpoint].on_trial)
+        known, monitor = self._cores.known[endpoint], self._monitors[endpoint]
+        return Up(endpoint, known.model, known.identity, known.capacity, monitor.on_trial, monitor.keyed)
 
     # What fronts say.
 

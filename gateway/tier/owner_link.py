@@ -86,6 +86,7 @@ _ORDERS = frozenset({Sent, Refused, Evacuate, Expire})
 """What ends a request, or sends it somewhere. In a tier it is obeyed for a time only; see `fence.py`."""
 _NEWS = frozenset({Up, Down, Gone})
 """What an endpoint is like. An owner that is new here says it before a first heartbeat can have come back."""
+_GIVE_KEY = "give its key in `api_key_file` of the endpoint, as at the gateway that decides"
 _log = structlog.get_logger("kvgate.tier")
 
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
@@ -115,6 +116,7 @@ class Link:
         patience: the settings' `no_endpoint_ttl`, now.
         figures: what this front counted, packed.
         unreachable: whether an owner lives that cannot be reached from here.
+        keyed: whether this front has a key of its own for an endpoint.
         allegiance: in a tier of several gateways, which owner it follows.
         fronts: how many this gateway has.
 
@@ -134,6 +136,7 @@ class Link:
         patience: Callable[[], float],
         figures: Callable[[], bytes],
         unreachable: Callable[[], bool] = lambda: False,
+        keyed: Callable[[EndpointId], bool] = lambda _endpoint: True,
         allegiance: Allegiance | None = None,
         fronts: int = 1,
     ) -> None:
@@ -146,6 +149,7 @@ class Link:
         self._progressed = progressed
         self._patience = patience
         self._unreachable = unreachable
+        self._keyed = keyed
         self._figures = figures
         self._allegiance = allegiance
         self._fronts = fronts
@@ -159,6 +163,8 @@ class Link:
         self._admissions: dict[str, Admission] = {}
         self._told: dict[EndpointId, Told] = {}
         """What the owner said last of each endpoint that takes traffic, or did before it went down."""
+        self._keyless: set[EndpointId] = set()
+        """Those of them that need a key which is missing here: the client's own must not go there in its place."""
         self._kept: dict[str, tuple[float, bytes]] = {}
         """By model: when the owner last had this front keep something, and what."""
         self._watches: dict[EndpointId, RemoteWatch] = {}
@@ -299,13 +305,29 @@ class Link:
         if watch is None or endpoint not in self._told:
             return
         up, down = self._told[endpoint]
+        self._note_key(up)
+        if down is None and endpoint not in self._keyless:
+            self._follower.up(endpoint, up.model, up.identity)
+        else:
+            self._follower.down(endpoint)
         if down is None:
             watch.on_trial, watch.keeps = up.on_trial, True
-            self._follower.up(endpoint, up.model, up.identity)
             self.admission(up.model).renew()
         else:
             watch.keeps = down.keeps
-            self._follower.down(endpoint)
+
+    def _note_key(self, up: Up) -> None:
+        if not up.keyed or self._keyed(up.endpoint):
+            self._keyless.discard(up.endpoint)
+        elif up.endpoint not in self._keyless:
+            self._keyless.add(up.endpoint)
+            what = "an endpoint needs a key that this gateway does not have: it sends nothing there"
+            _log.error(what, endpoint=up.endpoint, help=_GIVE_KEY)
+
+    def keys_changed(self) -> None:
+        """Go by the keys that this front has now."""
+        for endpoint in self._told:
+            self._introduce(endpoint)
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message, if there is an owner now."""
@@ -317,10 +339,7 @@ class Link:
         carried = self._carried
         match event:
             case Arrived():
-                carried[event.request] = Carried(model, event, self._clock())
-                self.send(Came(model, event))
-                if not self.connected.is_set() and self._unreachable():
-                    self._give_up(event.request)
+                self._tell_arrival(model, event)
             case Progress(generated):
                 for request, tokens in generated:
                     if (known := carried.get(request)) is not None:
@@ -340,6 +359,12 @@ class Link:
                 known.endpoint, known.generated = None, 0
                 if request not in self._declaration:
                     self.send(GivenBack(model, known.as_of(self._clock(), self._charged_until), why))
+
+    def _tell_arrival(self, model: str, arrival: Arrived) -> None:
+        self._carried[arrival.request] = Carried(model, arrival, self._clock())
+        self.send(Came(model, arrival))
+        if not self.connected.is_set() and self._unreachable():
+            self._give_up(arrival.request)
 
     def tell_awaited(self, ages: Mapping[str, float]) -> None:
         """Say for engines of which models requests wait here."""
@@ -490,6 +515,7 @@ class Link:
 
     def _gone(self, message: Gone) -> None:
         self._told.pop(message.endpoint, None)
+        self._keyless.discard(message.endpoint)
         self._outlived = {endpoint: watch for endpoint, watch in self._outlived.items() if watch.watched}
         if (watch := self._watches.pop(message.endpoint, None)) is not None:
             if watch.watched:
@@ -517,12 +543,16 @@ class Link:
         known = self._carried.get(request)
         if known is None:  # its client has left meanwhile: no engine sees it
             self.send(Ended(request, Verdict.DONE, 0))
-        elif dispatch.endpoint != NOWHERE and dispatch.endpoint not in self._watches:  # not configured here yet
+        elif not self._may_send(dispatch.endpoint):
             self.tell(known.model, Returned(request, Back.UNREACHED))
         else:
             known.endpoint = dispatch.endpoint
             if not self._admissions[known.model].decided(dispatch):
                 self.tell(known.model, Finished(request, Verdict.DONE, 0))
+
+    def _may_send(self, endpoint: EndpointId) -> bool:
+        """Whether requests can go there: it is configured here, and its key is not missing."""
+        return endpoint == NOWHERE or (endpoint in self._watches and endpoint not in self._keyless)
 
 
 class _Remote:

@@ -16,6 +16,7 @@ class Monitor:
     on_trial: bool = False
     keeps: bool = False
     drained: bool = False
+    keyed: bool = False
     requests: set[RequestId] = field(default_factory=set)
 
     def dispatched(self, request: RequestId, *_: object, **__: object) -> None:

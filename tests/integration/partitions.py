@@ -141,7 +141,8 @@ class Outcome:
         self.load.report(what)
         print(
             f"   {self.most} sequences at most, with places for {PLACES}: {self.most / PLACES:.2f};"
-            f" shares of {self.shares:.2f} at once; {len(self.unready)} not ready, which refused {len(self.refused)} at once"
+            f" shares of {self.shares:.2f} at once; {len(self.unready)} not ready,"
+            f" which refused {len(self.refused)} at once"
         )
 
 

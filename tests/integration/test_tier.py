@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 import pytest_asyncio
 
 from tests.deploy.stack import find_nginx, nginx
 from tests.integration.redis_servers import serving, valkey
 from tests.integration.relaying import CHAT, body
-from tests.integration.tiers import FALLBACK, PLACES, Gateway, Load, Tier, stopped, tier, until
+from tests.integration.tiers import FALLBACK, KEY, PLACES, Gateway, Load, Tier, stopped, tier, until
 from tests.unit.engine.processes import is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -239,6 +240,30 @@ async def test_gateways_restarted_one_after_the_other_behind_nginx_lose_nothing(
     load.report("rolling restart, short answers")
     long.report("rolling restart, long answers")
     assert load.lost == long.lost == []
+
+
+async def test_a_gateway_without_the_engines_key_sends_nothing_there_and_says_why(
+    two: tuple[Tier, Gateway, Gateway],
+) -> None:
+    made, owner, other = two
+    keyless = made.gateway(engine_key=None)
+    keyless.start()
+
+    async def said() -> bool:
+        lines = keyless.logged("an endpoint needs a key that this gateway does not have: it sends nothing there")
+        return any(f"http://{line['endpoint']}" == made.engine.url for line in lines)
+
+    await until(said)
+    own, before = {"authorization": "Bearer of-the-client"}, made.engine.keys.total()
+    with pytest.raises(httpx.ReadTimeout):
+        await made.client.post(keyless.url + CHAT, json=body(), headers=own, timeout=1)
+    assert made.engine.keys.total() == before
+    async with made.load(owner, other) as load:
+        await load.more(5)
+    assert load.lost == []
+    assert made.engine.keys.keys() == {f"Bearer {KEY}"}
+    await keyless.stop()
+    made.gateways.remove(keyless)
 
 
 async def test_who_does_not_belong_here_gets_nothing_and_is_told_why(two: tuple[Tier, Gateway, Gateway]) -> None:

@@ -31,6 +31,8 @@ PLACES = 10
 """Sequences that the engine runs at once, as the gateways know."""
 FALLBACK = 0.4
 """`tier.fallback_share`"""
+KEY = "of-the-engine"
+"""Which gateways send to the engine."""
 LOOK = 0.1
 """Seconds between two looks at processes that would otherwise be kept busy with answering them."""
 START_TIMEOUT = 240.0
@@ -53,12 +55,15 @@ class Engine(FakeVllm):
         """The most sequences at once since last set to 0."""
         self.came: Counter[str] = Counter()
         """How often each request came."""
+        self.keys: Counter[str | None] = Counter()
+        """With which keys."""
 
     def _on_request(self, connection: Connection, seen: SeenRequest) -> None:
         super()._on_request(connection, seen)
         self.most = max(self.most, self.scheduler.unfinished)
         if seen.path == CHAT and (name := seen.header("x-request-id")) is not None:
             self.came[name] += 1
+            self.keys[seen.header("authorization")] += 1
 
 
 class Gateway:
@@ -74,6 +79,7 @@ class Gateway:
         at: str | None,
         workers: int,
         host: str = "127.0.0.1",
+        engine_key: str | None = KEY,
     ) -> None:
         self.host = host
         self.port, self.advertised = free_port(), at or f"{host}:{free_port()}"
@@ -85,7 +91,7 @@ class Gateway:
         self.argv: Sequence[str]
         self._process: subprocess.Popen[bytes] | None = None
         file = folder / f"gateway-{self.port}.yaml"
-        endpoint = {"url": engine, "max_num_seqs": PLACES}
+        endpoint = {"url": engine, "max_num_seqs": PLACES, "api_key": engine_key}
         settings = {
             "models": [{"endpoints": [endpoint], "tokenizer": "/nonexistent"}],
             "server": {"workers": workers, "state_dir": "none"},
@@ -273,10 +279,13 @@ class Tier:
         redis: str | None = None,
         at: str | None = None,
         host: str = "127.0.0.1",
+        engine_key: str | None = KEY,
     ) -> Gateway:
         """One more, yet to be started."""
         url, file = redis or self.redis.url, key or self.key
-        made = Gateway(self.folder, self.engine.url, url, file, at=at, workers=workers, host=host)
+        made = Gateway(
+            self.folder, self.engine.url, url, file, at=at, workers=workers, host=host, engine_key=engine_key
+        )
         self.gateways.append(made)
         return made
 

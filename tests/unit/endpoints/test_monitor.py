@@ -835,6 +835,15 @@ async def test_other_settings_are_gone_by_from_the_next_probe_on(up, client, tol
     assert (kind, capacity.max_num_seqs, capacity.kv_blocks) == ("up", 7, 10)
 
 
+@pytest.mark.parametrize("key", [{"api_key": "s3cret"}, {"api_key_file": "/run/key"}])
+async def test_a_key_that_requests_need_from_now_on_is_told(up, client, told, key):
+    assert not up.keyed
+    up.govern(EndpointSettings(url=URL, **key), HealthSettings(), client)
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+    assert up.keyed
+
+
 SLOTS = (
     b'[{"id":0,"n_ctx":256,"is_processing":true,"id_task":3,"n_prompt_tokens":20,"n_prompt_tokens_processed":20,'
     b'"next_token":[{"n_remain":100,"n_decoded":8}]},{"id":1,"n_ctx":256,"is_processing":false}]'

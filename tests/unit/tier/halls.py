@@ -47,7 +47,7 @@ class Monitor:
 
     def __init__(self):
         self.probed = asyncio.Event()
-        self.serving = self.on_trial = self.keeps = self.drained = False
+        self.serving = self.on_trial = self.keeps = self.drained = self.keyed = False
         self.requests = {}
         self.passing = set()
         self.told = []

@@ -74,6 +74,13 @@ from tests.unit.tier.lines import turns
 pytestmark = pytest.mark.usefixtures("hurried", "nothing_to_keep")
 
 
+async def test_a_front_is_told_whether_an_endpoint_has_a_key_and_not_which(world):
+    world.monitors[HERE].keyed = True
+    world.up()
+    front = await world.join(skip=False)
+    assert (await front.heard())[0] == Up(HERE, "m", identity(), CAPACITY, False, keyed=True)
+
+
 async def test_a_front_is_told_of_the_endpoints_and_then_welcomed(world):
     world.up()
     world.up(THERE)

@@ -78,6 +78,7 @@ class World:
     def __init__(self, allegiance=None):
         self.reachable = True
         self.unreachable = False
+        self.keys = set()
         self.told = []
         self.moved = []
         self.owner = None
@@ -91,6 +92,7 @@ class World:
             progressed=self.moved.extend,
             patience=lambda: PATIENCE,
             unreachable=lambda: self.unreachable,
+            keyed=lambda endpoint: endpoint in self.keys,
             figures=lambda: FIGURES,
             allegiance=allegiance,
         )
@@ -162,8 +164,8 @@ NOTHING = [Hello(VERSION, 7, [], []), Declares([], [], [], last=True)]
 """What a front says first that knows of nothing."""
 
 
-def up(endpoint=HERE, *, on_trial=False):
-    return Up(endpoint, "m", IDENTITY, CAPACITY, on_trial)
+def up(endpoint=HERE, *, on_trial=False, keyed=False):
+    return Up(endpoint, "m", IDENTITY, CAPACITY, on_trial, keyed)
 
 
 async def test_the_first_message_says_who_it_is(world):
@@ -471,6 +473,31 @@ async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
     assert not watch.keeps
     world.owner.say(Gone(HERE), Gone(THERE))
     assert world.told[2:] == [("gone", HERE)]
+
+
+async def test_an_endpoint_whose_key_is_missing_here_gets_nothing_from_here(world):
+    await world.welcome()
+    with structlog.testing.capture_logs() as logs:
+        world.owner.say(up(keyed=True), up(keyed=True))
+    assert world.told == [("down", HERE)] * 2
+    assert [(log["endpoint"], "api_key_file" in log["help"]) for log in logs] == [(HERE, True)], "said once"
+    arrival, task = world.ask()
+    await world.owner.heard()
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    (back,) = await world.owner.heard()
+    assert (type(back), back.arrival.request, back.why) == (GivenBack, arrival.request, Back.UNREACHED)
+    world.keys.add(HERE)
+    world.link.keys_changed()
+    assert world.told[2:] == [("up", HERE, "m", IDENTITY)]
+    world.owner.say(Sent(Dispatch(arrival.request, HERE)))
+    assert (await task).endpoint == HERE
+
+
+async def test_an_endpoint_that_has_a_key_here_alone_is_used(world):
+    await world.welcome()
+    world.keys.add(HERE)
+    world.owner.say(up(), up(keyed=True))
+    assert world.told == [("up", HERE, "m", IDENTITY)] * 2
 
 
 @pytest.mark.parametrize("down", [False, True])
