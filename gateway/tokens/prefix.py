@@ -6,8 +6,8 @@ then with a stride that doubles whenever the length does. So the common prefix f
 
 The hash is keyed. An event log holds these hashes, and with a hash that anyone can compute, a reader of the file could
 find out which short or well-known prompts were sent. So the key belongs to this gateway alone and is never written
-down. That is enough: only its fronts have to recognise a prefix, a replay compares recorded hashes with each other,
-and a restarted gateway has nothing left to compare.
+down; in a tier it is derived from the key that its gateways share. That is enough: only fronts of one owner have to
+recognise a prefix, and a replay compares recorded hashes with each other.
 """
 
 import secrets

@@ -1,4 +1,6 @@
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +31,25 @@ def test_fronts_connect_before_there_is_an_owner_and_nobody_else_can():
     finally:
         own.close()
     assert not own.path.parent.exists()
+
+
+def keys_of(*files):
+    """The keys of prefix hashes that gateways have, each a process of its own, with these key files."""
+    shows = (
+        "import sys, pathlib\n"
+        "from gateway.serve.owner_socket import OwnerSocket\n"
+        "from gateway.tier.key_file import read_key\n"
+        "own = OwnerSocket(1, read_key(pathlib.Path(sys.argv[1])))\n"
+        "print(own.key.hex())\n"
+        "own.close()\n"
+    )
+    return [subprocess.check_output([sys.executable, "-c", shows, str(file)], text=True) for file in files]
+
+
+def test_gateways_of_one_key_file_hash_prefixes_alike_and_those_of_another_do_not(tmp_path):
+    files = [tmp_path / name for name in ("one", "copy", "another")]
+    for file, letter in zip(files, "aab", strict=True):
+        file.write_text(letter * 64)
+        file.chmod(0o600)
+    one, copy, another = keys_of(*files)
+    assert one == copy != another
