@@ -99,6 +99,7 @@ SHARED = {
         "tests/contract/test_openai_python.py",
         "tests/integration/test_ledger_against_engine.py",
         "tests/integration/test_vllm_contract.py",
+        "tests/integration/test_workers_of_engine.py",
     },
     "random_vllm": {
         "tests/integration/test_direct_and_through.py",
