@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from redis import Redis
@@ -114,3 +115,41 @@ def serving(
         yield server
     finally:
         server.kill()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A master and its replica, which takes the master's place soon after that is gone: a Sentinel sees to it."""
+
+    master: Server
+    replica: Server
+    url: str
+    """By which the Sentinel is asked for the master. The first one that it names is dead."""
+
+    def followed(self) -> bool:
+        """Whether the replica is the master now."""
+        return bool(self.replica.client().info("replication")["role"] == "master")
+
+
+@contextlib.contextmanager
+def watched_by_sentinel(binary: str, folder: Path) -> Iterator[Watched]:
+    """All three, once they know of each other."""
+    with (
+        serving(binary, folder) as master,
+        serving(binary, folder, "--replicaof", f"127.0.0.1 {master.port}") as replica,
+    ):
+        file = folder / "sentinel.conf"
+        file.write_text(
+            f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n"
+            "sentinel down-after-milliseconds mymaster 300\nsentinel failover-timeout mymaster 2000\n"
+        )
+        with serving(binary, folder, str(file), "--sentinel") as sentinel:
+            deadline = time.monotonic() + START_TIMEOUT
+            while not (
+                replica.client().info("replication")["master_link_status"] == "up"
+                and sentinel.client().execute_command("SENTINEL", "replicas", "mymaster")
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            dead = f"127.0.0.1:{free_port()}"
+            yield Watched(master, replica, f"redis+sentinel://{dead},127.0.0.1:{sentinel.port}/mymaster")

@@ -5,13 +5,15 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from gateway.tier.registry import KEY as KEPT_AT
 from tests.deploy.stack import find_nginx, nginx
-from tests.integration.redis_servers import serving, valkey
+from tests.integration.redis_servers import serving, valkey, watched_by_sentinel
 from tests.integration.relaying import CHAT, body
 from tests.integration.tiers import FALLBACK, KEY, PLACES, Gateway, Load, Tier, stopped, tier, until
 from tests.unit.engine.processes import is_alive
@@ -188,6 +190,28 @@ async def test_redis_that_forgets_costs_nobody_an_answer(two: tuple[Tier, Gatewa
         await load.more(5)
     load.report(f"Redis {how}")
     assert load.lost == []
+
+
+async def test_a_failover_by_sentinel_costs_nobody_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path / "cache"))
+    with watched_by_sentinel(valkey(), tmp_path) as servers:
+        async with tier(tmp_path, servers.master, 2, servers.url) as made:
+            owner, epoch = await made.settled(*made.gateways)
+            async with made.load(*made.gateways) as load:
+                made.engine.most = 0
+                await asyncio.to_thread(made.redis.kill)
+                had = servers.replica.client().hgetall(KEPT_AT)
+
+                async def over() -> bool:
+                    return servers.replica.client().hgetall(KEPT_AT) != had
+
+                await until(over, 30)
+                assert await made.settled(*made.gateways) == (owner, epoch)
+                await load.more(5)
+            load.report("failover by Sentinel")
+            assert load.lost == []
+            assert made.engine.most <= PLACES
+            assert all(times == 1 for times in made.engine.came.values())
 
 
 async def test_without_redis_and_owner_each_decides_for_itself(two: tuple[Tier, Gateway, Gateway]) -> None:

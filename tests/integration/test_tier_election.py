@@ -16,7 +16,7 @@ from gateway.tier.election import UNOWNED, Claim, Election, Standing, Terms
 from gateway.tier.registry import KEY, Registry, RegistryError
 from tests.clock import unhindered
 from tests.fakes.registry import FakeRegistry
-from tests.integration.redis_servers import faketime, redis, serving, valkey
+from tests.integration.redis_servers import faketime, redis, serving, valkey, watched_by_sentinel
 from tests.ports import free_port
 from tests.until import until
 
@@ -216,31 +216,18 @@ async def test_alone_without_redis_and_owner_and_together_again(server):
 
 @pytest.mark.parametrize("binary", BOTH)
 async def test_a_failover_by_sentinel_keeps_the_owner(binary, tmp_path):
-    command = binary()
-    with (
-        serving(command, tmp_path) as master,
-        serving(command, tmp_path, "--replicaof", f"127.0.0.1 {master.port}") as replica,
-    ):
-        file = tmp_path / "sentinel.conf"
-        file.write_text(
-            f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n"
-            "sentinel down-after-milliseconds mymaster 300\nsentinel failover-timeout mymaster 2000\n"
-        )
-        with serving(command, tmp_path, str(file), "--sentinel") as sentinel:
-            await until(lambda: replica.client().info("replication")["master_link_status"] == "up")
-            await until(lambda: sentinel.client().execute_command("SENTINEL", "replicas", "mymaster"))
-            dead = f"127.0.0.1:{free_port()}"
-            async with tier(f"redis+sentinel://{dead},127.0.0.1:{sentinel.port}/mymaster") as running:
-                first, second = running.places
-                before = first.view.epoch
-                await until(lambda: replica.client().hget(KEY, "holder") == first.election.me)
-                running.silent = 0.0
-                master.kill()
-                await until(lambda: replica.client().info("replication")["role"] == "master")
-                await until(lambda: first.view.redis and second.view.redis)
-                await until(lambda: first.view.standing is Standing.OWNING)
-                assert first.view.epoch == second.view.epoch == before
-                assert running.silent < 2 * TERMS.timeout + TERMS.beat
+    with watched_by_sentinel(binary(), tmp_path) as servers:
+        async with tier(servers.url) as running:
+            first, second = running.places
+            before = first.view.epoch
+            await until(lambda: servers.replica.client().hget(KEY, "holder") == first.election.me)
+            running.silent = 0.0
+            servers.master.kill()
+            await until(servers.followed)
+            await until(lambda: first.view.redis and second.view.redis)
+            await until(lambda: first.view.standing is Standing.OWNING)
+            assert first.view.epoch == second.view.epoch == before
+            assert running.silent < 2 * TERMS.timeout + TERMS.beat
 
 
 @pytest.mark.network

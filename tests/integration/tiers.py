@@ -351,13 +351,13 @@ class Tier:
 
 
 @contextlib.asynccontextmanager
-async def tier(folder: Path, redis: Server, count: int) -> AsyncIterator[Tier]:
-    """A tier of so many gateways, the first of which has two fronts."""
+async def tier(folder: Path, redis: Server, count: int, at: str | None = None) -> AsyncIterator[Tier]:
+    """A tier of so many gateways, the first of which has two fronts. `at` is its Redis as they reach it."""
     async with Engine() as engine, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         made = Tier(folder, engine, redis, client)
         try:
             for number in range(count):
-                made.gateway(workers=2 if number == 0 else 1).start()
+                made.gateway(workers=2 if number == 0 else 1, redis=at).start()
             await made.settled(*made.gateways)
             yield made
         finally:
