@@ -65,6 +65,8 @@ COSTS: dict[str, tuple[str, ...]] = {
     "counting_cost": (MODEL,),
     "tier_cost": (),
     "front_cost": (),
+    "rolling": (),
+    "partitions": (),
     "kill_all": (),
     "on_demand": (),
 }

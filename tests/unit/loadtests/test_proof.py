@@ -146,6 +146,11 @@ def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
     }
 
 
+@pytest.mark.parametrize("name", ["rolling", "partitions"])
+def test_what_a_tier_bears_is_measured_with_the_rest(run, name):
+    assert run("--only", name) == [("engine.demo_model", [MODEL]), (f"tests.proof.{name}", [])]
+
+
 def test_a_failed_verdict_stops_nothing_and_a_crash_does(run, tmp_path):
     codes = {"loadtests.relay_cost": 1, "tests.proof.kill_all": 1}
     modules = [module for module, _ in run("--only", "relay_cost", "kill_all", "plan_accuracy", codes=codes)]
