@@ -40,6 +40,11 @@ MAX_PRELIMINARY = 64 * 2**10
 """Bytes of preliminary events after which a stream counts as begun."""
 LARGE_PIECE = 64 * 2**10
 _UNREAD = BodyFacts(None, None, None)
+_REFUSED_AS: dict[Meaning | None, Outcome] = {
+    Meaning.TOO_LONG: Outcome.CONTEXT_LENGTH_EXCEEDED,
+    Meaning.INVALID: Outcome.INVALID_REQUEST,
+}
+"""What the client sees where the request is at fault, whatever status the engine gives that."""
 _LAST_EVENT_TIMEOUT = 5.0
 """Seconds a client gets to take the error that ends its answer: the request's own timer has run out by then."""
 
@@ -187,6 +192,8 @@ class Attempt:
         means = self._endpoint.kind.meaning(answer.status, message)
         if means is Meaning.BUSY:
             return Retryable(Back.BUSY, message)
+        if means in _REFUSED_AS:
+            return Ended(await self._exchange.refuse(_REFUSED_AS[means], message), Verdict.DONE)
         if answer.status >= _SERVER_ERRORS or means is Meaning.FAILED:
             dead = means is Meaning.DEAD
             self._endpoint.watch.failed(f"it answered {answer.status}", dead=dead)
@@ -197,8 +204,6 @@ class Attempt:
             return Retryable(
                 Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )
-        if means is Meaning.TOO_LONG:
-            return Ended(await self._exchange.refuse(Outcome.CONTEXT_LENGTH_EXCEEDED, message), Verdict.DONE)
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
@@ -315,8 +320,7 @@ class Attempt:
             return Retryable(Back.BUSY, failure.message)
         if failure.kind is FailureKind.REFUSED:
             flight.delivering = True
-            too_long = kind.meaning(failure.status, failure.message) is Meaning.TOO_LONG
-            outcome = Outcome.CONTEXT_LENGTH_EXCEEDED if too_long else Outcome.INVALID_REQUEST
+            outcome = _REFUSED_AS.get(kind.meaning(failure.status, failure.message), Outcome.INVALID_REQUEST)
             return Ended(await self._exchange.refuse(outcome, failure.message), Verdict.DONE)
         self._report(failure)
         lives = failure.kind is not FailureKind.ABORTED and not self._dead(failure)

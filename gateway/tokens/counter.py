@@ -17,7 +17,7 @@ from gateway.tokens.count import (
     Source,
 )
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
-from gateway.tokens.engine_count import EngineCounter, RouteMissingError, Target
+from gateway.tokens.engine_count import EngineCounter, QuestionRefusedError, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.interruption import TooMuchHereError, limited
@@ -266,7 +266,7 @@ class ModelCounter:
             max_model_len: in tokens; a prompt with too many characters to fit it is refused untokenized.
 
         Raises:
-            InvalidRequestError: the engine would refuse the request with 400 while building its prompt.
+            InvalidRequestError: the engine would refuse the request while building its prompt, or has.
             PromptTooLongError: refused before tokenizing.
             CountingOverloadedError: too many bytes wait to be counted.
             CountUnavailableError: neither kvgate nor an engine could count.
@@ -371,8 +371,7 @@ class ModelCounter:
             raise CountUnavailableError(str(error)) from None
         try:
             counts = await self._engine.count(work, max_model_len, flow=flow, kind=kind)
-        except (InvalidRequestError, RouteMissingError):
-            # A counting route words its refusal for its own requests: only the request's own route can say why.
+        except (QuestionRefusedError, RouteMissingError):
             return await self._estimate(flow, request, max_model_len)
         source = self._elsewhere(api, *work.kind.features) if work.exact else Source.ESTIMATE
         return PromptCount(counts, source, work.kind)

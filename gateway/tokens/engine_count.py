@@ -13,8 +13,9 @@ from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
 from gateway.tokens.render import cut
-from gateway.wire.engine_kinds import VLLM, EngineKind
+from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning
 from gateway.wire.request import InvalidRequestError
+from gateway.wire.stream import error_message
 
 _CONCURRENT_CALLS = 8
 """Most calls at once for one request: a list of a thousand prompts must not occupy the whole engine."""
@@ -70,6 +71,10 @@ class RouteMissingError(Exception):
     """This engine has no such counting route."""
 
 
+class QuestionRefusedError(InvalidRequestError):
+    """This engine refused to count. It words that for its own question: only the request's own route can say why."""
+
+
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
@@ -96,15 +101,6 @@ class _Usage(msgspec.Struct):
 
 class _Used(msgspec.Struct):
     usage: _Usage
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-    param: str | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error | str
 
 
 class EngineCounter:
@@ -141,7 +137,8 @@ class EngineCounter:
             kind: of the engines that understand these questions.
 
         Raises:
-            InvalidRequestError: the engine refused the request.
+            QuestionRefusedError: the engine refused to count it.
+            InvalidRequestError: it cannot take the request, as it says.
             RouteMissingError: it has no such route.
             CountUnavailableError: no engine answered.
             OutOfDescriptorsError: this process could not ask any.
@@ -207,8 +204,10 @@ class EngineCounter:
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             raise RouteMissingError(path)
         if status in _REFUSALS:
-            refusal = _refusal(answer)
-            raise InvalidRequestError(refusal.message or "The engine refused the request.", refusal.param)
+            raise QuestionRefusedError(path)
+        message = error_message(answer)
+        if target.kind.meaning(status, message) is Meaning.INVALID:
+            raise InvalidRequestError(message)
         raise CountUnavailableError(f"{path} of the engine answered {status}")
 
 
@@ -253,11 +252,3 @@ _READ: dict[CountedIn, tuple[Callable[[bytes], int], int]] = {
     CountedIn.ENTRIES: (_entries, _LONGEST_LIST),
 }
 """The reader of each answer, and the most bytes read of it."""
-
-
-def _refusal(body: bytes) -> _Error:
-    try:
-        error = msgspec.json.decode(body, type=_Refusal).error
-        return _Error(error) if isinstance(error, str) else error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Error()

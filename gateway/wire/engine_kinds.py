@@ -41,6 +41,8 @@ class Meaning(Enum):
     """The request exceeds the model's length."""
     FAILED = auto()
     """It broke down on a request, though its status blames the client."""
+    INVALID = auto()
+    """It cannot take such a request, though its status blames itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,9 @@ LLAMA_SERVER = EngineKind(
     errors=(
         Said(Meaning.LOADING, "Loading model", (503,)),
         Said(Meaning.TOO_LONG, "exceeds the available context size", (400,)),
+        Said(Meaning.INVALID, " input is not supported - hint: ", (500,)),
+        Said(Meaning.INVALID, "Failed to parse tools: ", (500,)),
+        Said(Meaning.INVALID, "Failed to parse messages: ", (500,)),
     ),
     counts=True,
     overriding=frozenset({"n_predict", "n_cmpl", "max_completion_tokens"}),

@@ -85,6 +85,30 @@ async def test_a_prompt_is_counted_as_it_is_used(through: Running, path: str, fi
     assert (int(answer.headers["x-kvgate-prompt-tokens"]), answer.headers["x-kvgate-counted"]) == (used, "engine")
 
 
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,SECRET"}}),
+        (CHAT, {"type": "input_audio", "input_audio": {"data": "SECRET", "format": "wav"}}),
+        (MESSAGES, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "SECRET"}}),
+        (RESPONSES, {"type": "input_image", "image_url": "data:image/png;base64,SECRET"}),
+        (CHAT, {"type": "text"}),
+    ],
+)
+async def test_what_the_model_cannot_take_is_the_requests_fault(
+    server: LlamaServer, through: Running, path: str, part: dict[str, Any]
+) -> None:
+    """llama-server itself answers 500."""
+    asked = {"messages" if path != RESPONSES else "input": [{"role": "user", "content": [part]}], "max_tokens": 2}
+    async with httpx.AsyncClient(base_url=server.url) as direct:
+        said = (await direct.post(path, json=asked)).json()["error"]
+    refused = await through.client.post(path, json=asked)
+    assert said["code"] == 500
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, said["message"])
+    assert "SECRET" not in refused.text
+    assert await through.outcomes() == {"invalid_request": 1}
+
+
 async def test_a_request_without_an_output_limit_gets_its_slots_share(through: Running) -> None:
     answer = await through.client.post(CHAT, json=STORY, timeout=120)
     usage = answer.json()["usage"]

@@ -258,6 +258,17 @@ async def test_a_refusal_of_what_is_too_long_reads_as_ours(plane, of_kind, reply
     assert plane.watch().failures == []
 
 
+async def test_what_is_the_requests_fault_reads_so_whatever_the_engines_status(plane, of_kind):
+    of_kind("llama-server")
+    message = "Failed to parse tools: Missing tool type: {}; tools = [{}]"
+    plane.replies.append(Reply(error(message), status=500))
+    client = plane.ask()
+    assert await outcome(plane, client) == "invalid_request"
+    refused = json.loads(client.body)["error"]
+    assert (client.status, refused["code"], refused["message"]) == (400, "invalid_request", message)
+    assert (len(plane.sent), plane.watch().failures) == (1, [])
+
+
 @pytest.mark.parametrize("body", [error("not so", 422), b"not JSON"])
 async def test_an_engines_refusal_is_passed_on(plane, body):
     plane.replies.append(Reply(body, status=422))

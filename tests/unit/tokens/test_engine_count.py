@@ -9,7 +9,7 @@ import pytest
 
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, RouteMissingError
+from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, QuestionRefusedError, RouteMissingError
 from gateway.tokens.features import Kind
 from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
@@ -92,16 +92,20 @@ async def test_without_an_endpoint_nobody_counts() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 501])
-async def test_the_engines_refusal_is_the_clients_error_in_its_words(status: int) -> None:
-    error = {"error": {"message": "Roles must alternate.", "type": "BadRequestError", "param": "messages", "code": 400}}
+@pytest.mark.parametrize("body", [b'{"error": {"message": "Not so."}}', b"<html>", b'{"x":' + b"[" * 100_000])
+async def test_a_route_may_refuse_what_it_was_asked(status: int, body: bytes) -> None:
+    with pytest.raises(QuestionRefusedError):
+        await counted(lambda _: httpx.Response(status, content=body), work(ask("a")))
+
+
+async def test_what_is_the_requests_fault_is_told_in_the_engines_words_whatever_its_status() -> None:
+    message = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+    target = engine_at(FIRST, lambda _: httpx.Response(500, json={"error": {"code": 500, "message": message}}))
+    counter = EngineCounter(lambda: (replace(target, kind=LLAMA_SERVER),), lambda: 5)
     with pytest.raises(InvalidRequestError) as caught:
-        await counted(lambda _: httpx.Response(status, json=error), work(ask("a")))
-    assert (caught.value.message, caught.value.param) == ("Roles must alternate.", "messages")
-
-
-async def test_a_refusal_that_cannot_be_read_is_one_still() -> None:
-    with pytest.raises(InvalidRequestError, match="refused"):
-        await counted(lambda _: httpx.Response(400, content=b"<html>"), work(ask("a")))
+        await counter.count(work(ask("a")), 1000, flow="flow", kind=LLAMA_SERVER)
+    assert not isinstance(caught.value, QuestionRefusedError)
+    assert caught.value.message == message
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"count": "x"}'])
@@ -142,7 +146,7 @@ async def test_ten_thousand_prompts_are_not_ten_thousand_tasks() -> None:
         most = max(most, len(asyncio.all_tasks()))
         return httpx.Response(400)
 
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(QuestionRefusedError):
         await counted(answer, work(*[ask("a")] * 10_000))
     assert 0 < most < 100
 
@@ -175,11 +179,6 @@ async def test_of_a_long_answer_only_the_count_at_its_beginning_is_read() -> Non
 async def test_a_count_that_cannot_be_is_none(body: bytes) -> None:
     with pytest.raises(CountUnavailableError):
         await counted(lambda _: httpx.Response(200, content=body), work(ask("a")))
-
-
-async def test_a_refusal_that_cannot_be_read_is_one_all_the_same() -> None:
-    with pytest.raises(InvalidRequestError, match="The engine refused"):
-        await counted(lambda _: httpx.Response(400, content=b'{"x":' + b"[" * 100_000), work(ask("a")))
 
 
 async def test_an_answer_that_drips_is_given_up() -> None:

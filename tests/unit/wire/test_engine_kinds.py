@@ -48,6 +48,13 @@ def test_what_cannot_be_read_tells_no_kind(answer):
         (VLLM, 400, "This model's maximum context length is 9 tokens.", None),
         (LLAMA_SERVER, 503, "Loading model", Meaning.LOADING),
         (LLAMA_SERVER, 400, "request (9 tokens) exceeds the available context size (8 tokens)", Meaning.TOO_LONG),
+        (
+            LLAMA_SERVER,
+            500,
+            "audio input is not supported - hint: if this is unexpected, you may n...",
+            Meaning.INVALID,
+        ),
+        (LLAMA_SERVER, 500, "Context size has been exceeded.", None),
         (TGI, 422, "Template error: Model is overloaded", None),
         (TGI, 424, "Request failed during generation: oops", Meaning.FAILED),
         (OLLAMA, 500, "server busy, please try again.", None),
