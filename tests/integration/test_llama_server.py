@@ -148,6 +148,25 @@ async def test_what_others_ask_of_it_directly_is_seen(server: LlamaServer, throu
         assert (await foreign).status_code == 200
 
 
+async def test_what_others_have_killed_is_told_as_the_engine_tells_it(server: LlamaServer, through: Running) -> None:
+    """A request past kvgate overflows the cache while a stream runs."""
+    long = STORY | {"messages": [HI | {"content": "word " * 150}], "max_tokens": 80}
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=300) as direct,
+        through.client.stream("POST", CHAT, json=STORY | {"max_tokens": 150, "stream": True}, timeout=300) as stream,
+    ):
+        lines = stream.aiter_lines()
+        first = await anext(lines)
+        foreign = asyncio.create_task(direct.post(CHAT, json=long))
+        events = [first, *[line async for line in lines if line]]
+        assert (await foreign).status_code == 500
+    assert (stream.status_code, "choices" in json.loads(first.removeprefix("data: "))) == (200, True)
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == "Context size has been exceeded."
+    await through.until_idle()
+    assert await through.outcomes() == {"upstream_error": 1}
+    assert await _killed(through.client, 2) == []
+
+
 async def test_one_that_dies_comes_back(model: Path) -> None:
     with llama_server(model, ctx=CTX, slots=2) as mortal:
         async with in_front(mortal) as kvgate:
