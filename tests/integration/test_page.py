@@ -1,12 +1,13 @@
 """The live page in a real browser, over fake engines; and over a real one that is overloaded, killed and comes back."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def fake(*options: str) -> Iterator[Fake]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, endpoints: list[str], **sections: Any) -> Iterator[Kvgate]:
+def gateway(
+    folder: Path, endpoints: list[str], *args: str, environ: Mapping[str, str] | None = None, **sections: Any
+) -> Iterator[Kvgate]:
     folder.mkdir(exist_ok=True)
     settings = {
         "models": [{"endpoints": [{"url": url} for url in endpoints], "tokenizer": "/nonexistent"}],
@@ -71,7 +74,7 @@ def gateway(folder: Path, endpoints: list[str], **sections: Any) -> Iterator[Kvg
     }
     file = folder / "kvgate.yaml"
     file.write_text(yaml.safe_dump(settings))
-    with serving(folder / "log", free_port(), "--config", str(file)) as running:
+    with serving(folder / "log", free_port(), "--config", str(file), *args, environ=environ) as running:
         yield running
 
 
@@ -294,6 +297,7 @@ def test_left_open_it_keeps_nothing(window, kvgate, seconds):
 
 @pytest.mark.engine
 def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model, engine_python, tmp_path):
+    """It is the first way to serve the model, so `--engine auto` takes it."""
     args = [
         "--max-model-len=1024",
         "--block-size=32",
@@ -301,19 +305,20 @@ def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model,
         "--enforce-eager",
         "--dtype=float32",
     ]
-    engine = {
-        "model": str(random_model), "python": str(engine_python), "args": args, "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
-        "start_timeout": 900,
-    }  # fmt: skip
-    sections = {"models": [{"name": "random", "engine": engine}], "health": {"hung_after": 600}}
-    request = {"model": "random", "prompt": [101] * 150, "ignore_eos": True}
+    environ = {"KVGATE_ENGINE_PYTHON": str(engine_python), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    sections = {"admission": {"policy": "hysteresis"}, "health": {"hung_after": 600}}
+    request = {"prompt": [101] * 150, "ignore_eos": True}
 
-    with gateway(tmp_path, [], admission={"policy": "hysteresis"}, **sections) as served:
+    launch = (str(random_model), "--engine", "auto", "--", *args)
+    with gateway(tmp_path, [], *launch, environ=environ, **sections) as served:
 
         def crowd(clients: int) -> Crowd:
             return Crowd(served.url, clients, request, lengths=(200, 500), path="/v1/completions")
 
         served.wait_ready(timeout=900)
+        (choice,) = [line for line in served.log.read_text().splitlines() if '"rungs":' in line]
+        first, *_ = json.loads(choice)["rungs"]
+        assert (first["name"], first["remark"]) == ("vLLM", "taken")
         window.open(served.url)
         window.until_headline("Serving.")
         with crowd(20):
