@@ -47,7 +47,7 @@ async def test_what_is_wrong_with_an_adapter_is_told_before_a_request_asks_for_i
         (endpoint,) = (await running.state())["endpoints"]
         assert endpoint["adapters"] == {
             "missing": f"Loading lora missing failed: No adapter found for {tmp_path}/none",
-            "high": "LoRA rank 64 is greater than max_lora_rank 16.",
+            "high": "Call to add_lora method failed: LoRA rank 64 is greater than max_lora_rank 16.",
         }
         assert (await running.post()).status_code == 200
         assert (await running.post(model="high")).status_code == 404

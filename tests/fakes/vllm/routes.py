@@ -90,7 +90,8 @@ def _load_lora(fake: "FakeVllm", seen: SeenRequest) -> Response:
         raise ApiError(404, message, "NotFoundError")
     rank = json.loads((Path(path) / "adapter_config.json").read_text())["r"]
     if rank > _MAX_RANK:
-        raise ApiError(500, f"LoRA rank {rank} is greater than max_lora_rank {_MAX_RANK}.", "InternalServerError")
+        message = f"Call to add_lora method failed: LoRA rank {rank} is greater than max_lora_rank {_MAX_RANK}."
+        raise ApiError(500, message, "InternalServerError")
     fake.loras[name] = path
     return 200, f"Success: LoRA adapter '{name}' added successfully.".encode(), "text/plain"
 
