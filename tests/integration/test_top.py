@@ -30,12 +30,24 @@ async def loaded(**sections):
             requests = [asyncio.create_task(kvgate.post(tokens=200, stream=True)) for _ in range(7)]
             await until(lambda: sum(each.generated > 30 for each in fake.scheduler.running) == 4)
             fake.freeze()
-            await asyncio.sleep(2.5)  # scrapes and a point of the history: from then on nothing changes
+            await settled(kvgate)
             yield fake, kvgate
             fake.thaw()
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def settled(kvgate):
+    """Wait for a scrape after now and for two points of the history after that: from one to the other nothing moved."""
+    async with Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
+        begun = scraped = None
+        async for picture in followed.follow():
+            begun = begun or picture.at
+            if scraped is None and picture.endpoints[0].scraped > begun + 0.1:  # it is told to a tenth of a second
+                scraped = picture.at
+            if scraped is not None and sum(point.at > scraped for point in picture.points) >= 2:
+                return
 
 
 def table(columns, lines, size=WIDTH):
@@ -60,7 +72,8 @@ def _heads(shown):
     yield f"{head}{' ' * GAP}{second.title}"
 
 
-async def test_once_the_state_the_events_and_the_view_show_the_same_figures():
+async def test_once_the_state_the_events_and_the_view_show_the_same_figures(monkeypatch):
+    monkeypatch.setattr("gateway.app.owner.INTERVAL", 0.2)
     async with loaded() as (_, kvgate), Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
         (endpoint,), (queue,) = [(await kvgate.state())[name] for name in ("endpoints", "queues")]
         picture = await followed.picture()
