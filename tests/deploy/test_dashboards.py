@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from docs.dashboards import DASHBOARDS, dashboards
 from tests.deploy.prometheus import scraping
 from tests.fakes.vllm import FakeSettings, FakeVllm
+from tests.integration.frozen import frozen
 from tests.integration.relaying import CHAT, body, gateway
 from tests.until import until
 
@@ -73,6 +74,67 @@ async def test_prometheus_has_data_for_each_query_and_keeps_the_traces(tmp_path:
                 await until(all_found, 60)
             assert queries == set(), (tmp_path / "prometheus.log").read_text()[-2000:]
             await until(traced)
+
+
+@pytest.mark.network
+async def test_what_panels_show_is_what_the_state_says(tmp_path: Path) -> None:
+    gauges: dict[tuple[str, str], list[str]] = {}
+    for dashboard in DASHBOARDS:
+        for panel in dashboard.panels:
+            for query in panel.queries:
+                if not re.search(
+                    r"\[|kvgate_gpu_|process_|_age_", query.expression
+                ):  # the state has no rates; ages grow
+                    gauges.setdefault((dashboard.name, panel.title), []).append(query.expression)
+    async with frozen(engines=2) as kvgate:
+        with scraping(tmp_path, kvgate.client.base_url.netloc.decode(), ADMIN) as prometheus:
+
+            async def shown(expression: str) -> dict[tuple[str, ...], float]:
+                filled = re.sub(r"\$(model|endpoint)\b", ".*", expression)
+                found = await asyncio.to_thread(prometheus.query, filled)
+                return {_labels(one["metric"]): float(one["value"][1]) for one in found}
+
+            await until(lambda: shown("kvgate_queue_depth"))
+            seen = {place: [await shown(one) for one in queries] for place, queries in gauges.items()}
+            state = await kvgate.state()
+    assert state["queues"][0]["depth"] == 3
+    assert seen == {place: [pytest.approx(one) for one in figures] for place, figures in _told(state).items()}
+
+
+def _labels(metric: dict[str, str]) -> tuple[str, ...]:
+    return tuple(metric[label] for label in sorted(metric))
+
+
+def _told(state: dict[str, Any]) -> dict[tuple[str, str], list[dict[tuple[str, ...], float]]]:
+    """What the gauge panels are to show, by dashboard and title: of each query the figures by its labels."""
+    endpoints, (queue,) = state["endpoints"], state["queues"]
+    model = queue["model"]
+
+    def of_each(figure: Callable[[Any], float]) -> dict[tuple[str, ...], float]:
+        return {(one["id"],): float(figure(one)) for one in endpoints}
+
+    healthy, gates = of_each(lambda one: one["healthy"]), of_each(lambda one: one["gate"]["open"])
+    running = of_each(lambda one: one["in_flight"])
+    sources = ("ledger", "observed", "effective", "forecast")
+    return {
+        ("overview", "Waiting"): [{(): queue["depth"]}],
+        ("overview", "Saturation"): [{(): queue["saturation"]}, {(model,): queue["saturation"]}],
+        ("overview", "Backlog"): [{} if queue["backlog_seconds"] is None else {(): queue["backlog_seconds"]}],
+        ("overview", "Endpoints up"): [{(): sum(healthy.values())}],
+        ("overview", "Waiting for a first endpoint"): [{(): queue["waiting_without_endpoint"]}],
+        ("overview", "Queue"): [{(model,): queue["depth"]}],
+        ("overview", "KV cache"): [
+            of_each(lambda one: one["kv"]["effective"]),
+            of_each(lambda one: one["kv"]["forecast"]),
+        ],
+        ("endpoint", "Up"): [{(): sum(healthy.values())}],
+        ("endpoint", "Gate"): [{(): sum(gates.values())}],
+        ("endpoint", "In flight"): [{(): sum(running.values())}],
+        ("endpoint", "Most sequences"): [{(): max(one["peak_sequences"] for one in endpoints)}],
+        ("endpoint", "KV cache"): [{(one["id"], source): one["kv"][source] for one in endpoints for source in sources}],
+        ("endpoint", "Requests in flight"): [running],
+        ("endpoint", "Up, and gate open"): [healthy, gates],
+    }
 
 
 @pytest.mark.parametrize("name", FILES)

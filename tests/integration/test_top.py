@@ -1,7 +1,5 @@
 """`kvgate top` on a kvgate that serves."""
 
-import asyncio
-import contextlib
 import io
 import json
 
@@ -11,43 +9,13 @@ from gateway.commands.top.figures import ENDPOINTS, FLOWS, GAP, REQUESTS, fittin
 from gateway.commands.top.following import Kvgate
 from gateway.commands.top.once import show
 from gateway.commands.top.screen import Top
-from tests.fakes.vllm import FakeSettings, FakeVllm
+from tests.fakes.vllm import FakeVllm
+from tests.integration.frozen import frozen
 from tests.integration.relaying import body, gateway
 from tests.unit.commands.top.following_fake import text
 from tests.until import until
 
 WIDTH = 160
-QUIET = {"health": {"hung_after": 600}, "admission": {"ttft_target": 600, "queue": {"ttl": 600}}}
-
-
-@contextlib.asynccontextmanager
-async def loaded(**sections):
-    """A kvgate with four requests that run and three that wait, on an engine that does nothing more."""
-    settings = FakeSettings(step_seconds=0.01, num_blocks=101, block_size=16, max_model_len=1000)
-    async with FakeVllm(settings) as fake:
-        models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 4}], "tokenizer": "/nonexistent"}]
-        async with gateway(fake, models=models, **QUIET, **sections) as kvgate:
-            requests = [asyncio.create_task(kvgate.post(tokens=200, stream=True)) for _ in range(7)]
-            await until(lambda: sum(each.generated > 30 for each in fake.scheduler.running) == 4)
-            fake.freeze()
-            await settled(kvgate)
-            yield fake, kvgate
-            fake.thaw()
-            for request in requests:
-                request.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
-
-
-async def settled(kvgate):
-    """Wait for a scrape after now and for two points of the history after that: from one to the other nothing moved."""
-    async with Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
-        begun = scraped = None
-        async for picture in followed.follow():
-            begun = begun or picture.at
-            if scraped is None and picture.endpoints[0].scraped > begun + 0.1:  # it is told to a tenth of a second
-                scraped = picture.at
-            if scraped is not None and sum(point.at > scraped for point in picture.points) >= 2:
-                return
 
 
 def table(columns, lines, size=WIDTH):
@@ -72,9 +40,8 @@ def _heads(shown):
     yield f"{head}{' ' * GAP}{second.title}"
 
 
-async def test_once_the_state_the_events_and_the_view_show_the_same_figures(monkeypatch):
-    monkeypatch.setattr("gateway.app.owner.INTERVAL", 0.2)
-    async with loaded() as (_, kvgate), Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
+async def test_once_the_state_the_events_and_the_view_show_the_same_figures():
+    async with frozen() as kvgate, Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
         (endpoint,), (queue,) = [(await kvgate.state())[name] for name in ("endpoints", "queues")]
         picture = await followed.picture()
         out = io.StringIO()
