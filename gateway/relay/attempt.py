@@ -218,7 +218,7 @@ class Attempt:
         if self._response.head_sent:  # the head of a stream has already left
             return Retryable(Back.FAILED, "The endpoint did not stream its answer.", live_error=True)
         self._flights.note_answer(flight, engine_done=True)
-        self._exchange.usage = facts.usage
+        self._exchange.usage, self._exchange.finish_reasons = facts.usage, facts.finish_reasons
         self._remember(facts.response_id)
         await self._pass_on(flight, answer, body, complete=complete)
         return Ended(Outcome.COMPLETED, Verdict.DONE)
@@ -268,7 +268,7 @@ class Attempt:
         rest = reader.end()
         if reader.failure is not None:
             return await self._failed_midway(reader.failure)
-        exchange.usage = reader.usage
+        exchange.usage, exchange.finish_reasons = reader.usage, reader.finish_reasons
         self._flights.progressed((outgoing.request,))  # by the next batch the flight is closed
         flight.delivering = True
         await self._response.end(rest)

@@ -80,6 +80,7 @@ class Exchange:
         overhead: seconds from `received` until it was first sent to one, without `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
+        finish_reasons: of its answer, as the endpoint says.
         waited: seconds in the queue, and for an engine that can count it, over all attempts.
         standing: where its tenant stands with its rates.
         reports_wait: whether its queue time is reported: of every admitted request, and of one refused after a wait.
@@ -107,6 +108,7 @@ class Exchange:
     overhead: float | None = None
     first_event: float | None = None
     usage: Usage | None = None
+    finish_reasons: tuple[str, ...] = ()
     waited: float = 0.0
     reports_wait: bool = False
     standing: Standing | None = None

@@ -12,8 +12,8 @@ from gateway.ops.otlp.trace import Kind, Span, SpanKind, Step, Trace, Value
 from gateway.relay.exchange import Exchange
 from gateway.wire.shown import shown
 
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.42.0"
-"""The version of the conventions that the names are from."""
+SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
+"""The version of the conventions for generative AI that the names are from. It names the one of the others."""
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -28,6 +28,7 @@ OPERATIONS = {
 
 _FAILURES = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.INTERNAL_ERROR})
 _SERVER_ERRORS = 500
+_LONGEST_PORT = 5
 
 
 class Ended(NamedTuple):
@@ -89,10 +90,17 @@ SERVER: Table = {
     **_COUNTED,
     "gen_ai.operation.name": lambda ended: ended.operation,
     "gen_ai.provider.name": lambda ended: ended.operation and ended.engine,
+    "gen_ai.request.max_tokens": lambda ended: (
+        None if ended.exchange.demand is None else ended.exchange.demand.max_tokens
+    ),
     "gen_ai.request.model": lambda ended: ended.exchange.model,
     "gen_ai.request.stream": lambda ended: ended.exchange.stream or None,
+    "gen_ai.response.finish_reasons": lambda ended: ended.exchange.finish_reasons or None,
     "gen_ai.response.model": lambda ended: None if ended.exchange.fallback is None else ended.exchange.fallback.name,
     "gen_ai.response.time_to_first_chunk": lambda ended: _since(ended.exchange.first_event, ended.exchange.started),
+    "gen_ai.usage.cache_read.input_tokens": lambda ended: (
+        None if ended.exchange.usage is None else ended.exchange.usage.cached_tokens
+    ),
     "gen_ai.usage.input_tokens": lambda ended: (
         None if ended.exchange.usage is None else ended.exchange.usage.prompt_tokens
     ),
@@ -103,6 +111,8 @@ SERVER: Table = {
     "http.request.method": lambda ended: ended.trace.method,
     "http.response.status_code": lambda ended: ended.exchange.response.status,
     "http.route": lambda ended: ended.trace.route,
+    "server.address": lambda ended: _address(shown(ended.trace.host))[0] or None,
+    "server.port": lambda ended: _address(shown(ended.trace.host))[1],
     "url.path": lambda ended: shown(ended.exchange.path),
     "url.scheme": lambda ended: ended.trace.scheme,
     "kvgate.endpoint": lambda ended: ended.exchange.endpoint,
@@ -111,7 +121,6 @@ SERVER: Table = {
         None if ended.exchange.fallback is None else ended.exchange.fallback.reason.value
     ),
     "kvgate.flow": lambda ended: ended.exchange.flow,
-    "kvgate.max_tokens": lambda ended: None if ended.exchange.demand is None else ended.exchange.demand.max_tokens,
     "kvgate.outcome": lambda ended: ended.outcome.value,
     "kvgate.overhead_seconds": lambda ended: ended.exchange.overhead,
     "kvgate.position": lambda ended: ended.trace.position,
@@ -191,7 +200,8 @@ def _since(then: float | None, began: float) -> float | None:
     return None if then is None else then - began
 
 
-def _address(endpoint: str | None) -> tuple[str | None, int | None]:
-    """Host and port of an endpoint's id; of a unix socket, its path."""
-    host, _, port = (endpoint or "").rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdecimal() else (endpoint, None)
+def _address(place: str | None) -> tuple[str | None, int | None]:
+    """Host and port of a `Host` header or an endpoint's id; of a unix socket, its path."""
+    host, _, port = (place or "").rpartition(":")
+    known = host and port.isdecimal() and len(port) <= _LONGEST_PORT
+    return (host.strip("[]"), int(port)) if known else (place, None)

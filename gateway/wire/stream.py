@@ -95,10 +95,12 @@ _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
 """The last bytes sent that may begin an event boundary which the next bytes complete."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
-_FINISHED = re.compile(rb'"finish_reason":\s*"')
-_ABORTED = re.compile(rb'"finish_reason":\s*"abort"')
+_FINISHED = re.compile(rb'"finish_reason":\s*"([^"]{0,40})')
 """Searched for in the undecoded choices: inside a text the quotes are escaped, and a list of any length costs no more
 than its bytes."""
+_ABORT = b"abort"
+_MOST_REASONS = 128
+"""Finish reasons kept of an answer of many sequences."""
 _DONE = b"[DONE]"
 _LONGEST_MESSAGE = 4096
 _MOST_OF_CHOICES = 64 * 2**10
@@ -162,6 +164,7 @@ class StreamReader:
     Attributes:
         tokens: tokens seen so far over all sequences, as far as the events show.
         finished: whether a finish reason was seen.
+        finish_reasons: those of its sequences, as `choices` bring them.
         closed: whether the protocol's last event was seen.
         usage: the engine's count, once seen.
         failure: set when the answer failed; nothing after it is forwarded.
@@ -190,6 +193,7 @@ class StreamReader:
         "api",
         "closed",
         "failure",
+        "finish_reasons",
         "finished",
         "response_id",
         "tokens",
@@ -201,6 +205,7 @@ class StreamReader:
         self.api = api
         self.tokens = 0
         self.finished = False
+        self.finish_reasons: tuple[str, ...] = ()
         self.closed = False
         self.torn = False
         self.usage: Usage | None = None
@@ -379,11 +384,12 @@ class StreamReader:
             self.finished = True
         if parsed.type in _CLOSING_EVENTS:
             self.closed = True
-        if _ABORTED.search(parsed.choices) is not None:
-            self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
-            return False
-        if _FINISHED.search(parsed.choices) is not None:
+        if reasons := _FINISHED.findall(parsed.choices):
+            if _ABORT in reasons:
+                self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
+                return False
             self.finished = True
+            self.finish_reasons = _kept(self.finish_reasons, reasons)
         return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
 
     def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
@@ -412,6 +418,11 @@ def _end_of_events(data: bytes) -> int:
     return max(plain + 2 if plain >= 0 else 0, carried + 3 if carried >= 0 else 0)
 
 
+def _kept(before: tuple[str, ...], reasons: list[bytes]) -> tuple[str, ...]:
+    room = _MOST_REASONS - len(before)
+    return before + tuple(reason.decode("utf-8", "replace") for reason in reasons[:room])
+
+
 def is_preliminary(data: bytes) -> bool:
     """Whether these events do not yet show that the engine will answer."""
     return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
@@ -424,6 +435,7 @@ class BodyFacts:
     usage: Usage | None
     failure: Failure | None
     response_id: str | None
+    finish_reasons: tuple[str, ...] = ()
 
 
 def read_body(api: Api, body: bytes) -> BodyFacts:
@@ -432,12 +444,13 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
         parsed = _EVENT.decode(body)
     except _UNREADABLE:
         return BodyFacts(None, None, None)
-    failure = None
+    failure, reasons = None, _FINISHED.findall(parsed.choices)
     if parsed.failed:
         failure = _engine_failure(api, parsed, body, None)
-    elif parsed.status == "cancelled" or _ABORTED.search(parsed.choices) is not None:
+    elif parsed.status == "cancelled" or _ABORT in reasons:
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
-    return BodyFacts(parsed.usage.read(api) if parsed.usage is not None else None, failure, parsed.id)
+    usage = parsed.usage.read(api) if parsed.usage is not None else None
+    return BodyFacts(usage, failure, parsed.id, _kept((), reasons))
 
 
 def error_message(body: bytes) -> str:

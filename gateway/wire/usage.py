@@ -3,6 +3,7 @@
 `gateway.wire.request.edited` asks for them where a client does not.
 """
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -11,14 +12,20 @@ from gateway.wire.request import Api
 
 _MOST = 2**31
 """Tokens: no engine counts as many."""
+_ABSENT = msgspec.Raw(b"null")
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,10})(?!\d)')
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The engine's count: all tokens of the prompt, cached or not, and all generated tokens."""
+    """The engine's count: all tokens of the prompt, cached or not, and all generated tokens.
+
+    `cached_tokens`: those of the prompt that it found in its prefix cache; None where it does not say.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
 
 class UsageFields(msgspec.Struct):
@@ -33,12 +40,20 @@ class UsageFields(msgspec.Struct):
     total_tokens: int | None = None
     image_tokens: int | None = None
     """Of Cohere's `billed_units`, which count here what they do not count as `input_tokens`."""
+    prompt_tokens_details: msgspec.Raw = _ABSENT
+    input_tokens_details: msgspec.Raw = _ABSENT
+    """Engines differ in what these have, and no shape of them must cost the counts beside them."""
 
     def read(self, api: Api) -> Usage | None:
         """Read the fields as this API fills them; None if the values are impossible."""
         prompt, completion = _FIELDS[api]
         counted = sum(getattr(self, name) or 0 for name in prompt), getattr(self, completion) or 0
-        return Usage(*counted) if all(0 <= tokens < _MOST for tokens in counted) else None
+        return Usage(*counted, self._cached()) if all(0 <= tokens < _MOST for tokens in counted) else None
+
+    def _cached(self) -> int | None:
+        found = _CACHED.search(self.prompt_tokens_details) or _CACHED.search(self.input_tokens_details)
+        cached = self.cache_read_input_tokens if found is None else int(found[1])
+        return cached if cached is not None and 0 <= cached < _MOST else None
 
     def read_any(self) -> Usage | None:
         """Read the fields of an answer of any other API; None if it counts no tokens, or the values are impossible."""

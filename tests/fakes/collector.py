@@ -108,7 +108,12 @@ def _span(span: Any, schema_url: str, resource: dict[str, Any]) -> Span:
 
 
 def _pairs(attributes: Any) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in attributes}
+    return {pair.key: _value(pair.value) for pair in attributes}
+
+
+def _value(value: Any) -> Any:
+    found = getattr(value, value.WhichOneof("value"))
+    return [_value(each) for each in found.values] if value.HasField("array_value") else found
 
 
 @contextmanager

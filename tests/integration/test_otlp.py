@@ -49,19 +49,23 @@ async def test_a_request_is_a_server_span_with_its_count_its_wait_and_its_try_be
         (sent,) = [request for request in fake.seen if request.path == CHAT]
     assert server.name == "chat fake"
     assert (server.parent, server.failed) == ("", False)
-    assert server.schema_url == "https://opentelemetry.io/schemas/1.42.0"
+    assert server.schema_url == "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
     assert (
         server.attributes.items()
         >= {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "vllm",
+            "gen_ai.request.max_tokens": 5,
             "gen_ai.request.model": "fake",
             "gen_ai.request.stream": True,
+            "gen_ai.response.finish_reasons": ["length"],
             "gen_ai.usage.input_tokens": 2,
             "gen_ai.usage.output_tokens": 5,
             "http.request.method": "POST",
             "http.response.status_code": 200,
             "http.route": CHAT,
+            "server.address": "127.0.0.1",
+            "server.port": kvgate.port,
             "kvgate.counted": "engine",
             "kvgate.endpoint": f"127.0.0.1:{port}",
             "kvgate.outcome": "completed",

@@ -93,7 +93,8 @@ class Telemetry:
         trace_id = self._random.getrandbits(128) or 1 if parent is None else parent.trace_id
         if self._environment.sampler.samples(trace_id, parent):
             context = Context(trace_id, self._draw(), True, b"" if parent is None else parent.state)
-            return Trace(context, parent, scope["method"], scope.get("scheme", "http"), route, self._draw)
+            host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+            return Trace(context, parent, scope["method"], scope.get("scheme", "http"), host, route, self._draw)
         if parent is None or parent.sampled:
             headers[:] = [header for header in headers if header[0] not in TRACE_HEADERS]
             span_id = self._draw() if parent is None else parent.span_id

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
-Value = str | bool | int | float
+Value = str | bool | int | float | tuple[str, ...]
 _TRACEPARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _LONGEST_STATE = 1024
@@ -112,6 +112,7 @@ class Trace:
         parent: the span that it comes from.
         method: of HTTP.
         scheme: of its URL.
+        host: that it was sent to, with the port, as its client says; empty where it does not.
         route: the path as the route table has it.
         draw: draws the id of a span.
         rule: what first held it back, or refused it.
@@ -122,6 +123,7 @@ class Trace:
     parent: Context | None
     method: str
     scheme: str
+    host: str
     route: str
     draw: Callable[[], int]
     steps: list[Step] = field(default_factory=list)

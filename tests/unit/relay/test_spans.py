@@ -19,13 +19,13 @@ CHAT = "/v1/chat/completions"
 PARENT = Context(9, 8, True)
 
 
-def exchange(route=CHAT, status=200, **facts):
+def exchange(route=CHAT, status=200, host="kvgate.example:8443", **facts):
     async def send(_message):
         pass
 
     made = Exchange.begin({"path": route, "headers": [(b"x-request-id", b"r-1")]}, send, lambda: 100.0, Api.CHAT)
     ids = count(2)
-    made.recorded = Trace(Context(9, 1, True), PARENT, "POST", "http", route, lambda: next(ids))
+    made.recorded = Trace(Context(9, 1, True), PARENT, "POST", "http", host, route, lambda: next(ids))
     made.response.status = status
     for name, value in facts.items():
         setattr(made, name, value)
@@ -47,7 +47,8 @@ def test_every_fact_of_a_request_has_its_attribute():
         demand=Demand((3, 4), 50),
         failures=1,
         first_event=102.5,
-        usage=Usage(7, 20),
+        usage=Usage(7, 20, 4),
+        finish_reasons=("stop", "length"),
         waited=1.5,
     )
     made.recorded.did(Kind.COUNT, 100.0, 100.5)
@@ -59,15 +60,20 @@ def test_every_fact_of_a_request_has_its_attribute():
     assert server.attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",
+        "gen_ai.request.max_tokens": 50,
         "gen_ai.request.model": "m",
         "gen_ai.request.stream": True,
+        "gen_ai.response.finish_reasons": ("stop", "length"),
         "gen_ai.response.model": "other",
         "gen_ai.response.time_to_first_chunk": 2.5,
+        "gen_ai.usage.cache_read.input_tokens": 4,
         "gen_ai.usage.input_tokens": 7,
         "gen_ai.usage.output_tokens": 20,
         "http.request.method": "POST",
         "http.response.status_code": 200,
         "http.route": CHAT,
+        "server.address": "kvgate.example",
+        "server.port": 8443,
         "url.path": CHAT,
         "url.scheme": "http",
         "kvgate.counted": "local",
@@ -75,7 +81,6 @@ def test_every_fact_of_a_request_has_its_attribute():
         "kvgate.failures": 1,
         "kvgate.fallback.reason": "queue_full",
         "kvgate.flow": "alice",
-        "kvgate.max_tokens": 50,
         "kvgate.outcome": "completed",
         "kvgate.overhead_seconds": 0.0,
         "kvgate.position": 3,
@@ -121,6 +126,8 @@ def test_what_is_not_known_has_no_attribute():
         "http.request.method",
         "http.response.status_code",
         "http.route",
+        "server.address",
+        "server.port",
         "url.path",
         "url.scheme",
         "kvgate.flow",
@@ -179,6 +186,21 @@ def test_of_several_tries_each_says_how_it_failed_and_the_last_how_the_request_e
     assert [span.attributes["server.address"] for span in tries] == ["a", "/run/engine.sock", "::1"]
     assert [span.attributes.get("server.port") for span in tries] == [1, None, 3]
     assert ["gen_ai.response.time_to_first_chunk" in span.attributes for span in tries] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "port"),
+    [
+        ("kvgate", "kvgate", None),
+        ("[::1]:8000", "::1", 8000),
+        ("", None, None),
+        ("kvgate:99999999999999999999", "kvgate:99999999999999999999", None),
+        ("x" * 4000, "x" * 128, None),
+    ],
+)
+def test_the_server_is_whom_its_client_named_within_bounds(host, address, port):
+    server, _ = of(exchange(host=host))
+    assert (server.attributes.get("server.address"), server.attributes.get("server.port")) == (address, port)
 
 
 def test_what_asks_no_model_is_plain_http():

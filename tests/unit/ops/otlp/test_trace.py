@@ -12,7 +12,9 @@ GIVEN = b"00-af7651916cd43dd8448eb211c80319c0-b7ad6b7169203331-01"
 
 def a_trace(*, state=b""):
     ids = count(7)
-    return Trace(Context(TRACE, 1, True, state), None, "POST", "http", "/v1/chat/completions", lambda: next(ids))
+    return Trace(
+        Context(TRACE, 1, True, state), None, "POST", "http", "kvgate:8000", "/v1/chat/completions", lambda: next(ids)
+    )
 
 
 def test_the_headers_of_a_client_are_read():
