@@ -56,9 +56,19 @@ LOAD_TESTS = {
     "fair-shares": LoadTest("fair-shares", ("--seconds", "120")),
     "spike": LoadTest("spike", ()),
 }
-CALIBRATION = "tests/proof/test_simulation_against_engine.py"
-CHAOS = ("tests/integration/test_engine_chaos.py", "tests/property/test_admission.py")
+CHAOS = "tests/integration/test_engine_chaos.py tests/property/test_admission.py"
 """Tests at random, of which the suite has a short run. It draws the same examples of properties each time, too."""
+OTHERS = {
+    "calibration": ("pytest -s -m proof tests/proof/test_simulation_against_engine.py",),
+    "chaos": (f"pytest -m proof {CHAOS}", "pytest -n 2 --hypothesis-profile explore tests/property"),
+    "page": ("pytest -m proof tests/integration/test_page.py",),
+    "relay_cost": ("loadtests.relay_cost --tokenizer {model} --rounds 3 --out {out}/relay_cost.json",),
+    "relay_limits": ("loadtests.relay_limits --out {out}",),
+    "startup": ("loadtests.startup --tokenizer {model} --out {out}/startup.json",),
+    "workers": ("tests.proof.workers --seconds {seconds} --out {out}/workers.json",),
+    "plan_accuracy": ("tests.proof.plan_accuracy",),
+}
+"""The commands of measurements that write their own file, or only pass or fail."""
 COSTS: dict[str, tuple[str, ...]] = {
     "simulation": (),
     "core_cost": (),
@@ -69,13 +79,17 @@ COSTS: dict[str, tuple[str, ...]] = {
     "partitions": (),
     "kill_all": (),
     "on_demand": (),
+    "otlp_cost": (),
+    "scrape_cost": (),
+    "engines": (),
+    "page_left_open": (),
 }
 """Measurements that print a table, by module name. `MODEL` stands for the model's folder."""
 
 
 def main() -> None:
     """Run all measurements, or the named ones."""
-    known = (*LOAD_TESTS, "calibration", "chaos", "relay_cost", "relay_limits", "workers", *COSTS, "plan_accuracy")
+    known = (*LOAD_TESTS, *OTHERS, *COSTS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--rounds", type=int, default=1, help="of each load test")
@@ -88,24 +102,12 @@ def main() -> None:
     folder = _said("-m", "engine.demo_model", MODEL)
     if wanted & set(LOAD_TESTS):
         _load_tests(wanted, folder, out, arguments.rounds, arguments.seconds)
-    if "calibration" in wanted:
-        _run("-m", "pytest", "-s", "-m", "proof", CALIBRATION)
-    if "chaos" in wanted:
-        _run("-m", "pytest", "-m", "proof", *CHAOS)
-        _run("-m", "pytest", "-n", "2", "--hypothesis-profile", "explore", "tests/property")
-    if "relay_cost" in wanted:
-        _run(
-            "-m", "loadtests.relay_cost", "--tokenizer", folder, "--rounds", "3", "--out", str(out / "relay_cost.json")
-        )
-    if "relay_limits" in wanted:
-        _run("-m", "loadtests.relay_limits", "--out", str(out))
-    if "workers" in wanted:
-        _run("-m", "tests.proof.workers", "--seconds", str(arguments.seconds), "--out", str(out / "workers.json"))
+    filled = {"model": folder, "out": str(out), "seconds": arguments.seconds}
+    for command in (command for name, commands in OTHERS.items() if name in wanted for command in commands):
+        _run("-m", *(word.format(**filled) for word in command.split()))
     for name, given in COSTS.items():
         if name in wanted:
             _run("-m", f"tests.proof.{name}", *(folder for _ in given), kept=out / f"{name}.txt")
-    if "plan_accuracy" in wanted:
-        _run("-m", "tests.proof.plan_accuracy")
 
 
 def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: float) -> None:

@@ -1,10 +1,11 @@
-"""The CPU that a scrape of `/metrics` each second costs kvgate, per plain request and per streamed event.
+"""What it costs kvgate to be watched: its CPU per plain request and per streamed event with a viewer and Prometheus.
 
     python -m tests.proof.scrape_cost
 
-One kvgate process is measured with and without scrapes by turns, so that a busy machine troubles both alike, and then
-what one scrape costs it alone. Scrapes are as Prometheus's: OpenMetrics, on a connection that stays open; every request
-has a sampled `traceparent`.
+One kvgate process is measured watched and unwatched by turns, so that a busy machine troubles both alike. Watched is:
+one viewer of `/kvgate/events`, and a scrape of `/metrics` every 15 s as Prometheus's is, OpenMetrics on a connection
+that stays open. Every request has a sampled `traceparent`. Beside that: a hundred viewers, as a share of a core while
+streams run, and one scrape by itself.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -31,26 +33,66 @@ TRACED = b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\
 STREAMS = 64
 RATE = 50.0
 SCRAPES = 200
+INTERVAL = 15.0
+"""Seconds from one scrape to the next, and of each measurement: each has one."""
+ADDRESSES = 5
+"""Of the viewers: one address may have half of what the others leave, at most 64."""
+PIECE = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who looks."""
+
+    viewers: int = 0
+    prometheus: bool = False
+
+
+NOBODY, WATCHED, CROWD = Watch(), Watch(1, prometheus=True), Watch(100)
 
 
 @contextlib.asynccontextmanager
-async def scraped(port: int) -> AsyncIterator[None]:
-    """While the block runs, the metrics are read each second."""
+async def watching(port: int, watch: Watch) -> AsyncIterator[None]:
+    """They look while the block runs.
 
-    async def scrape() -> None:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            while True:
-                answer = await client.get(f"http://127.0.0.1:{port}/metrics", headers={"accept": ACCEPT}, timeout=30)
-                answer.raise_for_status()
-                await asyncio.sleep(1.0)
-
-    scraping = asyncio.create_task(scrape())
+    Raises:
+        RuntimeError: one of them was not served.
+    """
+    views = [await _opened(port, f"127.0.0.{2 + number % ADDRESSES}") for number in range(watch.viewers)]
+    tasks = [asyncio.create_task(_view(*view)) for view in views]
+    if watch.prometheus:
+        tasks.append(asyncio.create_task(_scrape(port)))
     try:
         yield
+        if any(task.done() for task in tasks):
+            raise RuntimeError("one who looked was not served to the end")
     finally:
-        scraping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await scraping
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _opened(port: int, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    writer.write(b"GET /kvgate/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % port)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise RuntimeError(head.decode("latin-1"))
+    return reader, writer
+
+
+async def _view(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        while await reader.read(PIECE):
+            pass
+
+
+async def _scrape(port: int) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            answer = await client.get(f"http://127.0.0.1:{port}/metrics", headers={"accept": ACCEPT}, timeout=30)
+            answer.raise_for_status()
+            await asyncio.sleep(INTERVAL)
 
 
 async def per_request(proxy: Proxy, seconds: float) -> float:
@@ -87,33 +129,53 @@ async def per_scrape(proxy: Proxy) -> float:
         return 1e6 * (cpu_seconds(proxy.pid) - before) / SCRAPES
 
 
+async def by_turns(
+    measure: Callable[[Proxy, float], Awaitable[float]],
+    proxy: Proxy,
+    watches: Sequence[Watch],
+    bench: Bench,
+    rounds: int,
+) -> dict[Watch, list[float]]:
+    """What each of these ways to be watched costs, `rounds` times; none is always the later one."""
+    found: dict[Watch, list[float]] = {watch: [] for watch in watches}
+    for turn in range(rounds):
+        for place in range(len(watches)):
+            watch = watches[(turn + place) % len(watches)]
+            async with watching(proxy.port, watch):
+                found[watch].append(await measure(proxy, bench.seconds))
+    return found
+
+
+def spread(figures: Sequence[float], form: str = ".1f") -> str:
+    """The median, the least and the most."""
+    return f"{median(figures):{form}} ({min(figures):{form}} to {max(figures):{form}})"
+
+
 async def run(bench: Bench, rounds: int) -> None:
-    """Measure, and print the medians and their ratio."""
+    """Measure, and print medians with their spread."""
     with tempfile.TemporaryDirectory(prefix="kvgate-scrape-") as made:
         load = Load(STREAMS, rate=RATE)
         async with bench.engine(load, Path(made)) as engine, bench.proxy("kvgate", engine, Path(made)) as proxy:
-            for name, measure in (("request", per_request), ("event", per_event)):
-                without, scraping = [], []
-                for turn in range(rounds):
-                    for scrapes in (turn % 2 == 0, turn % 2 == 1):  # neither is always the later one
-                        if scrapes:
-                            async with scraped(proxy.port):
-                                scraping.append(await measure(proxy, bench.seconds))
-                        else:
-                            without.append(await measure(proxy, bench.seconds))
-                ratios = sorted(one / other for one, other in zip(scraping, without, strict=True))
-                print(
-                    f"{name}: {median(without):.1f} us, scraped {median(scraping):.1f} us; "
-                    f"ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-                )
-            print(f"scrape: {await per_scrape(proxy):.0f} us")
+            for name, measure, watches in (
+                ("request", per_request, (NOBODY, WATCHED)),
+                ("event", per_event, (NOBODY, WATCHED, CROWD)),
+            ):
+                found = await by_turns(measure, proxy, watches, bench, rounds)
+                alone, watched = found[NOBODY], found[WATCHED]
+                ratios = [one / other for one, other in zip(watched, alone, strict=True)]
+                print(f"us per {name}: {spread(alone)}, watched {spread(watched)}; ratio {spread(ratios, '.3f')}")
+                if CROWD in found:
+                    more = [one - other for one, other in zip(found[CROWD], alone, strict=True)]
+                    shares = [us * STREAMS * RATE / 1e6 for us in more]
+                    print(f"{CROWD.viewers} viewers, share of a core: {spread(shares, '.2%')}")
+            print(f"us per scrape: {await per_scrape(proxy):.0f}")
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=INTERVAL, help="of each measurement")
     options = parser.parse_args()
     os.sched_setaffinity(0, {LOAD_CORE})
     command = f"{shlex.quote(sys.executable)} -m gateway.cli serve --endpoint {{engine}} --port {{port}}"

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import yaml
 
 from gateway.config.settings import Settings
 from loadtests import proof
-from loadtests.proof import COSTS, LOAD_TESTS, MODEL
+from loadtests.proof import COSTS, LOAD_TESTS, MODEL, OTHERS
 from loadtests.run import parse
 
 URLS = {"direct": "http://127.0.0.1:1", "limited": "http://127.0.0.1:2"}
@@ -134,7 +135,7 @@ def test_a_kvgate_that_ends_is_told_with_its_last_words(run, kvgate):
 
 
 def test_the_other_measurements_are_modules_that_exist(run, tmp_path):
-    ran = run("--only", "calibration", "chaos", "relay_cost", "relay_limits", "workers", *COSTS, "plan_accuracy")
+    ran = run("--only", *OTHERS, *COSTS)
     for module, rest in ran:
         assert importlib.util.find_spec(module), module
         if module == "pytest":
@@ -151,10 +152,19 @@ def test_what_a_tier_bears_is_measured_with_the_rest(run, name):
     assert run("--only", name) == [("engine.demo_model", [MODEL]), (f"tests.proof.{name}", [])]
 
 
+def test_all_measurements_that_the_docs_name_are_run_but_for_those_marked(run, kvgate):
+    table = Path(__file__).parents[3].joinpath("docs", "benchmarks.md").read_text().partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "(apart)" not in line]
+    named = set(re.findall(r"python -m ((?:tests|loadtests)\.[\w.]+)", "\n".join(rows)))
+    missing = named - {module for module, _ in run()}
+    assert len(named) > 10
+    assert not missing
+
+
 def test_a_failed_verdict_stops_nothing_and_a_crash_does(run, tmp_path):
     codes = {"loadtests.relay_cost": 1, "tests.proof.kill_all": 1}
     modules = [module for module, _ in run("--only", "relay_cost", "kill_all", "plan_accuracy", codes=codes)]
-    assert modules[-2:] == ["tests.proof.kill_all", "tests.proof.plan_accuracy"]
+    assert modules[-2:] == ["tests.proof.plan_accuracy", "tests.proof.kill_all"]
     assert (tmp_path / "kill_all.txt").read_text() == "a table\n", "the figures of a failure are kept, too"
     with pytest.raises(SystemExit) as stopped:
         run("--only", "relay_cost", "plan_accuracy", codes={"loadtests.relay_cost": 2})
