@@ -138,7 +138,7 @@ class Supervisor:
 
     def tell(self, name: str, line: bytes) -> bool:
         """Tell a program a line; False if it does not run."""
-        return self._find(name).tell(line)
+        return any(runner.tell(line) for runner in self._running if runner.program.name == name)
 
     def program(self, name: str) -> Program:
         """A program as it runs now, with changes made to fit it."""

@@ -373,6 +373,7 @@ class Application:
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)
+            self._digests.drifted(name, drift.cause)
             if drift.first:
                 _log.warning("a count differs from the engine's usage", model=name, **_drift_fields(drift))
 

@@ -65,6 +65,8 @@ def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | 
         healthy=status.healthy,
         state=status.state.value,
         reason=status.reason,
+        cause=status.cause,
+        remedy=status.remedy,
         since_seconds=max(0.0, now - status.since),
         gate=gate,
         kv=kv,

@@ -17,7 +17,7 @@ from gateway.app.engine_demand import EngineDemand
 from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
 from gateway.app.opened import Access
-from gateway.app.parent import Parent
+from gateway.app.parent import EngineEnded, Parent
 from gateway.app.pictures import Pictures
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
@@ -98,9 +98,9 @@ class Owner:
         )
         for endpoint, access in endpoints.items():
             self.monitors.add(endpoint, access)
-        self.demand = EngineDemand(
-            launched, self.cores, self.monitors, follower, parent=parent or Parent(), clock=clock
-        )
+        parent = parent or Parent()
+        parent.on_ended = self._engine_ended
+        self.demand = EngineDemand(launched, self.cores, self.monitors, follower, parent=parent, clock=clock)
 
     def start(self) -> None:
         """Watch the endpoints."""
@@ -197,6 +197,10 @@ class Owner:
         if self._recorder is not None:
             await self._recorder.close()
         await self.monitors.close()
+
+    def _engine_ended(self, ended: EngineEnded) -> None:
+        if (monitor := self.monitors.get(EndpointId(ended.address))) is not None:
+            monitor.ended(ended.cause, ended.remedy)
 
     def _monitor(self, endpoint_id: str) -> EndpointMonitor:
         monitor = self.monitors.get(EndpointId(endpoint_id))

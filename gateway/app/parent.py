@@ -14,6 +14,8 @@ END = "end"
 """Likewise: no request is on it, end it."""
 NEWS = b"engine "
 """A line of the parent: an `EngineNews` follows."""
+ENDED = b"ended "
+"""Likewise: an `EngineEnded`."""
 
 
 class EngineNews(msgspec.Struct, frozen=True):
@@ -28,12 +30,21 @@ class EngineNews(msgspec.Struct, frozen=True):
     """Why it does not run though it was to."""
 
 
+class EngineEnded(msgspec.Struct, frozen=True):
+    """Why any engine ended that was not asked to, as its parent has diagnosed it; once it is ready again, no cause."""
+
+    address: str
+    cause: str | None = None
+    remedy: str | None = None
+
+
 class Parent:
     """The parent, as the process that decides sees it. Without a parent nothing is heard, and nobody asks."""
 
     def __init__(self) -> None:
         self._asked: asyncio.Queue[str] = asyncio.Queue()
         self.on_news: Callable[[EngineNews], None] = lambda _news: None
+        self.on_ended: Callable[[EngineEnded], None] = lambda _ended: None
 
     def run(self, address: str) -> None:
         """Have it start an engine."""
@@ -49,15 +60,19 @@ class Parent:
 
     def heard(self, line: bytes) -> bool:
         """Take a line of its; False if it is about something else."""
-        if not line.startswith(NEWS):
+        if line.startswith(NEWS):
+            self.on_news(_news.decode(line.removeprefix(NEWS)))
+        elif line.startswith(ENDED):
+            self.on_ended(_ended.decode(line.removeprefix(ENDED)))
+        else:
             return False
-        self.on_news(_news.decode(line.removeprefix(NEWS)))
         return True
 
 
-def as_line(news: EngineNews) -> bytes:
+def as_line(news: EngineNews | EngineEnded) -> bytes:
     """A parent's line."""
-    return NEWS + msgspec.json.encode(news)
+    return (NEWS if isinstance(news, EngineNews) else ENDED) + msgspec.json.encode(news)
 
 
 _news = msgspec.json.Decoder(EngineNews)
+_ended = msgspec.json.Decoder(EngineEnded)

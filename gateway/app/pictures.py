@@ -152,6 +152,8 @@ class Pictures:
             state=state.state,
             healthy=state.healthy,
             reason=state.reason,
+            cause=state.cause,
+            remedy=state.remedy,
             since=round(at - state.since_seconds, 1),
             gate_open=state.gate is None or state.gate.open,
             closed_by=() if snapshot is None else snapshot.closed_by,

@@ -61,3 +61,7 @@ class EndpointStatus:
     """The engine's work since kvgate began to watch it."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """How the LoRA adapters are that it is to have, by name; see `Adapters.states`."""
+    cause: str | None = None
+    """Why its engine, which kvgate launches, ended without being asked to; None once it is ready again."""
+    remedy: str | None = None
+    """What to do about that."""

@@ -145,6 +145,8 @@ class EndpointMonitor:
         self._said_at = clock()
         self._starts = False
         """Whether its engine was started anew, and was not healthy since."""
+        self._cause: str | None = None
+        self._remedy: str | None = None
 
     @property
     def status(self) -> EndpointStatus:
@@ -164,6 +166,8 @@ class EndpointMonitor:
             scraped_at=self._scraped_at,
             totals=self._totals,
             adapters=self.adapters.states(self._loras),
+            cause=self._cause,
+            remedy=self._remedy,
         )
 
     @property
@@ -354,6 +358,10 @@ class EndpointMonitor:
         self._starts = True
         self._handle(Rouse())
         self._hurry.set()
+
+    def ended(self, cause: str | None, remedy: str | None) -> None:
+        """Note why its engine ended, and what to do about that; None once it is ready again."""
+        self._cause, self._remedy = cause, remedy
 
     def give(self, name: str, path: str | None) -> None:
         """Have its engine load an adapter, or unload it where there is no path; see `Adapters.give`."""

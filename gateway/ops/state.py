@@ -58,6 +58,11 @@ class EndpointState(_Shown):
         description="starting, up, trial, blocked, suspect, down, hung, refusing, asleep, scaling, stopped or draining."
     )
     reason: str = Field(description="Why it is in that state.")
+    cause: str | None = Field(
+        None,
+        description="Of an engine that kvgate launches and that ended by itself: why, until it is ready again.",
+    )
+    remedy: str | None = Field(None, description="What to do about that.")
     ready_in_seconds: float | None = Field(
         None,
         description="Of an engine that starts on demand and does not run: how long a request that comes now would wait "

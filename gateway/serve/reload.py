@@ -22,7 +22,7 @@ from engine.host_memory import free_bytes
 from engine.nvml import gpus
 from engine.program import Engine, Program, Role
 from engine.supervisor import Supervisor
-from gateway.app.parent import END, RUN, EngineNews, as_line
+from gateway.app.parent import END, RUN, EngineEnded, EngineNews, as_line
 from gateway.config.live import ANSWER, FIXED
 from gateway.config.live import Change as SettingsChange
 from gateway.config.settings import Settings
@@ -114,6 +114,8 @@ class Deployment:
             if engine.on_demand:
                 self._attendant.add(engine)
         self._last_call: asyncio.Task[None] | None = None
+        self._ended: dict[str, EngineEnded] = {}
+        """Of each engine that ended by itself and is not ready again, by its program's name."""
         self._took: dict[str, float] = {}
         """Seconds of an engine's last start, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
@@ -381,7 +383,7 @@ class Deployment:
                     await self._supervisor.remove(started.name)
                 raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
         self._gateways = coming
-        self._attendant.say_all()
+        self._say_of_engines()
         failure = None
         async with asyncio.TaskGroup() as leaving:
             for old, new in zip(before, coming, strict=True):
@@ -452,7 +454,7 @@ class Deployment:
             return
         self._hangs.on_news(gateway, news, _now())
 
-    def _on_engine(self, news: EngineNews) -> None:
+    def _on_engine(self, news: EngineNews | EngineEnded) -> None:
         """Tell the process that decides, the first of the gateways. One that starts is told all when it is up."""
         self._supervisor.tell(self._gateways[0].name, as_line(news))
 
@@ -469,11 +471,28 @@ class Deployment:
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
             if event.program == self._gateways[0].name:
-                self._attendant.say_all()
+                self._say_of_engines()
+        self._note_end(event)
         self._attendant.on_event(event)
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
+
+    def _say_of_engines(self) -> None:
+        """Tell a process that has just begun to decide."""
+        self._attendant.say_all()
+        for ended in self._ended.values():
+            self._on_engine(ended)
+
+    def _note_end(self, event: SupervisorEvent) -> None:
+        """Tell the process that decides why an engine ended, and when it is ready again."""
+        engine = next((engine for engine in self.engines if engine.name == event.program), None)
+        match event:
+            case Crashed(program, why) if engine is not None:
+                self._ended[program] = EngineEnded(engine.spec.address, why.cause, why.remedy or None)
+                self._on_engine(self._ended[program])
+            case BecameReady(program) | Stopped(program) if (ended := self._ended.pop(program, None)) is not None:
+                self._on_engine(EngineEnded(ended.address))
 
     def _on_ended(self, role: Role) -> None:
         """Who comes after the last gateway of its port has ended does not wait for the end of all else."""

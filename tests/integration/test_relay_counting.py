@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import application as app
+from gateway.commands.top.following import Kvgate
 from gateway.tokens import drift
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.render import TokenizerSource, renderer
@@ -79,6 +80,8 @@ async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, mo
         for _ in range(drift.LIMIT):
             await kvgate.post()
         assert not await counted_here()
+        async with Kvgate(f"http://127.0.0.1:{kvgate.port}") as followed:
+            assert [sign.key for sign in (await followed.picture()).signs] == ["drift fake"]
         fake.tokenize = right
         await until(counted_here)
 

@@ -257,8 +257,10 @@ async def test_killed_gateways_engines_that_hang_and_a_stop_during_a_reload(laun
     assert await asyncio.to_thread(eventually, lambda: log.read_text().count("engine fake: ready") == 2, 10)
 
     os.kill(engine, signal.SIGSTOP)
+    assert await asyncio.to_thread(eventually, lambda: (told(kvgate)["cause"] or "").startswith("It hung: "), 60)
     assert await asyncio.to_thread(eventually, lambda: kvgate.engines() not in ([], [engine]), 60)
     await asyncio.to_thread(kvgate.kvgate.wait_healthy, 1, 60)
+    assert await asyncio.to_thread(eventually, lambda: told(kvgate)["cause"] is None, 60), "it is ready again"
     assert kvgate.kvgate.log.read_text().count("engine fake: ended. It hung: ") == 2
     async with httpx.AsyncClient(base_url=kvgate.url, timeout=60) as client:
         assert (await client.post(CHAT, json=body())).status_code == 200
@@ -289,8 +291,12 @@ async def test_one_silent_request_does_not_cost_an_engine_its_life(launched):
     assert kvgate.kvgate.log.read_text().count("engine fake: ended. It hung: no progress for ") == 1
 
 
+def told(kvgate):
+    return kvgate.kvgate.state()["endpoints"][0]
+
+
 def state_of(kvgate):
-    return kvgate.kvgate.state()["endpoints"][0]["state"]
+    return told(kvgate)["state"]
 
 
 def test_a_supervisor_killed_with_sigkill_leaves_nobody_and_a_free_port(launched):

@@ -47,6 +47,8 @@ class OfModel(msgspec.Struct):
     gap: dict[int, int] = {}
     served: dict[str, float] = {}
     """Tokens of service by flow."""
+    drifted: dict[str, int] = {}
+    """Prompts of which the engine's count was another, by who counted and what they brought."""
 
     def count(self, outcome: str, flow: str, *, service: float, first: float | None, gap: float | None) -> None:
         """Count the end of a request. `service` is what its flow is charged, in tokens; `gap` between two of them."""
@@ -74,7 +76,7 @@ class OfModel(msgspec.Struct):
 
     def copy(self) -> "OfModel":
         """The same figures, to be added to."""
-        return OfModel(dict(self.outcomes), dict(self.ttft), dict(self.gap), dict(self.served))
+        return OfModel(*(dict(mine) for mine, _ in self._beside(self)))
 
     def _beside(self, other: "OfModel") -> tuple[tuple[dict[Any, Any], Mapping[Any, Any]], ...]:
         return (
@@ -82,6 +84,7 @@ class OfModel(msgspec.Struct):
             (self.ttft, other.ttft),
             (self.gap, other.gap),
             (self.served, other.served),
+            (self.drifted, other.drifted),
         )
 
     def trim(self) -> None:
@@ -131,15 +134,17 @@ class Digests:
 
         `service` is what its flow is charged, in tokens; `began` its arrival; `gap` the mean time between its tokens.
         """
-        figures = self._models.get(model)
-        if figures is None:
-            figures = self._models[model] = OfModel()
         ending = outcome.value
-        figures.count(ending, flow, service=service, first=first, gap=gap)
+        self._of(model).count(ending, flow, service=service, first=first, gap=gap)
         one = Ended(
             number, request_id, model, flow, ending, endpoint, prompt, generated, now - began, waited, first, 0.0
         )
         self._ended.append((now, one))
+
+    def drifted(self, model: str, cause: str) -> None:
+        """Note a prompt of which the engine's count was another, and who counted it and what it brought."""
+        causes = self._of(model).drifted
+        causes[cause] = causes.get(cause, 0) + 1
 
     def take(self) -> Digest:
         """All that ended since this was called last."""
@@ -148,6 +153,12 @@ class Digests:
         self._models = {}
         self._ended.clear()
         return digest
+
+    def _of(self, model: str) -> OfModel:
+        figures = self._models.get(model)
+        if figures is None:
+            figures = self._models[model] = OfModel()
+        return figures
 
 
 def quantiles(counts: Mapping[int, int], edges: tuple[float, ...]) -> Quantiles:

@@ -51,6 +51,7 @@ def queue(
         ttft=quantiles(recent.ttft, TTFT_EDGES),
         gap=quantiles(recent.gap, GAP_EDGES),
         outcomes=recent.outcomes,
+        drifted=recent.drifted,
     )
 
 

@@ -65,6 +65,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     since: float
     """Time of its last change of state."""
+    cause: str | None = None
+    """As in `/kvgate/state`."""
+    remedy: str | None = None
     gate_open: bool = True
     closed_by: tuple[str, ...] = ()
     """Names of the rules that close it."""
@@ -131,6 +134,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Mean time between two tokens of an answer."""
     outcomes: dict[str, int] = {}
     """Of the last 5 minutes."""
+    drifted: dict[str, int] = {}
+    """Prompts of the last 5 minutes of which the engine's count was another, by who counted and what they brought."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

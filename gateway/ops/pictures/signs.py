@@ -55,7 +55,7 @@ def _no_endpoint(seen: Seen) -> Iterator[Sign]:
     yield Sign(
         key="nothing",
         level="bad",
-        text=f"Not serving. {others}{last.id} is {last.state}.",
+        text=f"Not serving. {others}{_stands(last)}",
         do=_look(last),
         since=max(endpoint.since for endpoint in seen.endpoints),
     )
@@ -69,7 +69,7 @@ def _down(seen: Seen) -> Iterator[Sign]:
             yield Sign(
                 key=f"down {endpoint.id}",
                 level="busy" if endpoint.state in _MEANT else "warn",
-                text=f"{endpoint.id} is {endpoint.state}.",
+                text=_stands(endpoint),
                 do=_look(endpoint),
                 since=endpoint.since,
             )
@@ -105,6 +105,18 @@ def _late(seen: Seen) -> Iterator[Sign]:
                 level="warn",
                 text=f"One in ten first tokens of {model.model} takes over {ttft.p90:.3g} s (target {target:g} s).",
                 do="Look whether prefill is slow (prompts, prefix cache) or requests wait.",
+            )
+
+
+def _drifting(seen: Seen) -> Iterator[Sign]:
+    for model in seen.models:
+        if drifted := sum(model.drifted.values()):
+            counted = "1 prompt" if drifted == 1 else f"{drifted:,} prompts"
+            yield Sign(
+                key=f"drift {model.model}",
+                level="warn",
+                text=f"The engine counted {counted} of {model.model} otherwise than kvgate in 5 min.",
+                do=f"See that kvgate has its tokenizer and chat template ({', '.join(sorted(model.drifted))}).",
             )
 
 
@@ -164,6 +176,7 @@ _SIGNS: tuple[Callable[[Seen], Iterator[Sign]], ...] = (
     _failing,
     _refusing,
     _late,
+    _drifting,
     _preempting,
     _over,
     _stale,
@@ -199,7 +212,14 @@ def headline(seen: Seen, found: tuple[Sign, ...]) -> Sign:
     return Sign(key=worst.key, level=worst.level, text=text, do=worst.do, since=worst.since)
 
 
+def _stands(endpoint: Endpoint) -> str:
+    """Its state, and why its engine ended where that is known."""
+    return f"{endpoint.id} is {endpoint.state}.{'' if endpoint.cause is None else f' {endpoint.cause}'}"
+
+
 def _look(endpoint: Endpoint) -> str:
+    if endpoint.remedy:
+        return endpoint.remedy
     if endpoint.state == "draining":
         step = "Undrain it once the work on it is done."
     elif endpoint.state in _MEANT:

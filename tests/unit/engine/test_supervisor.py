@@ -246,6 +246,7 @@ async def test_a_program_is_added_beside_the_others_and_another_one_removed() ->
         assert at_work.of(events.BecameReady, "new")
         await at_work.supervisor.remove("old")
         assert at_work.of(events.Stopped, "old")
+        assert not at_work.supervisor.tell("old", b"gone"), "nor is it an error"
         assert not at_work.task.done()
         at_work.stop.set()
         assert await at_work.ended() == 0

@@ -49,9 +49,11 @@ def test_figures_add_up_and_are_taken_away_again(digests, clock):
     sums, taken = OfModel(), []
     for flow in ("a", "a", "b"):
         end(digests, clock, flow=flow)
+        digests.drifted("m", flow)
         taken.append(digests.take().models["m"])
         sums.add(taken[-1])
-    assert sums.outcomes == {"completed": 3}
+    assert sums.copy() == sums
+    assert (sums.outcomes, sums.drifted) == ({"completed": 3}, {"a": 2, "b": 1})
     for figures in taken[:2]:
         sums.subtract(figures)
     assert sums == taken[2]

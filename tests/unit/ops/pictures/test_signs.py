@@ -39,6 +39,8 @@ def test_a_limit_of_sequences_is_not_said_to_end_with_the_fill_of_the_cache():
         (seen(endpoint(**DOWN)), "bad", "Not serving. a:1 is down."),
         (seen(endpoint(**DOWN), endpoint("b:1", **DOWN)), "bad", "None of 2 endpoints is healthy: a:1 is down."),
         (seen(endpoint(**DOWN), endpoint("b:1")), "warn", "a:1 is down."),
+        (seen(endpoint(**DOWN, cause="It was killed.")), "bad", "Not serving. a:1 is down. It was killed."),
+        (seen(endpoint(**DOWN, cause="It was killed."), endpoint("b:1")), "warn", "a:1 is down. It was killed. KV"),
         (seen(endpoint(**{**DOWN, "state": "draining"}), endpoint("b:1")), "busy", "Serving at its limit."),
         (seen(endpoint(), outcomes={"upstream_error": 1}), "warn", "1 request failed in 5 min."),
         (seen(endpoint(), outcomes={"queue_full": 5, "completed": 95}), "warn", "5 of 100 requests refused in 5 min."),
@@ -46,6 +48,7 @@ def test_a_limit_of_sequences_is_not_said_to_end_with_the_fill_of_the_cache():
         (seen(endpoint(), outcomes={"invalid_request": 99}), "good", "Serving."),
         (seen(endpoint(), ttft=Quantiles(count=20, p90=7.5)), "warn", "7.5 s (target 5 s)"),
         (seen(endpoint(), ttft=Quantiles(count=19, p90=7.5)), "good", "Serving."),
+        (seen(endpoint(), drifted={"local chat": 1}), "warn", "counted 1 prompt of m otherwise than kvgate in 5 min."),
         (seen(endpoint(), preempted={"a:1": 3}), "warn", "a:1 preempted 3 requests in 5 min."),
         (seen(endpoint(forecast=1.12)), "warn", "112 % of its KV cache"),
         (seen(endpoint(scraped=966.0)), "warn", "a:1 has not told its metrics for 34 s."),
@@ -55,6 +58,19 @@ def test_what_is_wrong_comes_first(world, level, words):
     top = told(world)
     assert top.level == level
     assert words in top.text
+
+
+def test_what_to_do_about_an_engine_that_ended_is_what_its_parent_says():
+    assert (
+        told(seen(endpoint(**DOWN, cause="It was killed.", remedy="Give it more memory."))).do == "Give it more memory."
+    )
+    assert "`kvgate doctor`" in told(seen(endpoint(**DOWN, cause="It was killed."))).do
+
+
+def test_a_drift_says_what_the_prompts_brought():
+    top = told(seen(endpoint(), drifted={"local chat+tools": 1200, "engine messages": 1}))
+    assert "1,201 prompts of m" in top.text
+    assert "(engine messages, local chat+tools)" in top.do
 
 
 def test_the_worst_of_several_is_the_headline_and_each_is_a_sign():
