@@ -14,13 +14,16 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from msgspec import to_builtins
 
 from gateway.admission.placing.rules import RULES
+from gateway.ops.pictures.picture import Sign
 from tests.integration.browser import Browser, window
 from tests.integration.crowd import Crowd
 from tests.integration.kvgate import Kvgate, serving
 from tests.ports import free_port
 from tests.unit.engine.processes import descendants
+from tests.unit.ops.pictures.pictures import endpoint, picture
 
 __all__ = ["window"]
 pytestmark = pytest.mark.network
@@ -93,7 +96,7 @@ def kvgate(engine: Fake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
-    """All that can have any name is named by an attacker. Addresses have plain characters only."""
+    """All that can have any name is named by an attacker."""
     folder = tmp_path_factory.mktemp("hostile")
     keys = {"keys": [{"name": STRIKE, "key": "a key of the tests"}], "admin_key": KEY}
     with (
@@ -102,6 +105,19 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
     ):
         running.wait_ready()
         yield running
+
+
+DRAW = """const [data, done] = arguments;
+const picture = { points: [], ...data };
+import(new URL("page/draw.js", document.baseURI)).then((draw) => {
+  draw.top(picture);
+  draw.engines(picture, () => {});
+  done(["#headline", "#advice", ".engine b", ".engine .why"].map((selector) => {
+    const place = document.querySelector(selector);
+    return [place.textContent, place.querySelectorAll("img").length];
+  }));
+}).catch((error) => done(String(error)));"""
+"""Draws what no kvgate says yet: addresses have plain characters, and no reason has words of an engine."""
 
 
 def asked(kvgate: Kvgate, **fields: Any) -> httpx.Response:
@@ -234,6 +250,12 @@ def test_names_of_attackers_are_shown_as_text(window, hostile):
     )
     window.one("#explain button").click()
     window.until(lambda: STRIKE in window.text("#explained"))
+    sign = Sign(key="down", level="bad", text=STRIKE, do=STRIKE)
+    drawn = window.driver.execute_async_script(
+        DRAW,
+        to_builtins(picture(headline=sign, signs=(sign,), endpoints=(endpoint(STRIKE, reason=STRIKE, healthy=False),))),
+    )
+    assert [(STRIKE in shown, images) for shown, images in drawn] == [(True, 0)] * 4, drawn
     assert window.run("return [window.struck ?? null, document.querySelectorAll('img').length]") == [None, 0]
     assert all("status of 404" in line for line in window.complaints()), "but for the model that is not there"
 
