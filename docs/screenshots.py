@@ -51,7 +51,9 @@ def main() -> None:
         window.open(kvgate.url, KEY)
         with crowd(10):
             time.sleep(40)
-            shoot(window, "idle")
+        window.until_headline("KV 0 %")
+        time.sleep(10)
+        shoot(window, "idle")
         with crowd(120):
             time.sleep(75)
             shoot(window, "overload")

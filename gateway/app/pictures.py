@@ -144,6 +144,7 @@ class Pictures:
     ) -> Endpoint:
         at = self._at(now)
         kv, age = state.kv, state.scrape_age_seconds
+        works = snapshot if state.healthy or state.in_flight else None
         return Endpoint(
             id=state.id,
             url=state.url,
@@ -166,9 +167,9 @@ class Pictures:
             sequences=state.sequences,
             sequence_limit=state.max_num_seqs,
             preemptions=state.engine.preemptions,
-            decode_rate=None if snapshot is None else parts.rate(snapshot.decode_rate),
-            prefill_rate=None if snapshot is None else parts.rate(snapshot.prefill_rate),
-            generated_rate=generated_rate,
+            decode_rate=None if works is None else parts.rate(works.decode_rate),
+            prefill_rate=None if works is None else parts.rate(works.prefill_rate),
+            generated_rate=None if works is None else generated_rate,
             scraped=None if age is None else round(at - age, 1),
         )
 

@@ -84,7 +84,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: int | None = None
     """Since kvgate began to watch it."""
     decode_rate: float | None = None
-    """Tokens per second of one sequence."""
+    """Tokens per second of one sequence. No rate is told of an endpoint that takes no traffic and has none."""
     prefill_rate: float | None = None
     """Prompt tokens per second."""
     generated_rate: float | None = None

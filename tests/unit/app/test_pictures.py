@@ -1,5 +1,6 @@
 """Pictures out of a real admission core, and what a front told."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,26 @@ def test_the_queue_is_told_by_flow(world):
     assert (carol.flow, carol.waiting, carol.service) == ("carol", 0, 0.25)
     assert alice.due == pytest.approx(1 / 3, abs=1e-3)
     assert (model.waiting, world.ago(model.oldest)) == (4, 3.0)
+
+
+def test_an_endpoint_that_does_nothing_any_more_has_no_rates(world):
+    def rates():
+        (endpoint,) = world.picture.endpoints
+        return endpoint.decode_rate, endpoint.prefill_rate, endpoint.generated_rate
+
+    world.monitor.status = replace(world.monitor.status, totals=Totals(generated=10))
+    world.pictures.sample()
+    world.now = 102.0
+    world.monitor.status = replace(world.monitor.status, totals=Totals(generated=50))
+    world.pictures.sample()
+    world.happen(arrived(1), at=100.0)
+    for count, at in ((1, 100.5), (40, 101.5)):
+        world.happen(Progress(((RequestId(1), count),)), at=at)
+    assert None not in rates()[1:]
+    world.monitor.status = replace(world.monitor.status, state=State.DRAINING, healthy=False)
+    assert rates()[2] == 20.0, "what runs there goes on"
+    world.happen(Finished(RequestId(1), Verdict.DONE, 40))
+    assert rates() == (None, None, None)
 
 
 def test_history_has_what_was_and_dates_its_signs(world):
