@@ -12,6 +12,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from engine.cache import cache_folder, made_once, run_step, to_stderr
@@ -19,6 +20,7 @@ from tests.deploy.stack import install
 from tests.until import PATIENCE
 
 AXE = "axe-core@4.14.1"
+MOST_TABS = 50
 
 
 def find(program: str, package: str) -> str:
@@ -89,6 +91,18 @@ class Browser:
     def until_headline(self, *words: str, timeout: float = PATIENCE) -> None:
         """Wait until the headline has these words."""
         self.until(lambda: all(word in self.text("#headline") for word in words), timeout)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, wherever the focus is; Control holds for those after it."""
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def tab_to(self, selector: str) -> None:
+        """Press Tab until this element has the focus, at most once through the page."""
+        for _ in range(MOST_TABS):
+            if self.run("return document.activeElement.matches(arguments[0])", selector):
+                return
+            self.press(Keys.TAB)
+        raise AssertionError(f"Tab does not come to {selector}")
 
     def scheme(self, name: str) -> None:
         """Prefer `light` or `dark`."""

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 from msgspec import to_builtins
+from selenium.webdriver.common.keys import Keys
 
 from gateway.admission.placing.rules import RULES
 from gateway.ops.pictures.picture import Sign
@@ -219,6 +220,30 @@ def test_a_request_is_explained_by_its_rules(window, kvgate):
     window.one("#explain button").click()
     window.until(lambda: "refused" in window.text("#explained .verdict"))
     assert "other" in window.text("#explained")
+
+
+def test_it_is_used_by_keys_alone(window, kvgate):
+    kvgate.wait_healthy(1)
+    window.open(kvgate.url)
+    for action, state in (("Drain", "draining"), ("Undrain", "up")):
+        window.until(lambda action=action: window.text(".engine button") == action)
+        for answer in (Keys.ESCAPE, Keys.ENTER):
+            window.tab_to(".engine button")
+            window.press(Keys.ENTER)
+            window.until(lambda: window.one("#confirm").is_displayed())
+            window.tab_to("#confirm-yes")
+            window.press(answer)
+            window.until(lambda: not window.one("#confirm").is_displayed())
+            assert window.run("return document.activeElement.matches('.engine button')"), "where the keys were before"
+        window.until(lambda state=state: window.text(".engine .chip") == state)
+        assert kvgate.state()["endpoints"][0]["state"] == state
+    window.tab_to("#body")
+    window.press(Keys.CONTROL, "a", Keys.NULL)
+    window.press('{"model": "fake", "messages": [], "max_tokens": 5}')
+    window.tab_to("#explain button")
+    window.press(Keys.ENTER)
+    window.until(lambda: "at once" in window.text("#explained .verdict"))
+    assert window.complaints() == []
 
 
 def test_it_asks_for_the_key_and_keeps_it_nowhere(window, hostile):
