@@ -159,12 +159,16 @@ asyncio.run(Supervisor([assembled(spec, Policy())], tell).run(asyncio.Event()))
 def test_a_parent_killed_with_sigkill_leaves_no_engine(engine_python: Path, random_model: Path) -> None:
     args = [*ARGS, "--num-gpu-blocks-override=256", "--distributed-executor-backend=mp"]  # with a worker of its own
     engine = [str(engine_python), str(random_model), str(free_port()), *args]
-    with subprocess.Popen([sys.executable, "-c", PARENT, *engine], stdout=subprocess.PIPE, text=True) as parent:
+    # One engine of the suite has the processes that a user's has, with no quick start: spawned, and a tracker more.
+    as_a_user = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", PARENT, *engine]
+    with subprocess.Popen(command, env=as_a_user, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             assert any("ready after" in line for line in parent.stdout if " | " not in line)
             processes = family(parent.pid)
             one(processes, "EngineCore")
+            one(processes, "resource_tracker")
             shared = {path for pid in processes.values() for path in shared_memory(pid)}
         finally:
             parent.kill()

@@ -3,6 +3,7 @@
 What differs between versions is asked of the engine here, too: nothing in these tests knows one.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from engine.cache import cache_folder, made_once, to_stderr
-from tests.conftest import CHAT_ARGS, Vllm, VllmFactory
+from tests.conftest import CHAT_ARGS, QUICK_START, Vllm, VllmFactory
 from tests.integration.relaying import CHAT, COMPLETIONS, Running, gateway, until
 
 pytestmark = pytest.mark.engine
@@ -34,7 +35,7 @@ def engine(request: pytest.FixtureRequest, vllm: VllmFactory, demo_model: Path) 
         model=demo_model,
         served_name="smollm2",
         args=CHAT_ARGS,
-        env={"PYTHONPATH": str(_packages(older))} if older else None,
+        env={"PYTHONPATH": f"{_packages(older)}{os.pathsep}{QUICK_START}"} if older else None,
     )
     found = httpx.get(f"{server.url}/version", trust_env=False).json()["version"]
     assert (found == OLDER) == bool(older)
