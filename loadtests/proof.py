@@ -124,7 +124,7 @@ def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: 
         file.write_text(yaml.safe_dump({"server": server, "models": models}))
         # Each begins without what others have learnt.
         environment = ["env", f"KVGATE_ENGINE_PYTHON={python}", "KVGATE_SERVER__STATE_DIR=none"]
-        serve = [*environment, sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
+        serve = [*environment, sys.executable, "-m", "gateway", "serve", "--config", str(file)]
         with child(serve, None, log) as process:
             kvgate = f"http://127.0.0.1:{port}"
             print("starting two real vLLMs behind kvgate", flush=True)

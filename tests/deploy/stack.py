@@ -58,7 +58,7 @@ async def kvgate(folder: Path, *endpoints: str, environ: Mapping[str, str] | Non
     """A kvgate that is ready, counting by the engine where the endpoint's tokenizer does not exist."""
     port = free_port()
     log = folder / f"kvgate-{port}.log"
-    argv = [sys.executable, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    argv = [sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1", "--port", str(port)]
     for endpoint in endpoints:
         argv += ["--endpoint", endpoint]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", **(environ or {})}

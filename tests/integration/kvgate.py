@@ -80,7 +80,7 @@ def serving(log: Path, port: int, *args: str, environ: Mapping[str, str] | None 
     """`kvgate serve ARGS` on that port; ended with SIGTERM, as a person or systemd would."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(port), *args],
+            [sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1", "--port", str(port), *args],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

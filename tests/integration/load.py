@@ -48,7 +48,9 @@ class Load:
     async def _over_and_over(self, kind):
         async with (
             client_of(self._url) as client,
-            AsyncOpenAI(base_url=f"{self._url}/v1", api_key="k", max_retries=0, timeout=30) as sdk,
+            AsyncOpenAI(
+                base_url=f"{self._url}/v1", api_key="k", max_retries=0, timeout=30, http_client=client_of(self._url)
+            ) as sdk,
         ):
             while not self._stop.is_set():
                 try:

@@ -22,7 +22,7 @@ WORDS = [{"role": "user", "content": " ".join(["word"] * 8)}]
 
 
 def advise(*options):
-    argv = [sys.executable, "-m", "gateway.cli", "advise", *options]
+    argv = [sys.executable, "-m", "gateway", "advise", *options]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -49,7 +49,7 @@ def configuration(urls, sections):
 
 def reload(*arguments):
     """`kvgate reload`: its exit code and what it said."""
-    command = [sys.executable, "-m", "gateway.cli", "reload", *arguments]
+    command = [sys.executable, "-m", "gateway", "reload", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=30, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -175,7 +175,7 @@ def _serve(case: Case, folder: Path, python: Path, model: Path) -> Outcome:
         log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)],
+                [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

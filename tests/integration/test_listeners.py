@@ -47,7 +47,7 @@ def engine(tmp_path: Path) -> Iterator[str]:
 
 def reload(where: str) -> subprocess.CompletedProcess[str]:
     option = "--host" if where.startswith("unix:") else "--port"
-    argv = [sys.executable, "-m", "gateway.cli", "reload", option, where]
+    argv = [sys.executable, "-m", "gateway", "reload", option, where]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -233,14 +233,14 @@ async def test_the_admin_port_has_the_certificate_too(tmp_path: Path) -> None:
 )
 def test_a_certificate_that_cannot_serve_is_said_at_the_start(cert: str, key: str, said: str, tmp_path: Path) -> None:
     files = ["--tls-cert", str(CERTIFICATES / cert), "--tls-key", str(CERTIFICATES / key)]
-    argv = [sys.executable, "-m", "gateway.cli", "serve", "--endpoint", "http://127.0.0.1:1", *files]
+    argv = [sys.executable, "-m", "gateway", "serve", "--endpoint", "http://127.0.0.1:1", *files]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert said in ended.stderr
     config = tmp_path / "kvgate.yaml"
     server = f"server: {{tls_cert: {CERTIFICATES / cert}, tls_key: {CERTIFICATES / key}}}"
     config.write_text(f"{server}\nmodels: [{{endpoints: [{{url: 'http://h:1'}}]}}]\n")
-    argv = [sys.executable, "-m", "gateway.cli", "check-config", str(config)]
+    argv = [sys.executable, "-m", "gateway", "check-config", str(config)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, said in ended.stderr) == (2, True)
 

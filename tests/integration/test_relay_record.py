@@ -16,7 +16,7 @@ SECRET = "sesame opens"
 
 
 def command(file, *options):
-    return [sys.executable, "-m", "gateway.cli", "replay", str(file), *options]
+    return [sys.executable, "-m", "gateway", "replay", str(file), *options]
 
 
 def replay(file, *options):

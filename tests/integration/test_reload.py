@@ -41,7 +41,7 @@ class Served:
 
     def reload(self, *arguments, timeout=60):
         """`kvgate reload`: its exit code and what it said."""
-        command = [sys.executable, "-m", "gateway.cli", "reload", *arguments]
+        command = [sys.executable, "-m", "gateway", "reload", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environ, timeout=timeout, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -228,7 +228,7 @@ def test_wrong_settings_change_nothing_and_sighup_reloads_the_file_it_was_starte
 
 def test_without_a_kvgate_reload_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
-    done = subprocess.run([sys.executable, "-m", "gateway.cli", "reload"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "gateway", "reload"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no kvgate runs here" in done.stderr
 

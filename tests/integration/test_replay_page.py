@@ -23,7 +23,7 @@ OTHER = "admission.queue.max_requests=5"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a replay of an incident, beside the same with a queue."""
     file: Path = Incident().play().write(tmp_path_factory.mktemp("log") / "events.jsonl")
-    argv = [sys.executable, "-m", "gateway.cli", "replay", str(file), "--page", "--port", "0", "--set", OTHER]
+    argv = [sys.executable, "-m", "gateway", "replay", str(file), "--page", "--port", "0", "--set", OTHER]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as shown:
         try:
             assert shown.stdout is not None

@@ -39,7 +39,7 @@ def test_three_sources_tell_of_one_load(random_vllm, tmp_path, monkeypatch):
             time.sleep(0.1)
         live, engine = read_traffic(kvgate.url), read_traffic(f"{random_vllm.url}/metrics")
         advice = subprocess.run(
-            [sys.executable, "-m", "gateway.cli", "advise", "--json", "--url", kvgate.url, "--event-log", str(events)],
+            [sys.executable, "-m", "gateway", "advise", "--json", "--url", kvgate.url, "--event-log", str(events)],
             capture_output=True,
             text=True,
             check=True,

@@ -89,7 +89,7 @@ async def test_a_front_killed_breaks_its_own_connections_alone(workers: Workers)
 
 async def test_settings_and_endpoints_change_under_load(workers: Workers) -> None:
     def reload() -> str:
-        command = [sys.executable, "-m", "gateway.cli", "reload"]
+        command = [sys.executable, "-m", "gateway", "reload"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -102,7 +102,7 @@ class Gateway:
         file.write_text(yaml.safe_dump(settings))
         own = ["--config", str(file), "--host", host, "--port", str(self.port)]
         tier = ["--tier-redis", redis, "--tier-advertise", self.advertised, "--tier-key-file", str(key)]
-        self.argv = [sys.executable, "-m", "gateway.cli", "serve", *own, *tier]
+        self.argv = [sys.executable, "-m", "gateway", "serve", *own, *tier]
 
     def start(self) -> None:
         environ = {**os.environ, "PYTHONPATH": str(self.tree)}

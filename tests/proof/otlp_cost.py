@@ -19,7 +19,7 @@ import uvloop
 from loadtests.relay_cost import LOAD_CORE, Bench, Load
 from tests.fakes.tokenizer import make_tokenizer
 
-SERVE = f"{shlex.quote(sys.executable)} -m gateway.cli serve --endpoint {{engine}} --port {{port}}"
+SERVE = f"{shlex.quote(sys.executable)} -m gateway serve --endpoint {{engine}} --port {{port}}"
 LOADS = (Load(0, rate=200.0), Load(256))
 SHARES = {"off": None, "1 %": "0.01", "all": "1"}
 QUEUE = 100_000

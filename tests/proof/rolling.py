@@ -161,7 +161,7 @@ def as_before(made: Tier, gateway: Gateway, folder: Path) -> list[str]:
     }
     file.write_text(yaml.safe_dump(settings))
     own = ["--config", str(file), "--host", "127.0.0.1", "--port", str(gateway.port)]
-    return [sys.executable, "-m", "gateway.cli", "serve", *own]
+    return [sys.executable, "-m", "gateway", "serve", *own]
 
 
 async def main() -> int:

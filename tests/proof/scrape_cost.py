@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=INTERVAL, help="of each measurement")
     options = parser.parse_args()
     os.sched_setaffinity(0, {LOAD_CORE})
-    command = f"{shlex.quote(sys.executable)} -m gateway.cli serve --endpoint {{engine}} --port {{port}}"
+    command = f"{shlex.quote(sys.executable)} -m gateway serve --endpoint {{engine}} --port {{port}}"
     with tempfile.TemporaryDirectory(prefix="kvgate-scrape-") as made:
         bench = Bench(command, str(make_tokenizer(Path(made))), options.seconds)
         uvloop.run(run(bench, options.rounds))
