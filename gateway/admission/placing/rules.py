@@ -202,7 +202,6 @@ FAILING = Rule(
     "a token for one",
     _failing,
     closes=True,
-    lasts=True,
     idle=True,
 )
 SEQUENCES = Rule(

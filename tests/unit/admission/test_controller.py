@@ -9,10 +9,12 @@ from gateway.admission.events import (
     Cancelled,
     EndpointDown,
     EndpointGone,
+    Finished,
     Progress,
     Returned,
     ShutdownStarted,
     Tick,
+    Verdict,
 )
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
@@ -66,6 +68,13 @@ class TestRoom:
         p >> progress(r7=1)
         assert p.endpoint("b").closed_by == ()
         p >> done(9) << Dispatch(5, "a")
+
+    def test_the_first_token_of_an_endpoint_that_failed_lets_the_next_request_go_at_once(self, play):
+        p = play() >> up("a", seqs=1) >> up("b") >> arrived(1) << Dispatch(1, "a")
+        for number in range(2, 2 + TUNING.failing_after):
+            p >> arrived(number) << Dispatch(number, "b") >> Finished(number, Verdict.FAILED)
+        p >> at(TUNING.failing_span) >> arrived(8) << Dispatch(8, "b") >> arrived(9) << nothing
+        p >> progress(r8=1) << Dispatch(9, "b")
 
     def test_endpoints_that_all_fail_are_not_spared(self, play):
         p = play() >> up("a", blocks=100) >> up("b", blocks=100)
