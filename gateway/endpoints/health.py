@@ -56,9 +56,9 @@ class State(StrEnum):
 
 SERVING = frozenset({State.UP, State.TRIAL})
 LOST = frozenset({State.DOWN, State.HUNG})
-"""States in which unanswered requests will never be answered."""
+"""States in which unanswered requests will never be answered; see `Health.lost`."""
 TAKEN_OUT = frozenset({State.DRAINING, State.STOPPED})
-"""States that no sign of the engine ends, not even its hang."""
+"""States that no sign of the engine ends, not even its hang or its death."""
 KEEPS = frozenset({*TAKEN_OUT, State.BLOCKED, State.SUSPECT, State.SCALING})
 """States in which an endpoint takes no traffic but may finish what it has."""
 
@@ -253,6 +253,8 @@ class Health:
         self.was_healthy = False
         self.failures = failures
         self._missed = 0
+        self._gone = False
+        """Whether probes found nobody there, and nothing has shown life since."""
         self._breaks = 0
         self._last_break = now
 
@@ -262,18 +264,24 @@ class Health:
         return self.state in SERVING
 
     @property
+    def lost(self) -> bool:
+        """Whether unanswered requests on it will never be answered."""
+        return self.state in LOST or (self._gone and self.state in TAKEN_OUT)
+
+    @property
     def doubted(self) -> bool:
         """Whether progress would change anything."""
         return self._missed > 0 or (self.state, Signal.PROGRESS) in TRANSITIONS
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event; return the actions that follow."""
+        was_lost = self.lost
         signal, reason = self._read(event, now)
         before, after = self.state, TRANSITIONS.get((self.state, signal), self.state)
         if after is before:
             if isinstance(event, Missed) and before in (State.STARTING, State.DOWN):
                 self.reason = reason
-            return []
+            return [Effect.EVACUATE] if self.lost and not was_lost else []
         if signal in (Signal.SILENT, Signal.STALLED, Signal.ABORTS):
             forgotten = now - self._last_break > FORGET_BREAKS
             self._breaks = 1 if forgotten else self._breaks + 1
@@ -297,23 +305,27 @@ class Health:
             case Stalled(reason=reason, alone=alone):
                 return (Signal.SILENT if alone else Signal.STALLED), reason
             case Scales():
-                self._missed = 0
+                self._lives()
                 return Signal.SCALES, "the engine changes its ranks"
             case Progressed():
-                self._missed = 0
+                self._lives()
                 return Signal.PROGRESS, "it makes progress again"
             case _:
                 return _PLAIN[type(event)]
 
+    def _lives(self) -> None:
+        self._missed, self._gone = 0, False
+
     def _read_miss(self, miss: Missed) -> Signal:
-        if miss.certain:
-            return Signal.GONE
-        if self._missed < self.failures:
+        if not miss.certain and self._missed < self.failures:
             return Signal.MISSED
-        return Signal.UNANSWERED if miss.accepted else Signal.GONE
+        if not miss.certain and miss.accepted:
+            return Signal.UNANSWERED
+        self._gone = True
+        return Signal.GONE
 
     def _read_answer(self, answer: Answered, now: float) -> tuple[Signal, str]:
-        self._missed = 0
+        self._lives()
         if answer.asleep:
             return Signal.SLEEPS, "the engine sleeps or is paused"
         if self._rested(now, idle=answer.idle):

@@ -17,7 +17,6 @@ from gateway.endpoints.adapters import Adapters
 from gateway.endpoints.exposition import EngineMetrics
 from gateway.endpoints.health import (
     KEEPS,
-    LOST,
     TAKEN_OUT,
     Aborted,
     Answered,
@@ -208,7 +207,7 @@ class EndpointMonitor:
     @property
     def keeps(self) -> bool:
         """Whether its requests may still be answered although it takes no new ones."""
-        return self.moves or self._health.state in KEEPS
+        return self.moves or (self._health.state in KEEPS and not self._health.lost)
 
     @property
     def moves(self) -> bool:
@@ -566,7 +565,7 @@ class EndpointMonitor:
         self._tell()
 
     def _evacuate(self) -> None:
-        self._to_evacuate &= self._health.state in LOST
+        self._to_evacuate &= self._health.lost
         if self._to_evacuate and not self.moves:
             self._to_evacuate = False
             self._listener.evacuate(self._id)

@@ -8,6 +8,7 @@ from gateway.endpoints.health import (
     MAX_REST,
     REST,
     SERVING,
+    TAKEN_OUT,
     TRANSITIONS,
     Aborted,
     Answered,
@@ -106,7 +107,8 @@ def test_every_event_in_every_state_leads_where_the_table_says(state, signal):
     assert play.state is expected
     assert (Effect.TAKE_IN in effects) is (expected in SERVING and expected is not state)
     assert (Effect.TAKE_OUT in effects) is (state in SERVING and expected not in SERVING)
-    assert (Effect.EVACUATE in effects) is (expected in LOST and expected is not state)
+    dies = state in TAKEN_OUT and signal is Signal.GONE
+    assert (Effect.EVACUATE in effects) is (dies or (expected in LOST and expected is not state))
 
 
 @pytest.mark.parametrize("state", State)
@@ -121,11 +123,22 @@ def test_probes_that_are_taken_and_not_answered_lead_where_the_table_says(state)
 def test_the_operator_may_drain_in_any_state_and_only_the_operator_undrains(state):
     play = reach(state)
     play(Drain())
-    for event in (Answered(), REFUSED, STALLED, Progressed(), Aborted(), Answered(asleep=True)):
+    for event in (Answered(), SILENT, STALLED, Progressed(), Aborted(), Answered(asleep=True)):
         assert play(event) == []
         assert play.state is State.DRAINING
     play(Undrain())
     assert play(Answered()) == IN
+
+
+@pytest.mark.parametrize("state", TAKEN_OUT)
+@pytest.mark.parametrize("alive", [Answered(), Answered(asleep=True), Scales(), Progressed()], ids=repr)
+def test_one_that_is_taken_out_stays_so_when_it_dies_and_what_is_on_it_is_lost_once(state, alive):
+    play = reach(state)
+    assert (play(SILENT), play(SILENT), play.health.lost) == ([], [], False)
+    assert (play(SILENT), play.health.lost) == ([Effect.EVACUATE], True)
+    assert (play(REFUSED), play(UNANSWERED), play.health.lost) == ([], [], True)
+    assert (play(alive), play.health.lost) == ([], False)
+    assert play.state is state
 
 
 def test_an_endpoint_that_was_never_reached_takes_no_traffic_and_says_why():

@@ -649,6 +649,40 @@ async def test_what_hangs_while_it_is_drained_lets_go_of_its_requests(up, told, 
     assert up.state is state
 
 
+@pytest.mark.parametrize("take_out", ["drain", "retire"])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_dies_while_it_is_drained_lets_go_of_its_requests(up, told, vllm, clock, take_out, streams):
+    """A host that is gone closes no connection: they would wait for their own timeouts, and the drain with them."""
+    up.dispatched(A, 10, streams=streams)
+    await pass_time(up, clock, 5)
+    getattr(up, take_out)()
+    state = up.state
+    told.take()
+    vllm.answers["/health"] = httpx.ConnectError("[Errno 113] No route to host")
+    await pass_time(up, clock, 2)
+    assert (told.take(), up.keeps) == ([], True)
+    await pass_time(up, clock, 1)
+    assert (told.take(), up.keeps) == ([("evacuate",), ("down", f"{state.value}: {up.status.reason}")], False)
+    assert up.state is state
+    del vllm.answers["/health"]
+    await pass_time(up, clock, 1)
+    assert up.keeps, "what is dispatched to one that came back is not lost"
+
+
+async def test_what_moves_on_a_drained_endpoint_stays_although_nobody_is_there(up, told, vllm, clock):
+    """As behind a proxy: it takes no new connections, and keeps the open ones."""
+    up.dispatched(A, 10)
+    up.drain()
+    told.take()
+    vllm.listening = False
+    for _ in range(10):
+        up.progressed([A])
+        await pass_time(up, clock, 1)
+    assert (told.take(), up.keeps) == ([], True)
+    await pass_time(up, clock, 3)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+
+
 GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
 
 
