@@ -377,8 +377,10 @@ class StreamReader:
             self._used(usage, parsed.choices)
         if response is not None and response.id is not None:
             self.response_id = response.id
-        if parsed.type == "response.failed" or (response is not None and response.status == "cancelled"):
-            self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the response up", event)
+        cancelled = response is not None and response.status == "cancelled"
+        if cancelled or parsed.type == "response.failed":
+            kind = FailureKind.ABORTED if cancelled else FailureKind.ENGINE_ERROR  # that says nothing of other requests
+            self.failure = Failure(kind, 502, "the engine gave the response up", event)
             return False
         if parsed.type in _FINISHING_EVENTS:
             self.finished = True

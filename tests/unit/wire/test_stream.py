@@ -388,12 +388,16 @@ def test_an_engines_refusal_in_a_stream_keeps_its_status():
 
 
 @pytest.mark.parametrize(
-    "status_fields", [{"type": "response.failed"}, {"type": "response.completed", "response": {"status": "cancelled"}}]
+    ("fields", "kind"),
+    [
+        ({"type": "response.failed"}, FailureKind.ENGINE_ERROR),
+        ({"type": "response.completed", "response": {"status": "cancelled"}}, FailureKind.ABORTED),
+    ],
 )
-def test_a_response_that_failed_is_a_failure(status_fields):
-    event = b"event: response.failed\ndata: " + json.dumps(status_fields).encode() + b"\n\n"
+def test_a_response_that_failed_is_a_failure_and_one_that_was_cancelled_a_sign_of_the_engines_end(fields, kind):
+    event = b"event: response.failed\ndata: " + json.dumps(fields).encode() + b"\n\n"
     reader, _ = read(Api.RESPONSES, [*answer(Api.RESPONSES)[:3], event])
-    assert reader.failure.kind is FailureKind.ABORTED
+    assert reader.failure.kind is kind
 
 
 def test_an_error_that_is_null_is_none():
