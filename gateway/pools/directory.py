@@ -110,15 +110,18 @@ class Pool:
                 return f"adapter {name}"
         return None
 
-    def takes(self, total: int) -> bool:
-        """Whether an endpoint takes a request of `prompt + max_tokens` tokens, by its length or by clamping.
+    def takes(self, prompt: int, limit: int) -> bool:
+        """Whether an endpoint takes a prompt and an output limit of so many tokens, by its length or by clamping.
 
-        One that was not asked yet refuses by itself what it does not take.
+        A vLLM that clamps takes no limit over its whole length. One that was not asked yet refuses by itself what it
+        does not take.
         """
         endpoints = self.endpoints.values()
-        if any(endpoint.clamps is not False for endpoint in endpoints):
+        if any(endpoint.kind.clamps for endpoint in endpoints):
             return True
-        return any(total <= identity.max_model_len for identity in self.identities)
+        if limit <= self.max_model_len and any(endpoint.clamps is not False for endpoint in endpoints):
+            return True
+        return any(prompt + limit <= identity.max_model_len for identity in self.identities)
 
     def default_max_tokens(self, prompt: int) -> int | None:
         """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.

@@ -24,14 +24,16 @@ def untokenized(at_least: int, max_model_len: int, api: Api) -> TooLongError:
     return _too_long(f"at least {at_least}", max_model_len, api)
 
 
-def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int], bool]) -> Demand:
+def demand(
+    request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int, int], bool]
+) -> Demand:
     """The request's demand, in tokens.
 
     Args:
         request: as the client sent it.
         count: the tokens of its prompts.
         max_model_len: of the largest endpoint.
-        takes: whether some endpoint takes this sum of `prompt + max_tokens` (0.32 clamps, older engines refuse).
+        takes: whether some endpoint takes a prompt and an output limit of so many tokens.
 
     Raises:
         TooLongError: no endpoint could take it. Never for an estimate or a bound: then the engine decides.
@@ -41,7 +43,7 @@ def demand(request: GenerationRequest, count: PromptCount, max_model_len: int, t
     if count.source.exact:
         if longest >= max_model_len:
             raise _too_long(str(longest), max_model_len, request.api)
-        if asked is not None and (asked > max_model_len or not takes(longest + asked)):
+        if asked is not None and not takes(longest, asked):
             field = request.max_tokens_field
             raise TooLongError(
                 f"This model's maximum context length is {max_model_len} tokens. However, you requested {shown(asked)} "

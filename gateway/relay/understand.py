@@ -214,7 +214,7 @@ def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
 
     An estimate may be far above the prompt, and would cut the answer short.
     """
-    clamps = pool.takes(pool.max_model_len + 1)
+    clamps = pool.takes(pool.max_model_len, 1)
     unknown = not count.source.exact and clamps
     return pool.max_model_len if unknown else pool.max_model_len - demand.longest_prompt
 

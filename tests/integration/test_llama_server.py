@@ -112,6 +112,12 @@ async def test_a_request_without_an_output_limit_gets_its_slots_share(through: R
     assert int(answer.headers["x-kvgate-max-tokens"]) == CTX // 4 - usage["prompt_tokens"] == usage["completion_tokens"]
 
 
+async def test_a_limit_over_its_context_is_cut_by_it(through: Running) -> None:
+    asked = STORY | {"messages": [HI | {"content": "word " * 200}], "max_tokens": 32000}
+    usage = (await through.client.post(CHAT, json=asked, timeout=120)).json()["usage"]
+    assert usage["total_tokens"] == CTX
+
+
 async def test_a_prompt_over_its_context_is_refused_by_kvgate(through: Running) -> None:
     answer = await through.client.post(CHAT, json={"messages": [HI | {"content": "word " * CTX}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

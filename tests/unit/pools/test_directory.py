@@ -9,8 +9,8 @@ from gateway.endpoints.identity import Identity
 from gateway.pools.directory import Directory, Endpoint, Made, NotStartedError, Pool
 
 
-def identity(*names, loras=(), length=100, version="0.32.0"):
-    return Identity(names=names, loras=loras, root=None, max_model_len=length, version=version)
+def identity(*names, loras=(), length=100, version="0.32.0", kind="vllm"):
+    return Identity(names=names, loras=loras, root=None, max_model_len=length, version=version, kind=kind)
 
 
 class World:
@@ -189,13 +189,16 @@ async def test_an_endpoint_is_waited_for(world):
 async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
     old, new = world.add("a"), world.add("b")
     world.up(old, identity("m", length=100))
-    assert old.pool.takes(101), "until it was asked it refuses by itself"
+    assert old.pool.takes(1, 100), "until it was asked it refuses by itself"
     old.clamps = False
-    assert old.pool.takes(100)
-    assert not old.pool.takes(101)
+    assert old.pool.takes(1, 99)
+    assert not old.pool.takes(1, 100)
     world.up(new, identity("m", length=50))
     new.clamps = True
-    assert old.pool.takes(101), "the new one clamps"
+    assert old.pool.takes(1, 100), "the new one clamps"
+    assert not old.pool.takes(1, 101), "a vLLM clamps no limit over its whole length"
+    world.up(world.add("c"), identity("m", length=50, kind="llama-server"))
+    assert old.pool.takes(1, 32_000)
     assert old.pool.max_model_len == 100
 
 

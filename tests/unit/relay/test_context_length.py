@@ -13,7 +13,10 @@ LENGTH = 100
 def ask(*prompts, api=Api.CHAT, source=Source.LOCAL, clamps=True, **fields):
     request = parse(api, json.dumps(fields).encode())
     return demand(
-        request, PromptCount(prompts, source, Kind(request.api)), LENGTH, lambda total: clamps or total <= LENGTH
+        request,
+        PromptCount(prompts, source, Kind(request.api)),
+        LENGTH,
+        lambda prompt, limit: limit <= LENGTH and (clamps or prompt + limit <= LENGTH),
     )
 
 

@@ -37,7 +37,7 @@ class Asked:
             admission=admission,
             max_model_len=100,
             endpoints={"a": None},
-            takes=lambda _: True,
+            takes=lambda *_: True,
             default_max_tokens=lambda _: None,
             ignored=frozenset(),
         )

@@ -192,7 +192,7 @@ def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
 
 def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
     count = PromptCount((60,), Source.LOCAL, Kind(Api.CHAT))
-    pool = SimpleNamespace(max_model_len=100, takes=lambda total: total <= 100)
+    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: prompt + limit <= 100)
     assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40)
     refused = refusal(demanded, pool, parse(Api.CHAT, b'{"max_tokens":41}'), count)
     assert (refused.outcome, refused.param) == (Outcome.CONTEXT_LENGTH_EXCEEDED, "max_tokens")
@@ -234,7 +234,7 @@ def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_ref
     ("source", "clamps", "left"), [(Source.LOCAL, True, 20), (Source.ESTIMATE, True, 100), (Source.ESTIMATE, False, 20)]
 )
 def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenant(source, clamps, left):
-    pool = SimpleNamespace(max_model_len=100, takes=lambda total: clamps or total <= 100)
+    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: clamps or prompt + limit <= 100)
     assert room(pool, Demand((80, 10), 90), PromptCount((80, 10), source, Kind(Api.CHAT))) == left
 
 
@@ -250,7 +250,7 @@ def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenan
 )
 def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, body, tenant, expected):
     pool = SimpleNamespace(
-        max_model_len=100, takes=lambda _: True, default_max_tokens=lambda prompt: 85 - prompt, ignored=frozenset()
+        max_model_len=100, takes=lambda *_: True, default_max_tokens=lambda prompt: 85 - prompt, ignored=frozenset()
     )
     request = parse(api, body)
     asked = Demand((60,), 40 if request.max_tokens is None else request.max_tokens)
@@ -271,7 +271,7 @@ def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, bo
 def test_a_limit_that_an_engine_does_not_read_is_set_where_it_does(body, tenant, most):
     pool = SimpleNamespace(
         max_model_len=100,
-        takes=lambda _: True,
+        takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset({"max_completion_tokens"}),
     )
