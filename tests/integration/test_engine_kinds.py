@@ -4,6 +4,7 @@ The fakes are written from the engines' sources. The real ones that run here are
 tests of vLLM.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -132,6 +133,17 @@ async def test_a_prompt_that_is_too_long_is_refused_where_it_is_counted(fake: Fa
         assert not fake.seen, "an Ollama would drop its beginning, and tell nobody"
 
 
+async def test_an_output_limit_over_its_length_is_cut_by_it_or_refused(fake: FakeEngine, tmp_path: Any) -> None:
+    folder = None if fake.facts.counts else make_tokenizer(tmp_path)
+    async with in_front(fake, tokenizer=folder) as running:
+        answer = await running.client.post(CHAT, json=ASKED | {"max_tokens": 2 * LENGTH})
+        if kind_of(fake) in ("sglang", "tgi"):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert not fake.seen
+        else:
+            assert (answer.status_code, fake.seen[-1]["max_tokens"]) == (200, 2 * LENGTH)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_its_own_refusal_of_a_long_prompt_reads_as_kvgates(fake: FakeEngine, *, stream: bool) -> None:
     truncates = KINDS[kind_of(fake)].over_length is OverLength.TRUNCATE
@@ -201,6 +213,49 @@ async def test_its_cache_and_queue_are_seen(fake: FakeEngine) -> None:
             return bool(kv is not None and kv["observed"] == 0.5 and kv["blocks"] * kv["block_size"] == 1024)
 
         await until(is_seen, timeout=20)
+
+
+async def test_while_requests_of_others_wait_in_it_ours_wait_here(fake: FakeEngine) -> None:
+    if KINDS[kind_of(fake)].gauges is None:
+        return
+    async with in_front(fake) as running:
+        fake.free.clear()
+        ours = asyncio.create_task(running.client.post(CHAT, json=ASKED))
+        await until(lambda: bool(fake.seen))
+        fake.state.running, fake.state.waiting = 1, 2
+
+        async def is_closed() -> bool:
+            fake.state.used = fake.state.used % 512 + 32  # gauges that stand still say nothing
+            fake.state.generated += 1
+            explained = (await running.client.post("/kvgate/explain", json=ASKED)).json()
+            return bool(explained["decision"]["candidates"][0]["rule"] == "engine_waiting")
+
+        await until(is_closed, timeout=20)
+        fake.free.set()
+        assert (await ours).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "rule"),
+    [("tgi", {"kv_tokens": LENGTH}, "kv"), ("tensorrt-llm", {"kv_tokens": LENGTH}, "kv"), ("ollama", {}, "sequences")],
+)
+async def test_where_an_answer_is_held_from_its_start_a_second_one_waits_for_its_end(
+    kind: str, sizes: dict[str, int], rule: str
+) -> None:
+    large = ASKED | {"max_tokens": LENGTH * 2 // 3}
+    async with FakeEngine(kind) as fake, in_front(fake, **sizes) as running:
+        fake.free.clear()
+        both = [asyncio.create_task(running.client.post(CHAT, json=large)) for _ in range(2)]
+
+        async def one_waits() -> bool:
+            return bool(fake.seen) and any(queue["depth"] for queue in (await running.state())["queues"])
+
+        await until(one_waits, timeout=20)
+        explained = (await running.client.post("/kvgate/explain", json=large)).json()
+        assert explained["decision"]["candidates"][0]["rule"] == rule
+        assert len(fake.seen) == 1
+        fake.free.set()
+        assert [(await answer).status_code for answer in both] == [200, 200]
 
 
 async def test_only_where_running_out_kills_an_answer_gets_a_limit(fake: FakeEngine) -> None:

@@ -17,6 +17,7 @@ class FakeEngine:
     Attributes:
         state: what its gauges show.
         ill: whether its health route says so.
+        free: until it is set, requests for an answer get none.
         wrong: errors with which the next requests are answered, instead of an answer.
         events: first events with which the next streams begin, and end.
         counts_chats: whether its counting route takes a conversation.
@@ -30,6 +31,8 @@ class FakeEngine:
         self.facts: Facts = FACTS[kind]
         self.state = State()
         self.ill = False
+        self.free = asyncio.Event()
+        self.free.set()
         self.wrong: deque[Wrong] = deque()
         self.events: deque[Any] = deque()
         self.counts_chats = counts_chats
@@ -72,7 +75,10 @@ class FakeEngine:
                 method, path, length = head
                 body = await reader.readexactly(length)
                 self.asked.append(path)
-                writer.write(self._answer(method, path, body))
+                answer = self._answer(method, path, body)
+                if path in GENERATES:
+                    await self.free.wait()
+                writer.write(answer)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
