@@ -649,10 +649,12 @@ async def test_what_hangs_while_it_is_drained_lets_go_of_its_requests(up, told, 
     assert up.state is state
 
 
-@pytest.mark.parametrize("take_out", ["drain", "retire"])
-@pytest.mark.parametrize("streams", [True, False])
-async def test_what_dies_while_it_is_drained_lets_go_of_its_requests(up, told, vllm, clock, take_out, streams):
+@pytest.mark.parametrize(
+    "way", [("drain", True), ("drain", False), ("retire", True), ("retire", False)], ids="{0[0]}, streams {0[1]}".format
+)
+async def test_what_dies_while_it_is_drained_lets_go_of_its_requests(up, told, vllm, clock, way):
     """A host that is gone closes no connection: they would wait for their own timeouts, and the drain with them."""
+    take_out, streams = way
     up.dispatched(A, 10, streams=streams)
     await pass_time(up, clock, 5)
     getattr(up, take_out)()
