@@ -1,6 +1,5 @@
 """`kvgate replay --page`: a record on the live page, on this machine alone."""
 
-import contextlib
 import socket
 
 import msgspec
@@ -56,5 +55,4 @@ def show_page(pictured: Pictured, host: str, port: int, console: Console) -> Non
         shown = f"[{host}]" if ":" in host else host
         console.print(f"http://{shown}:{listening.getsockname()[1]}/kvgate/ shows it until Ctrl-C", soft_wrap=True)
         config = uvicorn.Config(replay_app(pictured), log_level="warning", lifespan="off")
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[listening])

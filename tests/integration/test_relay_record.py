@@ -148,7 +148,7 @@ async def test_it_is_shown_on_a_page_until_it_is_interrupted(record):
                 ]
         finally:
             shown.send_signal(signal.SIGINT)
-    assert shown.returncode == 0
+    assert shown.returncode == 128 + signal.SIGINT
     assert recorded["models"][0]["outcomes"]["queue_full"] > 0
     assert "queue_full" not in other["models"][0]["outcomes"]
     assert SECRET not in json.dumps([series, recorded, other])
