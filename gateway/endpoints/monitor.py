@@ -263,8 +263,8 @@ class EndpointMonitor:
         unknown = self._kind is VLLM and not self._health.was_healthy
         if unknown and isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok:
             missed = await self._named(missed)
-        self._progress.probed(blocked=self._prober.unanswered_at >= began)
         asked_at = self._clock()
+        self._progress.probed(asked_at, blocked=self._prober.unanswered_at >= began)
         doubtful = self._health.state is State.BLOCKED or self._progress.doubtful(asked_at)
         busy = await self._look() if doubtful else None
         if missed is not None:

@@ -85,6 +85,8 @@ class Progress:
         """Whether the last probe's connection was accepted and no answer came."""
         self._was_blocked = False
         """Whether that happened at any time during this silence."""
+        self._unseen_until = float("-inf")
+        """Until when tokens of requests without a stream would not have been seen."""
         self._left_silent = self._left_longest = 0.0
         """Silent seconds of requests that left since the last progress: their sum, and the longest."""
         self._prefill_tokens = _ASSUMED_TOKENS
@@ -142,7 +144,8 @@ class Progress:
             return
         silent = self._silent(gone, now)
         if not delivering and silent >= BRIEF * self.hung_after and self._watched(gone, now):
-            self._quiet += now - self._quiet_from
+            longest = max([silent, *(self._silent(r, now) for r in self._requests.values() if self._watched(r, now))])
+            self._quiet += min(now - self._quiet_from, longest)  # the others' silence says nothing
             self._quiet_from = now
             if not gone.evacuated:
                 self._left_silent += silent
@@ -183,8 +186,10 @@ class Progress:
             self.forget(now)
         return moved
 
-    def probed(self, *, blocked: bool) -> None:
+    def probed(self, now: float, *, blocked: bool) -> None:
         """Note the end of a probe. `blocked`: its connection was accepted, and no answer came."""
+        if blocked and not self._blocked and not self._counts(now):
+            self._unseen_until = now
         self._blocked = blocked
         self._was_blocked |= blocked
 
@@ -254,8 +259,10 @@ class Progress:
 
     def _watched(self, on_it: _OnIt, now: float) -> bool:
         """Whether its progress would be visible. Without a stream it shows only in the metrics."""
-        if on_it.streams or self._blocked:
-            return True
+        return on_it.streams or self._blocked or self._counts(now)
+
+    def _counts(self, now: float) -> bool:
+        """Whether the engine's own count of tokens would show a step."""
         return self._fresh(now) and self._metrics is not None and self._metrics.generation_tokens is not None
 
     def _silence(self, now: float) -> float:
@@ -263,7 +270,8 @@ class Progress:
         return self._quiet + (now - self._quiet_from if self._quiet_from is not None else 0.0)
 
     def _silent(self, on_it: _OnIt, now: float) -> float:
-        return now - max(on_it.since, self._moved_at)
+        since = on_it.since if on_it.streams else max(on_it.since, self._unseen_until)
+        return now - max(since, self._moved_at)
 
     def _prefill(self, on_it: _OnIt) -> float:
         return 0.0 if on_it.started else on_it.prompt_tokens / self.prefill_rate

@@ -685,6 +685,18 @@ async def test_what_moves_on_a_drained_endpoint_stays_although_nobody_is_there(u
     assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
 
 
+async def test_one_probe_that_is_late_makes_no_hang_of_long_answers_that_nobody_could_see(up, told, vllm, clock):
+    vllm.metrics = b"# none\n"
+    await pass_time(up, clock, 1)
+    up.dispatched(A, 10, streams=False)
+    up.dispatched(B, 10, streams=False)
+    await pass_time(up, clock, 300)
+    up.govern(up._settings, HealthSettings(timeout=0.05), up._prober._client)
+    vllm.silent.clear()
+    await pass_time(up, clock, 1)
+    assert (up.state, told.take(), told.expired) == (State.UP, [], [])
+
+
 GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
 
 

@@ -62,7 +62,7 @@ def test_what_silence_comes_to_and_after_how_long(work, requests, seen, found, a
     busy, blocked = seen
     for number in range(requests):
         work.dispatched(RequestId(number), 10, 0.0)
-    work.probed(blocked=blocked)
+    work.probed(0.0, blocked=blocked)
     assert [now for now in range(int(at)) if cause(work, now, busy=busy) is not None] == []
     silence = work.stalled(at, busy=busy)
     assert silence.cause is found
@@ -252,8 +252,8 @@ def test_what_a_paused_engine_shows_is_no_progress(work, later):
 def test_a_loop_that_was_blocked_has_its_time_until_something_moves(work):
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 0.0)
-    work.probed(blocked=True)
-    work.probed(blocked=False)
+    work.probed(0.0, blocked=True)
+    work.probed(5.0, blocked=False)
     assert cause(work, 44.0) is None, "it answers again, and its tokens are on their way"
     work.progressed([A], 45.0)
     assert cause(work, 75.0) is SilenceCause.HUNG, "and then as ever"
@@ -308,12 +308,38 @@ def test_where_its_progress_cannot_be_seen_streams_beside_and_after_it_have_thei
     assert begins(work, SilenceCause.HUNG, busy=busy) == 500 + HUNG_AFTER * patience
 
 
-def test_where_not_even_probes_are_answered_its_silence_counts(work):
+def test_a_stream_that_leaves_beside_it_was_silent_for_its_own_time_only(work):
     work.dispatched(A, 10, 0.0, streams=False)
-    work.probed(blocked=True)
-    assert cause(work, 60.0) is SilenceCause.ALONE
-    work.probed(blocked=False)
-    assert cause(work, 60.0) is None
+    for number in range(3):
+        work.dispatched(RequestId(10 + number), 10, 500.0)
+    work.finished(RequestId(10), 502.0)
+    assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER
+
+
+def test_where_not_even_probes_are_answered_its_silence_counts_from_then_on(work):
+    """One late answer must not make a silence of all the time in which nobody could have seen a token."""
+    work.dispatched(A, 10, 0.0, streams=False)
+    work.dispatched(B, 10, 0.0, streams=False)
+    work.probed(500.0, blocked=True)
+    assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER * UNANSWERING
+    work.probed(560.0, blocked=False)
+    assert cause(work, 560.0) is None
+
+
+def test_what_leaves_a_blocked_engine_was_silent_from_then_on_too(work):
+    for request in (A, B, C):
+        work.dispatched(request, 10, 0.0, streams=False)
+    work.probed(500.0, blocked=True)
+    work.finished(C, 502.0)
+    assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER * UNANSWERING
+
+
+def test_the_silence_of_an_engine_that_counts_goes_on_while_it_is_blocked(work):
+    work.scraped(COUNTING, 0.0)
+    work.dispatched(A, 10, 0.0, streams=False)
+    work.dispatched(B, 10, 0.0, streams=False)
+    work.probed(10.0, blocked=True)
+    assert begins(work, SilenceCause.HUNG) == HUNG_AFTER * UNANSWERING
 
 
 def test_its_answer_is_progress(work):
