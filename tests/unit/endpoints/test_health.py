@@ -130,7 +130,7 @@ def test_the_operator_may_drain_in_any_state_and_only_the_operator_undrains(stat
     assert play(Answered()) == IN
 
 
-@pytest.mark.parametrize("state", TAKEN_OUT)
+@pytest.mark.parametrize("state", sorted(TAKEN_OUT))
 @pytest.mark.parametrize("alive", [Answered(), Answered(asleep=True), Scales(), Progressed()], ids=repr)
 def test_one_that_is_taken_out_stays_so_when_it_dies_and_what_is_on_it_is_lost_once(state, alive):
     play = reach(state)
