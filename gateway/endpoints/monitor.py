@@ -41,7 +41,7 @@ from gateway.endpoints.probe import Prober
 from gateway.endpoints.readers import READERS
 from gateway.endpoints.recognition import find_kind, identify_as
 from gateway.endpoints.replies import NoReply, Reply
-from gateway.endpoints.silence import Progress, Silence, SilenceCause
+from gateway.endpoints.silence import Silence, SilenceCause, SilenceMeter
 from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
@@ -114,7 +114,7 @@ class EndpointMonitor:
         self._listener = listener
         self._clock = clock
         self._health = Health(clock(), health.failures)
-        self._progress = Progress(health.hung_after)
+        self._progress = SilenceMeter(health.hung_after)
         self._look = look
         self._misfit = misfit
         self._hurry = asyncio.Event()
@@ -307,7 +307,7 @@ class EndpointMonitor:
         evacuated: bool = False,
         started: bool = False,
     ) -> None:
-        """Note a request sent to the endpoint; see `Progress.dispatched`."""
+        """Note a request sent to the endpoint; see `SilenceMeter.dispatched`."""
         self._progress.dispatched(
             request, prompt_tokens, self._clock(), streams=streams, evacuated=evacuated, started=started
         )
@@ -318,7 +318,7 @@ class EndpointMonitor:
         self._moved()
 
     def finished(self, request: RequestId, *, delivering: bool = False) -> None:
-        """Note that a request has left the endpoint, however it ended; see `Progress.finished`."""
+        """Note that a request has left the endpoint, however it ended; see `SilenceMeter.finished`."""
         self._progress.finished(request, self._clock(), delivering=delivering)
 
     def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:

@@ -5,7 +5,7 @@ counter moved, or KV usage rose). A fall of usage or of running requests proves 
 what is aborted (measured, 0.32). Signs of work only lengthen the silence that is allowed.
 
 The silence of one request alone proves nothing about its engine: the request may be slow, or the one the engine chokes
-on. It ends and is not sent elsewhere. Only if others were silent too does the engine count as hung.
+on. Such a request is ended, and not sent elsewhere. Only if others were silent too does the engine count as hung.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,12 @@ from gateway.endpoints.exposition import EngineMetrics
 PREFILL_TIMES = 4.0
 """Multiple of its expected time that a prefill may take before its silence counts."""
 AT_WORK = 4.0
-"""Multiple of `hung_after` for an engine at work, or whose processes cannot be seen; the highest there is."""
+"""Multiple of `hung_after` for an engine at work; for a lone request, also where the processes cannot be seen."""
 UNANSWERING = 2.0
 """Multiple for an engine that takes connections and answers no probe. The kernel alone can accept them."""
 SECOND_OPINION = 0.5
-"""Share of `hung_after` that others must have been silent, too: one that is here, and all that left, together."""
+"""Requests other than the longest silent one must have been silent for this share of `hung_after`, summed: the second
+longest here, and all that left."""
 BRIEF = 1 / 30
 """Share of `hung_after`. A request that left sooner was refused, or did not wait for a token."""
 
@@ -40,7 +41,7 @@ class SilenceCause(Enum):
     """Several requests were silent: the engine hangs."""
     ALONE = auto()
     """The only request was silent: the engine hangs, or only this request does."""
-    BROUGHT = auto()
+    EVACUATED = auto()
     """Only requests taken off another endpoint are silent: this endpoint is not to blame."""
 
 
@@ -55,7 +56,9 @@ class Silence:
 
 
 @dataclass(slots=True)
-class _OnIt:
+class _Tracked:
+    """A request whose silence says something of its endpoint."""
+
     prompt_tokens: int
     streams: bool
     since: float
@@ -63,8 +66,8 @@ class _OnIt:
     started: bool = False
 
 
-class Progress:
-    """The requests on one endpoint and their progress.
+class SilenceMeter:
+    """The requests on one endpoint, and how long nothing has moved for them.
 
     Attributes:
         hung_after: least seconds without progress that count as a hang.
@@ -72,15 +75,17 @@ class Progress:
 
     def __init__(self, hung_after: float) -> None:
         self.hung_after = hung_after
-        self._requests: dict[RequestId, _OnIt] = {}
+        self._requests: dict[RequestId, _Tracked] = {}
         self._passing: set[RequestId] = set()
         self._metrics: EngineMetrics | None = None
         self._scraped_at = float("-inf")
         self._queued_at = float("-inf")
         """When the engine was last known to have waiting requests."""
-        self._quiet = 0.0
-        self._quiet_from: float | None = None
-        self._moved_at = float("-inf")
+        self._silent_before = 0.0
+        """Seconds of this silence before `_silent_from`."""
+        self._silent_from: float | None = None
+        """Since when the silence goes on; None while no request is here."""
+        self._measured_from = float("-inf")
         self._blocked = False
         """Whether the last probe's connection was accepted and no answer came."""
         self._was_blocked = False
@@ -126,47 +131,49 @@ class Progress:
         if prompt_tokens is None:
             self._passing.add(request)
             return
-        self._requests[request] = _OnIt(prompt_tokens, streams, now, evacuated, started)
-        if self._quiet_from is None:
-            self._quiet_from = now
+        self._requests[request] = _Tracked(prompt_tokens, streams, now, evacuated, started)
+        if self._silent_from is None:
+            self._silent_from = now
 
     def finished(self, request: RequestId, now: float, *, delivering: bool = False) -> None:
         """Note that a request has left, however it ended. That is no progress: its client may have given up.
 
-        Time in which only such requests were here as did not wait for a token, or whose tokens would not be seen, is no
-        silence: hours of them would make a hang of the next burst.
+        Time is no silence while each request here either awaited no token or could not be seen to progress. Otherwise
+        hours of it would make the next burst look like a hang.
 
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
         """
         self._passing.discard(request)
         gone = self._requests.pop(request, None)
-        if gone is None or self._quiet_from is None:
+        if gone is None or self._silent_from is None:
             return
-        silent = self._silent(gone, now)
-        if not delivering and silent >= BRIEF * self.hung_after and self._watched(gone, now):
-            longest = max([silent, *(self._silent(r, now) for r in self._requests.values() if self._watched(r, now))])
-            self._quiet += min(now - self._quiet_from, longest)  # the others' silence says nothing
-            self._quiet_from = now
+        silent = self._request_silence(gone, now)
+        if not delivering and silent >= BRIEF * self.hung_after and self._visible(gone, now):
+            longest = max(
+                [silent, *(self._request_silence(r, now) for r in self._requests.values() if self._visible(r, now))]
+            )
+            self._silent_before += min(now - self._silent_from, longest)  # the others' silence says nothing
+            self._silent_from = now
             if not gone.evacuated:
                 self._left_silent += silent
                 self._left_longest = max(self._left_longest, silent)
         oldest = next(iter(self._requests.values()), None)
         if oldest is not None:
-            self._quiet_from = max(self._quiet_from, oldest.since)
+            self._silent_from = max(self._silent_from, oldest.since)
         else:
-            self._quiet_from = None
+            self._silent_from = None
             self._was_blocked = self._blocked
 
     def progressed(self, requests: Iterable[RequestId], now: float) -> None:
         """Note requests with new tokens or, if they do not stream, with an answer."""
         for request in requests:
-            on_it = self._requests.get(request)
-            if on_it is None or on_it.started:
+            tracked = self._requests.get(request)
+            if tracked is None or tracked.started:
                 continue
-            on_it.started = True
-            if on_it.streams:
-                self._prefill_tokens = self._prefill_tokens * _KEEP + on_it.prompt_tokens
-                self._prefill_seconds = self._prefill_seconds * _KEEP + max(now - on_it.since, 1e-3)
+            tracked.started = True
+            if tracked.streams:
+                self._prefill_tokens = self._prefill_tokens * _KEEP + tracked.prompt_tokens
+                self._prefill_seconds = self._prefill_seconds * _KEEP + max(now - tracked.since, 1e-3)
         self.forget(now)
 
     def scraped(self, metrics: EngineMetrics, now: float) -> bool:
@@ -194,10 +201,10 @@ class Progress:
         self._was_blocked |= blocked
 
     def restart(self, now: float) -> None:
-        """Measure the silence anew, but remember which requests were silent: nothing has moved."""
-        self._quiet = 0.0
-        self._quiet_from = now if self._requests else None
-        self._moved_at = now
+        """Measure the silence from now on, but remember which requests were silent: nothing has moved."""
+        self._silent_before = 0.0
+        self._silent_from = now if self._requests else None
+        self._measured_from = now
         self._was_blocked = self._blocked
 
     def forget(self, now: float) -> None:
@@ -207,7 +214,7 @@ class Progress:
 
     def doubtful(self, now: float) -> bool:
         """Whether nothing has moved for so long that a look at the processes is worth it."""
-        return self._silence(now) >= self.hung_after / 2
+        return self._endpoint_silence(now) >= self.hung_after / 2
 
     def patience(self, *, busy: bool | None, alone: bool = False) -> float:
         """Allowed seconds of silence, without the time for prefills.
@@ -223,25 +230,25 @@ class Progress:
 
     def stalled(self, now: float, *, busy: bool | None = None) -> Silence | None:
         """Judge the silence; None while it means nothing. For `busy` see `patience`."""
-        watched = {key: r for key, r in self._requests.items() if self._watched(r, now)}
+        watched = {key: r for key, r in self._requests.items() if self._visible(r, now)}
         if not watched:
             return None
-        longest = max(self._silent(r, now) for r in watched.values())
-        quiet = min(self._silence(now), self._quiet + longest)  # the others' silence says nothing
+        longest = max(self._request_silence(r, now) for r in watched.values())
+        quiet = min(self._endpoint_silence(now), self._silent_before + longest)  # the others' silence says nothing
         # Prefills end one by one, so expect the silence of the longest.
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):
             return None
-        own = sorted(self._silent(r, now) for r in watched.values() if not r.evacuated)
+        own = sorted(self._request_silence(r, now) for r in watched.values() if not r.evacuated)
         # A burst waits at the same time, however many it has: of those here the two longest count.
         others = sum(own[-2:]) + self._left_silent - max([*own, self._left_longest])
         if own and others >= SECOND_OPINION * self.hung_after:
             reason = f"no progress for {quiet:.0f} s with {len(self._requests)} requests in flight"
             return Silence(SilenceCause.HUNG, reason, tuple(watched))
-        shortest = min(self._silent(r, now) for r in watched.values())
+        shortest = min(self._request_silence(r, now) for r in watched.values())
         if len(own) > 1 or shortest < max(self.patience(busy=busy, alone=True), prefill):
             return None
-        cause = SilenceCause.ALONE if own else SilenceCause.BROUGHT
+        cause = SilenceCause.ALONE if own else SilenceCause.EVACUATED
         return Silence(cause, f"the only request on it has had no token for {shortest:.0f} s", tuple(watched))
 
     def overdue(self, now: float) -> list[RequestId]:
@@ -257,24 +264,24 @@ class Progress:
             and now - max(r.since, self._queued_at) >= max(most, PREFILL_TIMES * self._prefill(r))
         ]
 
-    def _watched(self, on_it: _OnIt, now: float) -> bool:
+    def _visible(self, tracked: _Tracked, now: float) -> bool:
         """Whether its progress would be visible. Without a stream it shows only in the metrics."""
-        return on_it.streams or self._blocked or self._counts(now)
+        return tracked.streams or self._blocked or self._counts(now)
 
     def _counts(self, now: float) -> bool:
         """Whether the engine's own count of tokens would show a step."""
         return self._fresh(now) and self._metrics is not None and self._metrics.generation_tokens is not None
 
-    def _silence(self, now: float) -> float:
+    def _endpoint_silence(self, now: float) -> float:
         """Seconds with work and without progress."""
-        return self._quiet + (now - self._quiet_from if self._quiet_from is not None else 0.0)
+        return self._silent_before + (now - self._silent_from if self._silent_from is not None else 0.0)
 
-    def _silent(self, on_it: _OnIt, now: float) -> float:
-        since = on_it.since if on_it.streams else max(on_it.since, self._unseen_until)
-        return now - max(since, self._moved_at)
+    def _request_silence(self, tracked: _Tracked, now: float) -> float:
+        since = tracked.since if tracked.streams else max(tracked.since, self._unseen_until)
+        return now - max(since, self._measured_from)
 
-    def _prefill(self, on_it: _OnIt) -> float:
-        return 0.0 if on_it.started else on_it.prompt_tokens / self.prefill_rate
+    def _prefill(self, tracked: _Tracked) -> float:
+        return 0.0 if tracked.started else tracked.prompt_tokens / self.prefill_rate
 
     def _fresh(self, now: float) -> bool:
         return now - self._scraped_at < self.hung_after / 2

@@ -71,7 +71,7 @@ class Watch(Protocol):
         evacuated: bool = False,
         started: bool = False,
     ) -> None:
-        """Note a request sent to it; see `gateway.endpoints.silence.Progress.dispatched`."""
+        """Note a request sent to it; see `gateway.endpoints.silence.SilenceMeter.dispatched`."""
         ...
 
     def progressed(self, requests: Collection[RequestId]) -> None:
@@ -79,7 +79,7 @@ class Watch(Protocol):
         ...
 
     def finished(self, request: RequestId, *, delivering: bool = False) -> None:
-        """Note that a request has left it; see `gateway.endpoints.silence.Progress.finished`."""
+        """Note that a request has left it; see `gateway.endpoints.silence.SilenceMeter.finished`."""
         ...
 
     def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:

@@ -19,7 +19,7 @@ from gateway.endpoints.foreign import (
     read_iterations,
 )
 from gateway.endpoints.identity import UnidentifiedError
-from gateway.endpoints.silence import Progress
+from gateway.endpoints.silence import SilenceMeter
 
 PLAIN = Reached()
 SGLANG = b"""\
@@ -77,7 +77,7 @@ def test_gauges_that_are_absent_or_impossible_are_unknown(page):
     ids=["sglang", "tgi"],
 )
 def test_one_whose_counters_move_when_a_request_ends_shows_its_steps(gauges, page, step):
-    read, work = gauge_reader(gauges), Progress(30.0)
+    read, work = gauge_reader(gauges), SilenceMeter(30.0)
     for request in (RequestId(1), RequestId(2)):
         work.dispatched(request, 10, 0.0, streams=False)
     work.scraped(read(page, PLAIN), 0.0)

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.admission.events import RequestId
 from gateway.endpoints.exposition import EngineMetrics
-from gateway.endpoints.silence import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, Progress, SilenceCause
+from gateway.endpoints.silence import AT_WORK, PREFILL_TIMES, SECOND_OPINION, UNANSWERING, SilenceCause, SilenceMeter
 
 A, B, C = RequestId(1), RequestId(2), RequestId(3)
 HUNG_AFTER = 30.0
@@ -12,7 +12,7 @@ IDLE, BUSY, UNSEEN = False, True, None
 
 @pytest.fixture
 def work():
-    return Progress(HUNG_AFTER)
+    return SilenceMeter(HUNG_AFTER)
 
 
 def cause(work, now, *, busy=IDLE):
@@ -177,7 +177,7 @@ def test_one_that_was_silent_elsewhere_takes_no_second_endpoint_out(work):
     work.dispatched(A, 10, 0.0, evacuated=True)
     work.dispatched(B, 10, 0.0, evacuated=True)
     silence = work.stalled(30.0, busy=IDLE)
-    assert (silence.cause, silence.requests) == (SilenceCause.BROUGHT, (A, B))
+    assert (silence.cause, silence.requests) == (SilenceCause.EVACUATED, (A, B))
 
 
 def test_one_that_was_silent_elsewhere_is_no_second_opinion(work):
@@ -188,7 +188,7 @@ def test_one_that_was_silent_elsewhere_is_no_second_opinion(work):
     work.finished(B, 30.0)
     work.restart(30.0)
     work.dispatched(C, 10, 30.0, evacuated=True)
-    assert cause(work, 60.0) is SilenceCause.BROUGHT
+    assert cause(work, 60.0) is SilenceCause.EVACUATED
 
 
 # Tokens, and only they, prove life.
