@@ -76,6 +76,8 @@ class SilenceMeter:
     def __init__(self, hung_after: float) -> None:
         self.hung_after = hung_after
         self._requests: dict[RequestId, _Tracked] = {}
+        self._streams: dict[RequestId, _Tracked] = {}
+        """Those of them that stream; both are in the order of dispatch."""
         self._passing: set[RequestId] = set()
         self._metrics: EngineMetrics | None = None
         self._scraped_at = float("-inf")
@@ -131,7 +133,9 @@ class SilenceMeter:
         if prompt_tokens is None:
             self._passing.add(request)
             return
-        self._requests[request] = _Tracked(prompt_tokens, streams, now, evacuated, started)
+        tracked = self._requests[request] = _Tracked(prompt_tokens, streams, now, evacuated, started)
+        if streams:
+            self._streams[request] = tracked
         if self._silent_from is None:
             self._silent_from = now
 
@@ -144,15 +148,14 @@ class SilenceMeter:
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.
         """
         self._passing.discard(request)
+        self._streams.pop(request, None)
         gone = self._requests.pop(request, None)
         if gone is None or self._silent_from is None:
             return
         silent = self._request_silence(gone, now)
         if not delivering and silent >= BRIEF * self.hung_after and self._visible(gone, now):
-            longest = max(
-                [silent, *(self._request_silence(r, now) for r in self._requests.values() if self._visible(r, now))]
-            )
-            self._silent_before += min(now - self._silent_from, longest)  # the others' silence says nothing
+            longest = max(silent, self._longest(now))  # the others' silence says nothing
+            self._silent_before += min(now - self._silent_from, longest)
             self._silent_from = now
             if not gone.evacuated:
                 self._left_silent += silent
@@ -233,8 +236,7 @@ class SilenceMeter:
         watched = {key: r for key, r in self._requests.items() if self._visible(r, now)}
         if not watched:
             return None
-        longest = max(self._request_silence(r, now) for r in watched.values())
-        quiet = min(self._endpoint_silence(now), self._silent_before + longest)  # the others' silence says nothing
+        quiet = min(self._endpoint_silence(now), self._silent_before + self._longest(now))  # as in `finished`
         # Prefills end one by one, so expect the silence of the longest.
         prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
         if quiet < max(self.patience(busy=busy), prefill):
@@ -258,10 +260,8 @@ class SilenceMeter:
         most = self.hung_after * AT_WORK
         return [
             key
-            for key, r in self._requests.items()
-            if r.streams
-            and not r.started
-            and now - max(r.since, self._queued_at) >= max(most, PREFILL_TIMES * self._prefill(r))
+            for key, r in self._streams.items()
+            if not r.started and now - max(r.since, self._queued_at) >= max(most, PREFILL_TIMES * self._prefill(r))
         ]
 
     def _visible(self, tracked: _Tracked, now: float) -> bool:
@@ -275,6 +275,14 @@ class SilenceMeter:
     def _endpoint_silence(self, now: float) -> float:
         """Seconds with work and without progress."""
         return self._silent_before + (now - self._silent_from if self._silent_from is not None else 0.0)
+
+    def _longest(self, now: float) -> float:
+        """Seconds of silence of the visible request with the most.
+
+        That is the first of all or the first that streams. All may leave at once, so none looks through the others.
+        """
+        first = (next(iter(which.values()), None) for which in (self._requests, self._streams))
+        return max((self._request_silence(r, now) for r in first if r is not None and self._visible(r, now)), default=0)
 
     def _request_silence(self, tracked: _Tracked, now: float) -> float:
         since = tracked.since if tracked.streams else max(tracked.since, self._unseen_until)

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gateway.admission.events import RequestId
@@ -314,6 +316,17 @@ def test_a_stream_that_leaves_beside_it_was_silent_for_its_own_time_only(work):
         work.dispatched(RequestId(10 + number), 10, 500.0)
     work.finished(RequestId(10), 502.0)
     assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER
+
+
+@pytest.mark.parametrize("whole", [0, 1000, 2000])
+def test_all_may_leave_a_silent_engine_at_once(work, whole):
+    """Where each looked through the others, an engine that died with 2000 stopped the loop for 0.3 s."""
+    for number in range(2000):
+        work.dispatched(RequestId(number), 10, 0.0, streams=number >= whole)
+    began = time.thread_time()
+    for number in range(1999, -1, -1):
+        work.finished(RequestId(number), 20.0)
+    assert time.thread_time() - began < 0.05
 
 
 def test_where_not_even_probes_are_answered_its_silence_counts_from_then_on(work):
