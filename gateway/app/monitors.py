@@ -137,11 +137,11 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         driver = self._cores.driver_of(endpoint)
         if driver is None:
             return False
-        state = driver.controller.snapshot(self._clock())
-        if any(known.in_flight for known in state.endpoints if known.id == endpoint):
+        if driver.controller.in_flight(endpoint):
             return True
         model, others = self._cores.serves(endpoint), self._monitors.keys() - {endpoint}
-        return state.queue.depth > 0 and all(self._cores.serves(other) != model for other in others)
+        waits = driver.controller.oldest_arrival() is not None
+        return waits and all(self._cores.serves(other) != model for other in others)
 
 
 def _adapters(access: Access) -> dict[str, str]:

@@ -149,6 +149,27 @@ async def test_one_that_is_needed_stays_until_it_is_not(world: World) -> None:
     assert world.cores.drivers == {}
 
 
+async def test_nobody_looks_through_the_whole_pool_while_one_leaves(world: World, monkeypatch: Any) -> None:
+    """Half of 100 endpoints leave together in a rollout: ten pictures of the pool a second for each take a core."""
+    looks: list[float] = []
+    look = AdmissionController.snapshot
+
+    def noted(core: AdmissionController, now: float) -> Any:
+        looks.append(now)
+        return look(core, now)
+
+    monkeypatch.setattr(AdmissionController, "snapshot", noted)
+    monitors = world.monitors
+    monitors.follow(access(AT_ONE))
+    await admitted(world.serves(ONE, "m"), 1)
+    monitors.follow({})
+    await until(lambda: monitors[ONE].status.state is State.DRAINING)
+    assert await world.stays(ONE)
+    world.admissions["m"].finish(RequestId(1), Verdict.DONE, 1)
+    await until(lambda: not monitors)
+    assert not looks
+
+
 async def test_one_is_not_needed_where_another_serves_its_model(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE, AT_TWO))
