@@ -10,8 +10,8 @@ RUN apt-get update \
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/kvgate
 # What kvgate needs changes less often than kvgate: a layer of its own.
 COPY requirements/build.txt requirements/image.txt ./
-RUN /opt/build/bin/pip install --require-hashes --requirement build.txt \
-    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --require-hashes --requirement image.txt
+RUN /opt/build/bin/pip install --no-deps --require-hashes --requirement build.txt \
+    && /opt/build/bin/pip --python /opt/kvgate/bin/python install --no-deps --require-hashes --requirement image.txt
 COPY pyproject.toml README.md LICENSE setup.py ./
 COPY gateway ./gateway
 COPY engine ./engine

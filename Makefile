@@ -90,13 +90,13 @@ clean:
 
 $(READY): requirements/dev.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate and its tools into .venv"
-	@$(INSTALL) --require-hashes --requirement requirements/dev.txt
+	@$(INSTALL) --no-deps --require-hashes --requirement requirements/dev.txt
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Modules are compiled when they are imported: the demo imports few of them.
 $(DEMO): requirements/demo.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate into .venv"
-	@$(INSTALL) --no-compile --require-hashes --requirement requirements/demo.txt
+	@$(INSTALL) --no-compile --no-deps --require-hashes --requirement requirements/demo.txt
 	@$(INSTALL) --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@

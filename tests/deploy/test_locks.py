@@ -1,6 +1,8 @@
 """The lock files: what is installed here, in CI and in the image is what `pyproject.toml` asks for, byte for byte."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -44,3 +46,9 @@ def test_what_is_asked_for_is_locked(name: str) -> None:
 def test_what_is_shipped_is_what_is_tested(name: str) -> None:
     tested = locked("dev.txt")
     assert {name: str(pin) for name, pin in locked(name).items() if str(tested[name]) != str(pin)} == {}
+
+
+def test_what_is_installed_lacks_nothing() -> None:
+    """Locks are installed as they are. Looking for dependencies, pip finds newer ones of those with extras."""
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
