@@ -60,6 +60,8 @@ REFUSALS: list[tuple[str, dict[str, Any] | bytes]] = [
     (RESPONSES, {"input": TOO_LONG}),
     (ANTHROPIC, {"messages": [{"role": "user", "content": TOO_LONG}]}),
 ]
+TRIES = 5
+"""On a busy machine the real one may put all tokens into its last event."""
 SINGLE = ["/health", "/version", "/v1/models", "/load", "/nothing"]
 
 
@@ -135,9 +137,12 @@ async def test_whole_answers_have_one_shape(pair, path, fields):
 
 @pytest.mark.parametrize(("path", "fields"), GENERATIONS)
 async def test_streams_have_one_shape(pair, path, fields):
-    real, fake = await pair.both("POST", path, json=body(path, {**fields, "stream": True}))
-    assert real.status_code == 200, real.text
-    assert headers(fake) == headers(real)
+    for _ in range(TRIES):
+        real, fake = await pair.both("POST", path, json=body(path, {**fields, "stream": True}))
+        assert real.status_code == 200, real.text
+        assert headers(fake) == headers(real)
+        if event_shapes(fake.text) == event_shapes(real.text):
+            break
     assert event_shapes(fake.text) == event_shapes(real.text)
 
 
