@@ -88,6 +88,7 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvgate needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
+# --no-deps: a lock is whole. pip would look for packages with extras again, and find releases that are not locked.
 $(READY): requirements/dev.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate and its tools into .venv"
 	@$(INSTALL) --no-deps --require-hashes --requirement requirements/dev.txt

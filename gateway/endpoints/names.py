@@ -58,7 +58,7 @@ async def _records(
 ) -> dns.resolver.Answer:
     """All records of a name: over TCP, and over UDP only where TCP is not answered.
 
-    Over UDP some servers tell a part, another one each time, and do not say so: a Consul tells three.
+    Over UDP some servers tell a part, another one each time, and do not say so (Consul three, by its users' reports).
     """
     try:
         return await resolver.resolve(

@@ -272,12 +272,12 @@ class Ledger:
         """
         if self._aborting:
             self._release_aborted(TUNING.abort_bound, now)
-        growth = self._checks
-        if not growth:
+        checks = self._checks
+        if not checks:
             return
         reading = self._clock.read(now)
-        while growth and growth[0][0] <= reading:
-            _, ticket, reservation = heappop(growth)
+        while checks and checks[0][0] <= reading:
+            _, ticket, reservation = heappop(checks)
             if reservation.ticket != ticket:
                 continue
             if reservation.phase is _UNCONFIRMED:
