@@ -2,7 +2,8 @@
 
 It has no gauge of its KV cache. Each busy slot tells its prompt, the tokens it has generated and those it may still
 generate; their sum is what the slot will hold at most. That is what kvgate's account holds for a request, too, as this
-engine fails everything when it runs out.
+engine fails everything when it runs out. `n_prompt_tokens` grows with each token generated (b11549, seen): the
+prompt's own length is what was processed of it and what came from the slot's cache.
 """
 
 from typing import Annotated
@@ -29,6 +30,7 @@ class _Slot(msgspec.Struct):
     id_task: int = -1
     n_prompt_tokens: _Count = 0
     n_prompt_tokens_processed: _Count = 0
+    n_prompt_tokens_cache: _Count | None = None
     next_token: list[_Next] = []
 
     @property
@@ -37,7 +39,10 @@ class _Slot(msgspec.Struct):
         token = self.next_token[0] if self.next_token else _Next()
         if token.n_remain < 0:
             return self.n_ctx
-        return self.n_prompt_tokens + token.n_decoded + token.n_remain
+        prompt = self.n_prompt_tokens
+        if token.n_decoded and self.n_prompt_tokens_cache is not None:
+            prompt = self.n_prompt_tokens_processed + self.n_prompt_tokens_cache
+        return prompt + token.n_decoded + token.n_remain
 
     @property
     def generated(self) -> int:

@@ -545,7 +545,16 @@ class Admission(RuleBasedStateMachine):
         for shown in self.controller.snapshot(self.now).endpoints:
             if shown.up and not shown.in_flight and "busy" not in shown.closed_by:
                 heads = [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)]
-                assert not [k for k in heads if not self.may_wait_for_its_share(k)], shown
+                assert not [k for k in heads if not self.may_wait(k, shown)], shown
+
+    def may_wait(self, known, shown):
+        """For its share, or where it would fail requests that are not ours."""
+        blocks = shown.capacity.kv_blocks
+        if shown.capacity.holds_limit and shown.effective_usage:
+            whole = self.brute_force([(known.arrival.demand, 0)], shown.capacity)
+            if shown.effective_usage * blocks + min(whole, blocks) > blocks:
+                return True
+        return self.may_wait_for_its_share(known)
 
     def may_wait_for_its_share(self, known):
         flow = known.arrival.flow

@@ -58,12 +58,16 @@ class Correction:
     A dispatched request may not have reached the engine yet. So a gauge between the blocks confirmed and the blocks
     held agrees with the ledger. An EWMA smooths the differences. A sample counts fully for `fresh_polls`, then fades
     to zero within as many more: an old or frozen gauge must not rule.
+
+    An exact gauge tells what the requests in the engine may come to hold. It is taken as it is: they share nothing, and
+    a difference smoothed would let a request go where those of others hold its room.
     """
 
-    __slots__ = ("_difference", "_poll", "_sampled_at")
+    __slots__ = ("_difference", "_exact", "_poll", "_sampled_at")
 
-    def __init__(self, poll_interval: float) -> None:
+    def __init__(self, poll_interval: float, *, exact: bool = False) -> None:
         self._difference = Ewma(TUNING.smoothing_polls * poll_interval)
+        self._exact = exact
         self._poll = poll_interval
         self._sampled_at = 0.0
 
@@ -80,8 +84,10 @@ class Correction:
         difference = 0.0
         if blocks > account.held:
             difference = blocks - account.held
-        elif blocks < account.confirmed and not waiting:
+        elif blocks < account.confirmed and not waiting and not self._exact:
             difference = blocks - account.confirmed
+        if self._exact:
+            self._difference.reset()
         self._difference.sample(difference, sampled_at)
         self._sampled_at = sampled_at
 

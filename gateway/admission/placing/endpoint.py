@@ -96,7 +96,7 @@ class EndpointRecord:
         room = UNBOUNDED if capacity.kv_blocks is None else capacity.kv_blocks * capacity.block_size
         self.longest_prompt = min(capacity.max_model_len, room) - 1
         """Most prompt tokens that it can serve: one more token must fit its model length and its blocks."""
-        self._correction = Correction(policy.poll_interval)
+        self._correction = Correction(policy.poll_interval, exact=not self.grows)
         if self._compared is not None:
             self._compare(*self._compared)
         self.sequence_limit = SequenceLimit(self.capacity.max_num_seqs, policy.kv_low)
@@ -157,7 +157,8 @@ class EndpointRecord:
     def first_blocks(self, request: RequestRecord) -> int:
         """Blocks that the request would add with its first token, beyond those that others in flight hold."""
         if not self.grows:
-            return request.footprint(self._paging).blocks(max(1, request.arrival.demand.max_tokens))
+            whole = request.footprint(self._paging).blocks(max(1, request.arrival.demand.max_tokens))
+            return whole if self.capacity.kv_blocks is None else min(whole, self.capacity.kv_blocks)
         blocks, prefix = request.footprint(self._paging).first, request.arrival.prefix
         if prefix and self.capacity.shares_prefix:
             blocks -= self.ledger.sharable(prefix) // self.capacity.block_size
@@ -269,7 +270,7 @@ class EndpointRecord:
         self._advanced_to = now
         ledger.advance(now)
         busy = ledger.sequences > 0
-        if self._was_busy and not busy:
+        if self._was_busy and not busy and self.grows:
             self._correction.reset()
             self._compared = None
         self._was_busy = busy
@@ -295,7 +296,8 @@ class EndpointRecord:
     def observe(self, sample: Observed, now: float) -> None:
         """Take a scrape. One that equals the last in every value says nothing: its gauges are frozen.
 
-        While none of our requests is there, the gauge counts only if the engine visibly works for others.
+        While none of our requests is there, a gauge that stays where the last step left it counts only if the engine
+        visibly works for others. That of an engine whose requests hold their whole limit follows its requests.
         """
         previous = self.observed
         if previous is not None and sample.sampled_at <= previous.sampled_at:
@@ -307,7 +309,7 @@ class EndpointRecord:
         self._clock.observe(sample, now)
         if previous is None or not _same(previous, sample):
             account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
-            if account.held or _works(previous, sample):
+            if account.held or not self.grows or _works(previous, sample):
                 self._compare(sample, account)
             if sample.waiting is not None:
                 self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)

@@ -110,7 +110,8 @@ class Rule:
         lasts: Whether progress cannot end it: it declines until a request leaves the endpoint, a scrape or a change of
             the endpoint comes, or `next_change` passes. Only rows that throttle a flow stand above such rows.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not apply there: a
-            request over a limit would wait for ever.
+            request over a limit would wait for ever. One that measures applies there only where requests hold their
+            whole limit: such an engine may fail the requests of others for one of ours, but does not preempt.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
     """
 
@@ -248,6 +249,7 @@ KV = Rule(
     Unit.BLOCKS,
     after=Next.SMALLER,
     frees=True,
+    idle=True,
     measures=True,
 )
 FORECAST = Rule(
@@ -274,9 +276,10 @@ RULES = (KV_SHARE, BUSY, FAILING, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL
 """All rules in the order of evaluation; those that measure come last. The first that declines is the reason given."""
 _THROTTLING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
 """Those that throttle one flow: asked first, and only while the policy throttles flows."""
-_ASKED_IDLE = tuple(rule for rule in RULES if rule.idle and rule not in _THROTTLING)
 _PLAIN = tuple(rule for rule in RULES if not rule.measures and rule not in _THROTTLING)
+_PLAIN_IDLE = tuple(rule for rule in _PLAIN if rule.idle)
 _MEASURING = tuple(rule for rule in RULES if rule.measures)
+_MEASURING_IDLE = tuple(rule for rule in _MEASURING if rule.idle)
 _FREEING = tuple(rule for rule in RULES if rule.frees)
 
 
@@ -289,13 +292,13 @@ def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float) ->
     idle = endpoint.idle
     if endpoint.throttles_flows and (rule := _throttled_by(ask, idle=idle)) is not None:
         return rule
-    for rule in _ASKED_IDLE if idle else _PLAIN:
+    for rule in _PLAIN_IDLE if idle else _PLAIN:
         if rule.shortage(ask) > 0:
             return rule
     blocks = endpoint.capacity.kv_blocks
-    if blocks is not None and not idle:
+    if blocks is not None and not (idle and endpoint.grows):
         ask.measure(blocks)
-        for rule in _MEASURING:
+        for rule in _MEASURING_IDLE if idle else _MEASURING:
             if rule.shortage(ask) > 0:
                 return rule
     return None
@@ -363,7 +366,7 @@ def all_closed_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
         if endpoint.throttles_flows:
             return -inf
         ask = Ask(endpoint, None, now)
-        for rule in _ASKED_IDLE if endpoint.idle else _PLAIN:
+        for rule in _PLAIN_IDLE if endpoint.idle else _PLAIN:
             if rule.shortage(ask) > 0:
                 if rule.after is not _NOBODY:
                     return -inf

@@ -294,6 +294,25 @@ class TestHoldsLimit:
         p >> at(2) >> scrape("a", 2, kv=0.0, running=0, tokens=3)
         assert p.endpoint("a").held_blocks == 0
 
+    def test_what_others_ask_of_it_is_not_killed_by_the_first_of_ours(self, play):
+        """A vLLM without requests of ours takes one: it preempts. This engine would fail those of others, too."""
+        p = self.full(play()) >> scrape("a", 0, kv=0.0, tokens=0) >> at(1) >> scrape("a", 1, kv=0.6, tokens=9)
+        p >> arrived(1, 10, max_tokens=40) << nothing >> arrived(2, 10, max_tokens=60) << nothing
+        p >> at(2) >> scrape("a", 2, kv=0.5, tokens=20) << Dispatch(1, "a") >> progress(r1=1) >> done(1)
+        p >> at(3) >> scrape("a", 3, kv=0.7, tokens=60) << nothing >> at(4)
+        p >> scrape("a", 4, kv=0.0, tokens=60) << Dispatch(2, "a")
+
+    def test_a_frozen_gauge_keeps_nobody_waiting(self, play):
+        p = self.full(play()) >> scrape("a", 0, kv=0.0, tokens=0) >> at(1) >> scrape("a", 1, kv=0.6, tokens=9)
+        p >> arrived(1, 10, max_tokens=90) << nothing
+        for second in range(2, 7):
+            p >> at(second) >> scrape("a", second, kv=0.6, tokens=9)
+        p << nothing >> at(7) >> scrape("a", 7, kv=0.6, tokens=9) << Dispatch(1, "a")
+
+    def test_one_that_is_larger_than_the_cache_goes_alone(self, play):
+        p = self.full(play()) >> arrived(1, 60, n=2, max_tokens=90) << Dispatch(1, "a")
+        p >> arrived(2, 1, max_tokens=1) << nothing
+
     def test_an_idle_one_takes_any_request_that_fits_it(self, play):
         p = self.full(play()) >> arrived(1, 60, max_tokens=40) << Dispatch(1, "a")
         p >> arrived(2, 99, max_tokens=1) << nothing >> done(1) << Dispatch(2, "a")

@@ -14,7 +14,7 @@ IDLE = {"id": 1, "n_ctx": 256, "is_processing": False}
 PROPERTIES = json.dumps({"default_generation_settings": {"n_ctx": 256}, "total_slots": 4, "build_info": "b7"}).encode()
 
 
-def busy(task, prompt, decoded, remain, *, processed=None, ctx=256):
+def busy(task, prompt, decoded, remain, *, processed=None, cached=0, ctx=256):
     """A slot as `/slots` shows it, without its `params`."""
     return {
         "id": 0,
@@ -22,9 +22,9 @@ def busy(task, prompt, decoded, remain, *, processed=None, ctx=256):
         "speculative": False,
         "is_processing": True,
         "id_task": task,
-        "n_prompt_tokens": prompt,
+        "n_prompt_tokens": prompt + decoded,
         "n_prompt_tokens_processed": prompt if processed is None else processed,
-        "n_prompt_tokens_cache": 0,
+        "n_prompt_tokens_cache": cached,
         "next_token": [{"has_next_token": True, "has_new_line": False, "n_remain": remain, "n_decoded": decoded}],
     }
 
@@ -41,6 +41,19 @@ def models(*, n_ctx=256, **card):
 def test_the_gauge_is_what_the_busy_slots_may_come_to_hold():
     metrics = read(SlotReader(), busy(1, 40, 10, 50), IDLE, busy(2, 20, 0, 8))
     assert (metrics.kv_usage, metrics.running) == (128 / 256, 2)
+
+
+def test_what_the_gauge_tells_of_a_request_stays_the_same():
+    """It has read nothing of its prompt, some, all; then its tokens count as part of the prompt, too."""
+    told = [busy(1, 40, 0, 60, processed=0), busy(1, 40, 0, 60, processed=20), busy(1, 40, 0, 60)]
+    told += [busy(1, 40, seen, 60 - seen, processed=9, cached=31) for seen in (1, 30, 60)]
+    assert {read(SlotReader(), slot, IDLE).kv_usage for slot in told} == {100 / 256}
+
+
+def test_an_older_one_does_not_tell_what_came_from_its_cache():
+    slot = busy(1, 40, 10, 50, processed=9) | {"n_prompt_tokens": 40}
+    del slot["n_prompt_tokens_cache"]
+    assert read(SlotReader(), slot, IDLE).kv_usage == 100 / 256
 
 
 def test_a_request_without_a_limit_may_fill_the_context():

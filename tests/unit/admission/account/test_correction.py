@@ -3,9 +3,9 @@ import pytest
 from gateway.admission.account.correction import Account, Correction, History
 
 
-def corrected(*samples, poll=1.0):
+def corrected(*samples, poll=1.0, exact=False):
     """A correction that has seen samples `(time, blocks by the gauge, confirmed, held)`."""
-    correction = Correction(poll)
+    correction = Correction(poll, exact=exact)
     for time, blocks, confirmed, held in samples:
         correction.sample(blocks, Account(confirmed, held, 0), time, waiting=False)
     return correction
@@ -56,6 +56,11 @@ class TestCorrection:
     def test_one_odd_sample_is_damped(self):
         correction = corrected((0, 15, 10, 20), (1, 15, 10, 20), (2, 80, 10, 20))
         assert 0 < correction.read(2) < 0.5 * 60
+
+    def test_an_exact_gauge_is_not_damped_and_gives_nothing_away(self):
+        samples = [(0, 15, 10, 20), (1, 80, 10, 20), (2, 30, 10, 20), (3, 4, 10, 20)]
+        read = [corrected(*samples[:seen], exact=True).read(seen - 1) for seen in range(1, 5)]
+        assert read == [0, 60, 10, 0]
 
     def test_a_lasting_difference_comes_through(self):
         samples = [(t, 15, 10, 20) for t in range(3)] + [(t, 80, 10, 20) for t in range(3, 20)]

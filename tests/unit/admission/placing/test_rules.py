@@ -89,6 +89,14 @@ def test_an_idle_endpoint_takes_what_exceeds_every_limit_but_not_while_it_is_bus
     assert asked(e, 1) == "busy"
 
 
+def test_an_idle_endpoint_that_would_fail_others_declines_what_does_not_fit_beside_them():
+    for holds_limit, declines in ((True, "kv"), (False, None)):
+        e = endpoint(holds_limit=holds_limit)
+        e.observe(Observed("a", NOW - 0.4, 0.0, 0, 0, 0), NOW - 0.4)
+        e.observe(Observed("a", NOW, 0.5, 1, 0, 9), NOW)
+        assert (asked(e, 60), asked(e, 40)) == (declines, None)
+
+
 def gate_closed():
     e = holding(95)
     e.advance(NOW)
