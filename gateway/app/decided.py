@@ -36,16 +36,16 @@ def told(
     """The endpoints and queues as in these snapshots of this time."""
     admitted = {state.id: state for snapshot in pools.values() for state in snapshot.endpoints}
     endpoints = [
-        _endpoint(monitor, cores.serves(endpoint), admitted.get(endpoint), now).model_copy(
-            update={"ready_in_seconds": ready_in.get(endpoint)}
-        )
+        _endpoint(monitor, cores.serves(endpoint), admitted.get(endpoint), ready_in.get(endpoint), now)
         for endpoint, monitor in monitors.items()
     ]
     queues = [_queue(name, snapshot) for name, snapshot in pools.items()]
     return Decided(endpoints=tuple(endpoints), queues=tuple(queues))
 
 
-def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | None, now: float) -> EndpointState:
+def _endpoint(
+    monitor: EndpointMonitor, model: str | None, admitted: Admitted | None, ready_in: float | None, now: float
+) -> EndpointState:
     status = monitor.status
     identity, capacity, totals = status.identity, status.capacity, status.totals
     gate = kv = None
@@ -80,6 +80,7 @@ def _endpoint(monitor: EndpointMonitor, model: str | None, admitted: Admitted | 
         models=(*identity.names, *identity.loras) if identity is not None else (),
         adapters=dict(status.adapters),
         missing_metrics=status.missing_metrics,
+        ready_in_seconds=ready_in,
         scrape_age_seconds=now - status.scraped_at if status.scraped_at is not None else None,
         model=model,
         engine=EngineTotals(

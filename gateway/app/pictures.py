@@ -10,7 +10,7 @@ from gateway.app.decided import snapshots, told
 from gateway.config.settings import Settings
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.pictures import parts
-from gateway.ops.pictures.digest import Digest, Ended, OfModel
+from gateway.ops.pictures.digest import Digest, OfModel
 from gateway.ops.pictures.history import History
 from gateway.ops.pictures.picture import MOST_FLOWS, MOST_REQUESTS, Endpoint, Gauge, Model, Picture, Request
 from gateway.ops.pictures.signs import Seen, headline, signs
@@ -182,23 +182,5 @@ class Pictures:
         ]
         live.sort(key=lambda request: -request.came)
         there = {request.key for request in live}
-        gone = (_gone(one, ended) for ended, one in self._history.ended())
-        return (*live, *(request for request in gone if request.key not in there))[:MOST_REQUESTS]
-
-
-def _gone(one: Ended, ended: float) -> Request:
-    return Request(
-        key=f"{ended:.3f} {one.request_id}" if one.number is None else str(one.number),
-        phase="ended",
-        model=one.model,
-        flow=one.flow,
-        prompt=one.prompt,
-        generated=one.generated,
-        came=round(ended - one.took, 2),
-        waited=round(one.waited, 2),
-        first=None if one.first is None else round(one.first, 3),
-        ends=round(ended, 2),
-        endpoint=one.endpoint,
-        outcome=one.outcome,
-        request_id=one.request_id,
-    )
+        gone = (request for request in self._history.ended() if request.key not in there)
+        return (*live, *gone)[:MOST_REQUESTS]

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from gateway.ops.pictures.digest import Digest, Ended, OfModel
-from gateway.ops.pictures.picture import MOST_REQUESTS, RECENT, SPAN, Gauge, Point, Sign
+from gateway.ops.pictures.digest import Digest, OfModel
+from gateway.ops.pictures.parts import gone
+from gateway.ops.pictures.picture import MOST_REQUESTS, RECENT, SPAN, Gauge, Point, Request, Sign
 
 INTERVAL = 2.0
 """Seconds between two points."""
@@ -23,7 +24,7 @@ class History:
         """Of all these points."""
         self._open: dict[str, OfModel] = {}
         """Of what ended since the last point."""
-        self._ended: deque[tuple[float, Ended]] = deque(maxlen=MOST_REQUESTS)
+        self._ended: deque[Request] = deque(maxlen=MOST_REQUESTS)
         self._counted: dict[str, tuple[int | None, int | None, int | None]] = {}
         """Of each endpoint at the last point: tokens generated, prompt tokens, preemptions."""
         self._since: dict[str, float] = {}
@@ -32,7 +33,7 @@ class History:
         """Take what ended at a front."""
         for model, figures in digest.models.items():
             self._open.setdefault(model, OfModel()).add(figures)
-        self._ended.extend((at - one.ago, one) for one in digest.ended)
+        self._ended.extend(gone(one, at - one.ago) for one in digest.ended)
 
     def add(
         self,
@@ -95,8 +96,8 @@ class History:
                 sums[name] = sums.get(name, 0) + gauge.preempted
         return sums
 
-    def ended(self) -> Iterable[tuple[float, Ended]]:
-        """The latest requests that ended, with the time of their end; the latest first."""
+    def ended(self) -> Iterable[Request]:
+        """The latest requests that ended, the latest first."""
         return reversed(self._ended)
 
     def dated(self, signs: Iterable[Sign], at: float, *, keep: bool) -> tuple[Sign, ...]:

@@ -9,7 +9,7 @@ from heapq import nlargest
 from msgspec import structs
 
 from gateway.admission.snapshot import EndpointSnapshot, FlowSnapshot, RequestSnapshot
-from gateway.ops.pictures.digest import GAP_EDGES, TTFT_EDGES, OfModel, quantiles
+from gateway.ops.pictures.digest import GAP_EDGES, TTFT_EDGES, Ended, OfModel, quantiles
 from gateway.ops.pictures.picture import MOST_FLOWS, Flow, Model, Request, Split
 
 
@@ -102,6 +102,25 @@ def live(model: str, snapshot: RequestSnapshot, epoch: float) -> Request:
         waited=None if sent is None else round(max(0.0, sent - snapshot.arrived_at), 2),
         ends=None if ends is None else round(epoch + ends, 1),
         endpoint=snapshot.endpoint,
+    )
+
+
+def gone(one: Ended, ended: float) -> Request:
+    """A request that ended at this time."""
+    return Request(
+        key=f"{ended:.3f} {one.request_id}" if one.number is None else str(one.number),
+        phase="ended",
+        model=one.model,
+        flow=one.flow,
+        prompt=one.prompt,
+        generated=one.generated,
+        came=round(ended - one.took, 2),
+        waited=round(one.waited, 2),
+        first=None if one.first is None else round(one.first, 3),
+        ends=round(ended, 2),
+        endpoint=one.endpoint,
+        outcome=one.outcome,
+        request_id=one.request_id,
     )
 
 

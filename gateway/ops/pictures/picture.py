@@ -238,7 +238,11 @@ def changes(before: Picture, after: Picture) -> Changes:
     order = tuple(request.key for request in after.requests)
     return Changes(
         at=after.at,
-        requests=tuple(request for request in after.requests if known.get(request.key) != request),
+        requests=tuple(
+            request
+            for request in after.requests
+            if (was := known.get(request.key)) is not request and was != request  # what has ended is the same object
+        ),
         order=UNSET if order == tuple(known) else order,
         points=after.points,
         **whole,

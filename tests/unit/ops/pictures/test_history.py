@@ -4,7 +4,7 @@ import pytest
 
 from gateway.ops.pictures.digest import MOST_SERVED, Digest, Ended, OfModel
 from gateway.ops.pictures.history import INTERVAL, History
-from gateway.ops.pictures.picture import MOST_REQUESTS, RECENT, SPAN, Gauge, Sign
+from gateway.ops.pictures.picture import MOST_REQUESTS, RECENT, SPAN, Gauge, Request, Sign
 
 GAUGE = Gauge(0.5, 0.7, 3, True, None, None, 0)
 
@@ -43,7 +43,7 @@ def test_it_keeps_15_minutes_of_points_and_5_of_sums(history):
 def test_what_ended_since_the_last_point_counts_at_once(history):
     history.take(Digest({"m": OfModel({"queue_full": 2})}, [ended(1, ago=0.5)]), 10.0)
     assert history.recent()["m"].outcomes == {"queue_full": 2}
-    assert [(at, one.number) for at, one in history.ended()] == [(9.5, 1)]
+    assert [(one.ends, one.key) for one in history.ended()] == [(9.5, "1")]
     history.add(12.0, {}, [])
     assert history.last.outcomes == {"queue_full": 2}
     assert history.recent()["m"].outcomes == {"queue_full": 2}, "and once only"
@@ -113,7 +113,7 @@ def _held(root):
         if id(one) in seen or isinstance(one, type):
             continue
         seen.add(id(one))
-        if isinstance(one, Ended):
+        if isinstance(one, Ended | Request):
             yield one
         elif type(one).__module__ in {"builtins", "collections"} or type(one).__module__.startswith("gateway.ops"):
             left += gc.get_referents(one)
