@@ -308,7 +308,7 @@ class AdmissionController:
         Afterwards all is as if it had entered the queue, been offered and been taken out.
         """
         pool = self._pool
-        if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.policy.throttles_flows:
+        if request.arrival.waited or pool.policy.mode is _OBSERVE or pool.throttling:
             return False
         if self._endpoints.reach.changes_at <= now:
             return False
@@ -624,7 +624,9 @@ class AdmissionController:
         self._queue.offer(accept)
 
     def _note_closed(self, now: float) -> None:
-        self._all_closed_until = all_closed_until(self._endpoints.live, now)
+        live = self._endpoints.live
+        alike = not (live and self._pool.throttling)  # else a flow may be set aside, and the next one asked
+        self._all_closed_until = all_closed_until(live, now) if alike else -inf
         self._all_closed = self._all_closed_until >= now
 
     def _place(self, request: RequestRecord, without: AbstractSet[EndpointRecord], now: float) -> Placement:

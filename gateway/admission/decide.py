@@ -14,7 +14,7 @@ from gateway.admission.placing import picker
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.placing.request_lifecycle import State
-from gateway.admission.placing.rules import KV_SHARE, Rule, declined_by
+from gateway.admission.placing.rules import Rule, declined_by
 from gateway.admission.pool import Pool
 
 REASONS = {
@@ -83,7 +83,7 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
     for endpoint in pool.endpoints.eligible(request):
         if endpoint in without:
             continue
-        rule = declined_by(endpoint, request, now)
+        rule = declined_by(endpoint, request, now, pool.throttling)
         if rule is None:
             takers.append(endpoint)
         else:
@@ -106,7 +106,7 @@ def barred(pool: Pool, request: RequestRecord, lane: LaneKey | None) -> Refused 
     if lane is None:
         return Refused(Outcome.CONTEXT_LENGTH_EXCEEDED, "context_length")
     if pool.kv_shares.shares and (exceeded := pool.too_large(request)) is not None:
-        return Refused(Outcome.RATE_LIMIT_EXCEEDED, KV_SHARE.name, exceeded)
+        return Refused(Outcome.RATE_LIMIT_EXCEEDED, "kv_share", exceeded)
     return None
 
 

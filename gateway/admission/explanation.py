@@ -119,7 +119,7 @@ def _candidate(pool: Pool, endpoint: EndpointRecord, request: RequestRecord, now
     elif endpoint.longest_prompt < request.longest_prompt:
         rule = "context_length"
     else:
-        declining = declined_by(endpoint, request, now)
+        declining = declined_by(endpoint, request, now, pool.throttling)
         rule = "fits" if declining is None else declining.name
     return Candidate(
         endpoint=endpoint.id,

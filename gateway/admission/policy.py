@@ -71,8 +71,3 @@ class Policy:
     """Most requests backfilled before one that does not fit."""
     poll_interval: float = 1.0
     """Time between two scrapes of an endpoint: the unit of a sample's age."""
-
-    @property
-    def throttles_flows(self) -> bool:
-        """Whether it has a setting by which the first rows of the table of rules throttle a flow."""
-        return bool(self.kv_shares)

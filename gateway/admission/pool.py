@@ -7,7 +7,7 @@ from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.presence import Presence
 from gateway.admission.placing.request import LaneKey, RequestRecord
-from gateway.admission.placing.rules import throttles
+from gateway.admission.placing.rules import throttles, throttling
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.prediction.predictor import Predictor
 from gateway.admission.queueing.headroom import Headroom
@@ -23,6 +23,7 @@ class Pool:
 
     Attributes:
         kv_shares: What flows hold that have a share of the KV cache.
+        throttling: The rules in force that throttle a flow.
         throttled_flows: Flows whose last offered request waits only because its flow is throttled.
         draining: Whether the gateway shuts down and takes no new requests.
     """
@@ -38,6 +39,7 @@ class Pool:
         "queue",
         "retry_after",
         "throttled_flows",
+        "throttling",
         "waits",
     )
 
@@ -51,6 +53,7 @@ class Pool:
         self.retry_after = RetryAfter(self.waits, self.queue, self.promises)
         self.headroom = Headroom(policy.weights)
         self.kv_shares = KvShares(policy.kv_shares)
+        self.throttling = throttling(policy)
         self.throttled_flows: set[str] = set()
         self.draining = False
 
@@ -60,6 +63,7 @@ class Pool:
         self.queue.govern(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
         self.headroom.govern(policy.weights)
         self.kv_shares = KvShares(policy.kv_shares)
+        self.throttling = throttling(policy)
         self.throttled_flows.clear()
         self.waits.govern(policy)
         self.promises.govern(policy.weights)
@@ -82,14 +86,14 @@ class Pool:
         Due before it is placed.
         """
         request.spare = self._spare(request, now)
-        if self.policy.throttles_flows:
+        if self.throttling:
             live = self.endpoints.live
             request.over_share = self.over_share(request)
-            request.throttled = bool(live) and all(throttles(endpoint, request, now) for endpoint in live)
+            request.throttled = bool(live) and all(throttles(e, request, now, self.throttling) for e in live)
 
     def note_throttled(self, request: RequestRecord) -> None:
         """Note whether the flow of a request that is offered waits only because it is throttled."""
-        if self.policy.throttles_flows:
+        if self.throttling:
             if request.throttled:
                 self.throttled_flows.add(request.arrival.flow)
             else:

@@ -1,4 +1,4 @@
-"""What it is worth to spare an engine that has just come up (`COLD`): beside two warm ones, at full load.
+"""What it is worth to spare an engine that has just come up (the rule `cold`): beside two warm ones, at full load.
 
     python -m tests.proof.cold_engine [--requests N] [--skip N]
 

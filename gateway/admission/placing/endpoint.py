@@ -51,7 +51,6 @@ class EndpointRecord:
     def _follow(self, policy: Policy) -> None:
         self.policy = policy
         """The policy in force; rules may read it."""
-        self.throttles_flows = policy.throttles_flows
         self.grows = not self.capacity.holds_limit
         """Whether its requests hold more blocks with each token."""
         self._gated = self.grows and policy.bounds is not Bounds.FORECAST

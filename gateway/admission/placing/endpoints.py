@@ -16,9 +16,9 @@ from gateway.admission.prediction.predictor import Predictor
 class Endpoints:
     """All known endpoints, up or down. One that was removed stays until its last request has ended.
 
-    A cold endpoint beside a warm one gets one request (`COLD`). As the emptiest of the pool it would get all that
+    A cold endpoint beside a warm one gets one request (the rule `cold`). As the emptiest of the pool it would get all that
     comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go. So it is
-    with one that fails on all it gets (`FAILING`).
+    with one that fails on all it gets (`failing`).
     """
 
     def __init__(self, policy: Policy, predictor: Predictor) -> None:

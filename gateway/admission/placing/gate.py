@@ -1,7 +1,7 @@
 """The gate of one endpoint: closed while its engine is saturated.
 
-It keeps the state that the rows `BUSY`, `GATE` and `ENGINE_WAITING` of `rules.py` read. `GATE` declines everybody from
-the time usage goes over `kv_high` until it is below `kv_low`; `KV` declines whoever would take it over `kv_high`.
+It keeps the state that the rows `busy`, `gate` and `engine_waiting` of `rules.py` read. `gate` declines everybody from
+the time usage goes over `kv_high` until it is below `kv_low`; `kv` declines whoever would take it over `kv_high`.
 """
 
 from math import inf

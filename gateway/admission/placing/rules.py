@@ -4,18 +4,17 @@ Placement, the room that must become free before a request fits, the reasons of 
 documentation's table all come from this table. Endpoints that decline a head are kept for it: other lanes and less
 urgent bands do not get them, unless the rule throttles the head's flow.
 
-To add a rule, add a row to `RULES`. Its setting, if it has one, is a field of `AdmissionSettings`
-(`gateway/config/admission.py`) and one of the same name of `Policy` (`gateway/admission/policy.py`): the rule reads it
-from `ask.endpoint.policy`. A setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`). Then add a
-case to `SAY_NO` in `tests/unit/admission/placing/test_rules.py`, where every row is tried, and a value of the setting
-to `test_every_setting_of_admission_reaches_the_core` in `tests/unit/config/test_admission.py` (twice: set, expected).
-Run `python -m docs.generate`.
+To add a rule, write its function and its row in `RULES` here, and a case in `SAY_NO`
+(`tests/unit/admission/placing/test_rules.py`), where every row is tried. A setting is a field of `AdmissionSettings`
+(`gateway/config/admission.py`) and one of the same name and default in `Policy` (`gateway/admission/policy.py`); the
+rule reads it from `ask.endpoint.policy`. Run `make docs`. Nothing else names rules or settings one by one. But a setting
+of each API key goes the way of `kv_share` (`gateway/config/auth.py`).
 
-A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such
-a rule stands at the top of the table: below a rule that keeps endpoints it would come too late. The top rows run only
-while `Policy.throttles_flows`: add your setting there. They may read `ask.request` (None if none is asked for),
-`ask.endpoint.policy` and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. The one
-exception is `share`, the last row: it throttles a flow, but only a request that would go otherwise.
+A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
+rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its
+setting. It may read `ask.request` (None if none is asked for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)`
+(None if unknown), but not what `Ask.measure` sets. The one exception is `share`, the last row: it throttles a flow, but
+only a request that would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,7 @@ from typing import Final
 
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
+from gateway.admission.policy import Policy
 from gateway.admission.tuning import TUNING
 
 
@@ -93,6 +93,10 @@ class Ask:
         return short
 
 
+def _always(_: Policy) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One reason to decline a request.
@@ -109,6 +113,8 @@ class Rule:
         foresees: Whether its shortage follows from the forecast.
         lasts: Whether progress cannot end it: it declines until a request leaves the endpoint, a scrape or a change of
             the endpoint comes, or `next_change` passes. Only rows that throttle a flow stand above such rows.
+        in_force: Whether it can decline anything under a policy. Asked of the top rows, which throttle a flow: without
+            one in force, the core spares all work for flows that are set aside.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not apply there: a
             request over a limit would wait for ever. One that measures applies there only where requests hold their
             whole limit: such an engine may fail the requests of others for one of ours, but does not preempt.
@@ -126,6 +132,7 @@ class Rule:
     lasts: bool = False
     idle: bool = False
     measures: bool = False
+    in_force: Callable[[Policy], bool] = _always
 
 
 def _kv_share(ask: Ask) -> float:
@@ -180,102 +187,103 @@ def _share(ask: Ask) -> float:
     return kept + max(ask.short, ask.short_at_peak)
 
 
-KV_SHARE = Rule(
-    "kv_share",
-    "the requests of its key would hold more than their `kv_share` of the model's KV cache",
-    _kv_share,
-    Unit.BLOCKS,
-    after=Next.OTHER_FLOWS,
-    idle=True,
+RULES = (
+    Rule(
+        "kv_share",
+        "the requests of its key would hold more than their `kv_share` of the model's KV cache",
+        _kv_share,
+        Unit.BLOCKS,
+        after=Next.OTHER_FLOWS,
+        idle=True,
+        in_force=lambda policy: bool(policy.kv_shares),
+    ),
+    Rule(
+        "busy",
+        "the engine refused a request as it is busy: for a second, or until the next scrape",
+        _busy,
+        Unit.SECONDS,
+        closes=True,
+        lasts=True,
+        idle=True,
+    ),
+    Rule(
+        "failing",
+        "the endpoint failed on three requests in a row, and another endpoint has not: for five seconds, then until it "
+        "has a token for one",
+        _failing,
+        closes=True,
+        idle=True,
+    ),
+    Rule(
+        "sequences",
+        "the endpoint would run more sequences than its limit, configured or learned",
+        _sequences,
+        Unit.SEQUENCES,
+        closes=True,
+        lasts=True,
+    ),
+    Rule(
+        "cold",
+        "the endpoint has a request and generated nothing since it came up, and another endpoint has",
+        _cold,
+        closes=True,
+        lasts=True,
+    ),
+    Rule(
+        "gate",
+        "effective usage went over `kv_high` (0.90) and is not yet under `kv_low` (0.80)",
+        _gate,
+        after=Next.SMALLER,
+        closes=True,
+    ),
+    Rule(
+        "engine_waiting",
+        "requests that we cannot account for wait in the engine, in two consecutive scrapes",
+        _engine_waiting,
+        closes=True,
+    ),
+    Rule(
+        "prefill",
+        "streams without a token would hold over a third of the cache: they have yet to grow",
+        _prefill,
+        Unit.BLOCKS,
+        after=Next.SMALLER,
+        closes=True,
+        measures=True,
+    ),
+    Rule(
+        "kv",
+        "with the request the endpoint would hold more than `kv_high` now",
+        _kv,
+        Unit.BLOCKS,
+        after=Next.SMALLER,
+        frees=True,
+        idle=True,
+        measures=True,
+    ),
+    Rule(
+        "forecast",
+        "the endpoint's predicted peak with the request is over what the forecast may fill",
+        _forecast,
+        Unit.BLOCKS,
+        after=Next.SMALLER,
+        frees=True,
+        foresees=True,
+        measures=True,
+    ),
+    Rule(
+        "share",
+        "the request fits, but its flow has its share, and the room is kept for other flows",
+        _share,
+        Unit.BLOCKS,
+        after=Next.OTHER_FLOWS,
+        foresees=True,
+        measures=True,
+    ),
 )
-BUSY = Rule(
-    "busy",
-    "the engine refused a request as it is busy: for a second, or until the next scrape",
-    _busy,
-    Unit.SECONDS,
-    closes=True,
-    lasts=True,
-    idle=True,
-)
-FAILING = Rule(
-    "failing",
-    "the endpoint failed on three requests in a row, and another endpoint has not: for five seconds, then until it has "
-    "a token for one",
-    _failing,
-    closes=True,
-    idle=True,
-)
-SEQUENCES = Rule(
-    "sequences",
-    "the endpoint would run more sequences than its limit, configured or learned",
-    _sequences,
-    Unit.SEQUENCES,
-    closes=True,
-    lasts=True,
-)
-COLD = Rule(
-    "cold",
-    "the endpoint has a request and generated nothing since it came up, and another endpoint has",
-    _cold,
-    closes=True,
-    lasts=True,
-)
-GATE = Rule(
-    "gate",
-    "effective usage went over `kv_high` (0.90) and is not yet under `kv_low` (0.80)",
-    _gate,
-    after=Next.SMALLER,
-    closes=True,
-)
-ENGINE_WAITING = Rule(
-    "engine_waiting",
-    "requests that we cannot account for wait in the engine, in two consecutive scrapes",
-    _engine_waiting,
-    closes=True,
-)
-PREFILL = Rule(
-    "prefill",
-    "streams without a token would hold over a third of the cache: they have yet to grow",
-    _prefill,
-    Unit.BLOCKS,
-    after=Next.SMALLER,
-    closes=True,
-    measures=True,
-)
-KV = Rule(
-    "kv",
-    "with the request the endpoint would hold more than `kv_high` now",
-    _kv,
-    Unit.BLOCKS,
-    after=Next.SMALLER,
-    frees=True,
-    idle=True,
-    measures=True,
-)
-FORECAST = Rule(
-    "forecast",
-    "the endpoint's predicted peak with the request is over what the forecast may fill",
-    _forecast,
-    Unit.BLOCKS,
-    after=Next.SMALLER,
-    frees=True,
-    foresees=True,
-    measures=True,
-)
-SHARE = Rule(
-    "share",
-    "the request fits, but its flow has its share, and the room is kept for other flows",
-    _share,
-    Unit.BLOCKS,
-    after=Next.OTHER_FLOWS,
-    foresees=True,
-    measures=True,
-)
-
-RULES = (KV_SHARE, BUSY, FAILING, SEQUENCES, COLD, GATE, ENGINE_WAITING, PREFILL, KV, FORECAST, SHARE)
 """All rules in the order of evaluation; those that measure come last. The first that declines is the reason given."""
 _THROTTLING = tuple(takewhile(lambda rule: rule.after is _OTHER_FLOWS, RULES))
-"""Those that throttle one flow: asked first, and only while the policy throttles flows."""
+"""The top rows, which throttle a flow."""
 _PLAIN = tuple(rule for rule in RULES if not rule.measures and rule not in _THROTTLING)
 _PLAIN_IDLE = tuple(rule for rule in _PLAIN if rule.idle)
 _MEASURING = tuple(rule for rule in RULES if rule.measures)
@@ -283,15 +291,21 @@ _MEASURING_IDLE = tuple(rule for rule in _MEASURING if rule.idle)
 _FREEING = tuple(rule for rule in RULES if rule.frees)
 
 
-def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float) -> Rule | None:
+def throttling(policy: Policy) -> tuple[Rule, ...]:
+    """The top rows, which throttle a flow, as far as they are in force under a policy."""
+    return tuple(rule for rule in _THROTTLING if rule.in_force(policy))
+
+
+def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float, top: tuple[Rule, ...]) -> Rule | None:
     """The rule that declines the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
 
-    The endpoint's account is up to date (`EndpointRecord.advance`), and its forecast has not expired.
+    `top`: the `throttling` rows. The endpoint's account is up to date (`EndpointRecord.advance`), and its forecast has not expired.
     """
     ask = Ask(endpoint, request, now)
     idle = endpoint.idle
-    if endpoint.throttles_flows and (rule := _throttled_by(ask, idle=idle)) is not None:
-        return rule
+    for rule in top:
+        if (rule.idle or not idle) and rule.shortage(ask) > 0:
+            return rule
     for rule in _PLAIN_IDLE if idle else _PLAIN:
         if rule.shortage(ask) > 0:
             return rule
@@ -304,16 +318,10 @@ def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float) ->
     return None
 
 
-def throttles(endpoint: EndpointRecord, request: RequestRecord, now: float) -> bool:
-    """Whether the endpoint declines the request because its flow is throttled: it does not wait for room."""
-    return _throttled_by(Ask(endpoint, request, now), idle=endpoint.idle) is not None
-
-
-def _throttled_by(ask: Ask, *, idle: bool) -> Rule | None:
-    for rule in _THROTTLING:
-        if (rule.idle or not idle) and rule.shortage(ask) > 0:
-            return rule
-    return None
+def throttles(endpoint: EndpointRecord, request: RequestRecord, now: float, top: tuple[Rule, ...]) -> bool:
+    """Whether a `top` row declines the request on the endpoint: its flow is throttled, and it does not wait for room."""
+    ask, idle = Ask(endpoint, request, now), endpoint.idle
+    return any((rule.idle or not idle) and rule.shortage(ask) > 0 for rule in top)
 
 
 def shortage_of(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: float) -> float | None:
@@ -358,13 +366,11 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
 def all_closed_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
     """Time up to which each endpoint declines all requests alike; -infinity if one may take somebody now.
 
-    Alike: nobody may be offered next, and no flow is set aside. If the result is after `now`, neither progress nor time
-    opens one before it.
+    Alike: nobody may be offered next. The top rows are not asked. If the result is after `now`, neither progress nor
+    time opens one before it.
     """
     until = inf
     for endpoint in endpoints:
-        if endpoint.throttles_flows:
-            return -inf
         ask = Ask(endpoint, None, now)
         for rule in _PLAIN_IDLE if endpoint.idle else _PLAIN:
             if rule.shortage(ask) > 0:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
-from gateway.admission.placing.rules import GATE
 from gateway.ops.pictures.picture import Endpoint, Level, Model, Sign
 
 STALE = 10.0
@@ -167,7 +166,7 @@ def _shut(seen: Seen) -> Iterator[Sign]:
 
 
 def _opens(closed_by: tuple[str, ...], kv_low: float) -> str:
-    return f"under {percent(kv_low)}" if GATE.name in closed_by else "as its requests end"
+    return f"under {percent(kv_low)}" if "gate" in closed_by else "as its requests end"
 
 
 _SIGNS: tuple[Callable[[Seen], Iterator[Sign]], ...] = (

@@ -6,7 +6,6 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing import rules
 from gateway.admission.placing.rules import Ask, Next, Rule
-from gateway.admission.policy import Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
 
 
@@ -24,7 +23,6 @@ def throttled(monkeypatch):
     """A rule that throttles flows, before all others."""
     monkeypatch.setattr(rules, "_THROTTLING", (THROTTLED,))
     monkeypatch.setattr(rules, "RULES", (THROTTLED, *rules.RULES))
-    monkeypatch.setattr(Policy, "throttles_flows", True)
 
 
 def over(play, **settings):
@@ -205,5 +203,5 @@ def test_explain_says_that_a_flow_within_its_share_would_go(play):
 def test_on_an_idle_endpoint_it_is_throttled_only_by_a_rule_that_says_so(play, monkeypatch, idle):
     always = Rule("throttled", "for the test", lambda ask: ask.request is not None, after=Next.OTHER_FLOWS, idle=idle)
     monkeypatch.setattr(rules, "_THROTTLING", (always,))
-    p = play(kv_shares={"nobody": 0.5}) >> up("a", blocks=100) >> arrived(1, blocks=5)
+    p = play() >> up("a", blocks=100) >> arrived(1, blocks=5)
     _ = p << nothing if idle else p << Dispatch(1, "a")
