@@ -5,7 +5,7 @@ give the same commands. Read it from the top:
 
 - `controller.py` handles events and carries out decisions. `decide.py` makes them and changes nothing. `pool.py` is the
   state that they are made from.
-- `limits/`: the tenants' rate limits and shares of the KV cache, which are checked first.
+- `limits/`: the tenants' rate limits. The driver charges them before the core hears of a request.
 - `queueing/`: the order of waiting requests, their waits, and when a refused client may come back (`Retry-After`).
 - `placing/`: a request and its endpoints. `rules.py` is the table of reasons to decline it.
 - `prediction/`: expected output lengths, and the KV cache peak that follows from them.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gateway.admission.events import EndpointId, RequestId
-from gateway.admission.limits.standing import Exceeded, Standing
+from gateway.admission.limits.limit import Exceeded, Standing
 from gateway.admission.outcomes import Outcome
 
 

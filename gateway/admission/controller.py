@@ -6,9 +6,9 @@ head, that flow's requests in its lane are set aside, and the next flow has its 
 other head is kept for it: no request of another lane or band goes there, and only a few smaller ones of its lane are
 backfilled.
 
-The core refuses a request in three ways, each with a `Reject`: it rejects one that may not wait, sheds one on arrival
-that would surely wait in vain or finds the queue full, and evicts one from the queue, as when its deadline passes
-(`Waits`).
+The core refuses a request in three ways, each with a `Reject`: it bars one that may not wait (`decide.barred`), sheds
+one on arrival that would surely wait in vain or finds the queue full (`decide.shed`), and evicts one from the queue, as
+when its deadline passes (`Waits`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
-from gateway.admission.decide import Placement, barred, decide, let_through, place, turned_away, why_waiting
+from gateway.admission.decide import Placement, barred, decide, let_through, place, shed, why_waiting
 from gateway.admission.events import (
     Arrived,
     Back,
@@ -44,7 +44,7 @@ from gateway.admission.events import (
     Warmth,
 )
 from gateway.admission.explanation import Explanation, explain
-from gateway.admission.limits.standing import Exceeded
+from gateway.admission.limits.limit import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.presence import EndpointEvent
@@ -344,12 +344,12 @@ class AdmissionController:
     def _wait(self, request: RequestRecord, now: float) -> None:
         """Enter a request in state `WAITING` into the queue, or refuse it if it may not wait."""
         if request.failures >= TUNING.max_failures:
-            self._reject(request, Outcome.UPSTREAM_ERROR, now)
+            self._refuse(request, Outcome.UPSTREAM_ERROR, now)
             return
         lane = self._pool.lane(request)
         refused = barred(self._pool, request, lane)
         if refused is not None:
-            self._reject(request, refused.outcome, now, refused.exceeded, refused.rule)
+            self._refuse(request, refused.outcome, now, refused.exceeded, refused.rule)
         elif lane is not None:
             self._pool.estimate(request)
             self._queue.push(request, lane)
@@ -453,7 +453,7 @@ class AdmissionController:
             self._kv_shares.left(flow, identifier)
         return flight
 
-    def _reject(
+    def _refuse(
         self,
         request: RequestRecord,
         outcome: Outcome,
@@ -462,7 +462,7 @@ class AdmissionController:
         rule: str | None = None,
     ) -> None:
         """Refuse a request in state `WAITING` that is not in the queue yet, or no longer."""
-        request.apply(Trigger.REJECTED)
+        request.apply(Trigger.REFUSED)
         identifier = request.arrival.request
         del self._requests[identifier]
         retry_after = self._pool.retry_after.grant(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
@@ -480,7 +480,7 @@ class AdmissionController:
     def _evict(self, request: RequestRecord, outcome: Outcome, now: float, rule: str | None = None) -> None:
         """Refuse a request that is in the queue."""
         self._leave_queue(request)
-        self._reject(request, outcome, now, rule=rule)
+        self._refuse(request, outcome, now, rule=rule)
 
     def _shed(self, event: Arrived, now: float) -> None:
         """Refuse a new request that no endpoint takes now, if the queue is full or it would wait in vain.
@@ -493,10 +493,10 @@ class AdmissionController:
             return
         if not request.throttled:
             self._waits.drain_rate.pressed(now)
-        refused = turned_away(self._pool, request, now)
+        refused = shed(self._pool, request, now)
         while refused is None and self._waits.full_with(request) and (other := self._waits.gives_way(request)):
             self._evict(other, Outcome.QUEUE_FULL, now)
-            refused = turned_away(self._pool, request, now)
+            refused = shed(self._pool, request, now)
         if refused is not None:
             self._evict(request, refused.outcome, now, refused.rule)
 

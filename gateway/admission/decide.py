@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gateway.admission.limits.standing import Exceeded
+from gateway.admission.limits.limit import Exceeded
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing import picker
 from gateway.admission.placing.endpoint import EndpointRecord
@@ -110,8 +110,8 @@ def barred(pool: Pool, request: RequestRecord, lane: LaneKey | None) -> Refused 
     return None
 
 
-def turned_away(pool: Pool, request: RequestRecord, now: float) -> Refused | None:
-    """Reason why a request that cannot go on arrival is refused; None if it may wait."""
+def shed(pool: Pool, request: RequestRecord, now: float) -> Refused | None:
+    """Reason why a request that cannot go on arrival is shed; None if it may wait."""
     promise = request.promise
     if promise is not None and not promise.used and promise.due > now:
         return Refused(promise.outcome, "promise")
@@ -133,7 +133,7 @@ def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
     endpoint, declined = placed = place(pool, request, now)
     if endpoint is not None and _in_order(pool, request, now):
         return Decision(Action.DISPATCH, "fits", endpoint=endpoint)
-    refused = turned_away(pool, request, now)
+    refused = shed(pool, request, now)
     if refused is not None:
         return Decision(Action.REFUSE, refused.rule, refused.outcome)
     if endpoint is None and declined:

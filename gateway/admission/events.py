@@ -73,9 +73,10 @@ class Arrived:
     """TTFT target of its client, seconds; None: its band's."""
     prefix: Prefix = ()
     key: int = 0
-    """Its fingerprint, a keyed hash of flow and body: a refused request is known by it if it comes back. 0: unknown."""
+    """Its fingerprint, a keyed hash of flow and body: a refused request is known by it if it comes back. 0: unknown.
+    `key` is its name in event logs and between gateways."""
     waited: float = 0.0
-    """Seconds that it waited already, under an earlier core that took it in: it is not turned away any more."""
+    """Seconds that it waited already, under an earlier core that took it in: it is not shed any more."""
     failures: int = 0
     """Number of endpoints that failed on it under that core."""
     avoid: EndpointId | None = None
@@ -277,6 +278,7 @@ class Promised:
     """An open promise to a refused request, as in `placing.promise.Promise`. Times are seconds from now."""
 
     key: int
+    """The request's fingerprint, as in `Arrived`."""
     band: int
     flow: str
     order: int

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from gateway.admission.decide import Action, decide, let_through, nearest
 from gateway.admission.events import EndpointId
-from gateway.admission.limits.standing import Exceeded
+from gateway.admission.limits.limit import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.admission.limits.standing import Exceeded, Limit
+from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.presence import Presence

@@ -37,12 +37,12 @@ class FrontSpec:
     Attributes:
         number: the upper bits of its requests' ids. No front had it before.
         owner: the unix socket at which the owner listens.
-        key: of the hashes of bodies and prefixes, the same at all fronts.
+        hash_key: of the hashes of bodies and prefixes, the same at all fronts.
     """
 
     number: int
     owner: Path
-    key: bytes
+    hash_key: bytes
 
 
 Templates = Callable[[], Mapping[str | None, str | None]]

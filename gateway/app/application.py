@@ -136,7 +136,7 @@ class Application:
             awaited=Awaited(self._core.tell_awaited, self._clock),
             counting=self._counting,
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
-            key=new_key() if spec is None else spec.key,
+            hash_key=new_key() if spec is None else spec.hash_key,
             ids=count(1) if spec is None else count(spec.number << FRONT_BITS),
             elsewhere=self._reached.elsewhere(self._opened.elsewhere),
         )
@@ -398,7 +398,7 @@ class Application:
             on_refusal=refused,
             clock=self._clock,
             hand_over_from=lambda: self._settings.counting.hand_over_from,
-            key=self._plane.key,
+            key=self._plane.hash_key,
         )
         pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
         self._loading = {known: task for known, task in self._loading.items() if known in self._directory.pools}

@@ -30,7 +30,7 @@ from gateway.tier.epoch import Epoch
 from gateway.tier.guide import BEAT, Follow, Post, guide_path
 from gateway.tier.hall import Hall
 from gateway.tier.key_file import mark, tier_key
-from gateway.tier.registry import Registry
+from gateway.tier.redis_lease import RedisLease
 from gateway.tier.seal import Peer, Role
 
 _log = structlog.get_logger("kvgate.tier")
@@ -72,8 +72,8 @@ class Candidate(DecidingProcess):
             now=clock(),
         )
         address = redis_address(tier.redis.get_secret_value())
-        registry = Registry(address, name, f"{tier.advertise} {mark(key)}", self._election.terms.timeout)
-        self._campaign = Campaign(self._election, registry, self._changed, clock)
+        lease = RedisLease(address, name, f"{tier.advertise} {mark(key)}", self._election.terms.timeout)
+        self._campaign = Campaign(self._election, lease, self._changed, clock)
         self._post = Post(guide_path(Path(listening.getsockname())), self._followed)
         self._said = claim(Role.OWNER, key, settings, found.templates)
         """To whoever comes: strangers, too, so it is made once."""

@@ -31,7 +31,7 @@ class Reign:
         settings: all of them.
         endpoints: the configured ones.
         launched: the engines that kvgate launches.
-        expected: fronts that it waits for before it decides; None: those that the election knows of.
+        fronts: number of those that it waits for before it decides; None: those that the election knows of.
         election: of the tier, where there is one.
         before: called before each event of a core.
         parent: launches the engines.
@@ -46,14 +46,14 @@ class Reign:
         settings: Settings,
         endpoints: Mapping[EndpointId, Access],
         launched: Launched,
-        expected: int | None,
+        fronts: int | None,
         *,
         election: hall.Reign | None = None,
         before: Callable[[], None] | None = None,
         parent: Parent | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.hall = Hall(expected, election)
+        self.hall = Hall(fronts, election)
         self._owner = Owner(
             settings,
             endpoints,

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from gateway.admission.limits.standing import Limits
+from gateway.admission.limits.limit import Limits
 from gateway.admission.policy import LAST_BAND
 from gateway.config.fields import Key, Section
 

@@ -1,4 +1,7 @@
-"""The TLS contexts that settings name, towards an endpoint and for clients; the check of kvgate's own certificate."""
+"""The TLS contexts that settings name, towards an endpoint and for clients; the check of kvgate's own certificate.
+
+Each reload reads the files again (`app/opened.py`); new connections get the new context (`relay/server.py`).
+"""
 
 import contextlib
 import datetime as dt

@@ -57,14 +57,14 @@ class ModelMetrics:
         """Count a request that ended; call once for each."""
         self._requests[outcome].inc()
 
-    def came(self, key: int, now: float) -> None:
-        """Note the arrival of a request with this key."""
-        if self._returns.came(key, now):
+    def came(self, fingerprint: int, now: float) -> None:
+        """Note the arrival of a request with this fingerprint."""
+        if self._returns.came(fingerprint, now):
             self._returned.inc()
 
-    def turned_away(self, key: int, now: float) -> None:
-        """Note that a request with this key was refused for lack of room."""
-        self._returns.refused(key, True, now)
+    def refused(self, fingerprint: int, now: float) -> None:
+        """Note that a request with this fingerprint was refused for lack of room."""
+        self._returns.refused(fingerprint, True, now)
 
     def retried(self, *, sent: bool) -> None:
         """Count a request that an endpoint failed on: sent again, or not, as too many fail."""
@@ -401,7 +401,7 @@ def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
     )
     peak = _gauge("kvgate_sequences_peak", "The most sequences that were on the endpoint at once.", "endpoint")
     usage = _gauge("kvgate_kv_usage", "Share of the endpoint's KV cache in use, 0 to 1.", "endpoint", "source")
-    gate = _gauge("kvgate_gate_open", "1 while the endpoint's gate lets requests through.", "endpoint")
+    gate = _gauge("kvgate_gate_open", "1 while no rule closes the endpoint to every request.", "endpoint")
     healthy = _gauge("kvgate_endpoint_healthy", "1 while the endpoint takes traffic.", "endpoint")
     stands = _gauge("kvgate_endpoint_state", "1: the state in which the endpoint is.", "endpoint", "state")
     ready_in = _gauge(
@@ -429,7 +429,7 @@ def _endpoint_gauges(state: Decided) -> Iterator[GaugeMetricFamily]:
 
 def _engine_counters(state: Decided) -> Iterator[CounterMetricFamily]:
     preemptions = _counter("kvgate_engine_preemptions_total", "Requests that the engine preempted.", "endpoint")
-    tokens = _counter("kvgate_engine_tokens_total", "Tokens the engine processed, for whomever.", "endpoint", "kind")
+    tokens = _counter("kvgate_engine_tokens_total", "Tokens the engine processed, for anybody.", "endpoint", "kind")
     cached = _counter(
         "kvgate_engine_prefix_cache_tokens_total",
         "Prompt tokens that the engine looked up in its prefix cache, and found there.",

@@ -13,7 +13,7 @@ class _Shown(BaseModel):
 
 
 class GateState(_Shown):
-    """Whether an endpoint's gate lets requests through."""
+    """Whether no rule closes the endpoint to every request, and the rules that do."""
 
     open: bool
     reason: str | None = Field(None, description="Why it is closed; null while it is open.")

@@ -167,13 +167,13 @@ class NotStartedError(Exception):
     """The engine that a request waited for does not start."""
 
 
-class Made(NamedTuple):
+class StoredResponse(NamedTuple):
     """A stored response: the endpoint that made it, its model as its client named it, and whose key asked for it."""
 
     endpoint: EndpointId
     model: str
     key: str | None = None
-    """Its name; None if it was asked for without a key."""
+    """The key's name; None if it was asked for without one."""
 
 
 class Directory:
@@ -207,7 +207,7 @@ class Directory:
         self._left = left
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
-        self._responses: OrderedDict[str, Made] = OrderedDict()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def add(self, endpoint: Endpoint) -> None:
         """Add a configured endpoint. It has yet to report what it serves."""
@@ -271,18 +271,18 @@ class Directory:
             if pool.failures > failures:
                 raise NotStartedError
 
-    def remember_response(self, response_id: str, made: Made) -> None:
+    def remember_response(self, response_id: str, response: StoredResponse) -> None:
         """Note where a stored response was made."""
         if len(response_id) > _LONGEST_ID:
             return
-        self._responses[response_id] = made
+        self._responses[response_id] = response
         if len(self._responses) > _REMEMBERED_RESPONSES:
             self._responses.popitem(last=False)
 
-    def made_response(self, response_id: str) -> Made | None:
-        """Where a response was made; None if that is not known, or the endpoint is gone."""
-        made = self._responses.get(response_id)
-        return made if made is not None and made.endpoint in self.endpoints else None
+    def stored_response(self, response_id: str) -> StoredResponse | None:
+        """The response with this id; None if it is not known, or its endpoint is gone."""
+        response = self._responses.get(response_id)
+        return response if response is not None and response.endpoint in self.endpoints else None
 
     # The `Follower`.
 

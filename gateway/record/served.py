@@ -33,7 +33,7 @@ class Served:
         generated: tokens seen, over all its sequences.
         refused: its outcome, if no endpoint was to serve it.
         done: whether its answer is complete.
-        key: its fingerprint, by which a repeated request is recognised.
+        fingerprint: by which it is recognised when it comes back.
         came_back: whether it was refused and a later request is its return.
     """
 
@@ -46,7 +46,7 @@ class Served:
     generated: int = 0
     refused: Outcome | None = None
     done: bool = False
-    key: int = 0
+    fingerprint: int = 0
     came_back: bool = False
     endpoint: EndpointId | None = None
     """The endpoint it was last sent to."""
@@ -186,7 +186,7 @@ class _Run:
     def _follow(self, event: Arrived | Declared | Progress | Finished | Returned, pool: int, at: float) -> None:
         match event:
             case Arrived():
-                served = Served(self.models.get(pool, ""), event.demand, event.prefix, at, key=event.key)
+                served = Served(self.models.get(pool, ""), event.demand, event.prefix, at, fingerprint=event.key)
                 if (before := self._returns.came(event.key, at)) is not None:
                     before.came_back = True
                 self._open[pool, event.request] = served
@@ -224,7 +224,7 @@ class _Run:
         else:
             served.ended_at, served.refused = at, Outcome(str(decided["outcome"]))
             if served.refused in FOR_WANT_OF_ROOM:
-                self._returns.refused(served.key, served, at)
+                self._returns.refused(served.fingerprint, served, at)
             del self._open[key]
 
     def _sent(self, key: tuple[int, RequestId], served: Served, endpoint: EndpointId) -> None:

@@ -193,7 +193,7 @@ class _Recorded:
         self._fates = fates
         self._firsts: dict[Named, Named] = {}
         """The first try of each request that came back."""
-        self._keys: dict[Named, int] = {}
+        self._fingerprints: dict[Named, int] = {}
         self._returns: defaultdict[PoolKey, Returns[Named]] = defaultdict(Returns)
         self._running: dict[Named, _Seen] = {}
         self._services: dict[Named, Service] = {}
@@ -203,9 +203,9 @@ class _Recorded:
         """Take the next recorded event."""
         key, event = step.key, step.event
         match event:
-            case Arrived() if (key, event.request) not in self._keys:
+            case Arrived() if (key, event.request) not in self._fingerprints:
                 named = (key, event.request)
-                self._keys[named] = event.key
+                self._fingerprints[named] = event.key
                 self._firsts[named] = self._returns[key].came(event.key, step.at) or named
                 self._fates[self._firsts[named]] = Fate(step.at)
             case Declared():
@@ -247,7 +247,7 @@ class _Recorded:
         first = self._firsts[named]
         self._fates[first].decide(ended, at)
         if ended in FOR_WANT_OF_ROOM:
-            self._returns[named[0]].refused(self._keys[named], first, at)
+            self._returns[named[0]].refused(self._fingerprints[named], first, at)
 
 
 def _mean(services: list[Service]) -> Service:

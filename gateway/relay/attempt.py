@@ -114,7 +114,7 @@ class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
     Nothing of the answer reaches the client before its first event is known to be good, so a failure until then can be
-    retried. The `place` hears of the tokens generated so far. `made` is called before the client
+    retried. The `place` hears of the tokens generated so far. `stored` is called before the client
     learns the id of a stored response: the client may ask for that response at once.
     """
 
@@ -126,7 +126,7 @@ class Attempt:
         upstream: Upstream,
         endpoint: Endpoint,
         *,
-        made: Callable[[str, EndpointId], None],
+        stored: Callable[[str, EndpointId], None],
     ) -> None:
         self._exchange = exchange
         self._response = exchange.response
@@ -134,7 +134,7 @@ class Attempt:
         self._flights = flights
         self._upstream = upstream
         self._endpoint = endpoint
-        self._made = made
+        self._stored = stored
         self.reader: StreamReader | None = None
         """The reader of a streamed answer."""
 
@@ -276,7 +276,7 @@ class Attempt:
 
     def _remember(self, response_id: str | None) -> None:
         if response_id is not None and self._exchange.api is Api.RESPONSES:
-            self._made(response_id, self._endpoint.id)
+            self._stored(response_id, self._endpoint.id)
 
     async def _first_events(self, answer: Answer, reader: StreamReader) -> bytes:
         """Read until it is clear whether the engine answers; return what may leave."""

@@ -6,7 +6,7 @@ from time import time
 from typing import NamedTuple
 
 from gateway.admission.events import Back, Demand, EndpointId, RequestId
-from gateway.admission.limits.standing import Standing
+from gateway.admission.limits.limit import Standing
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.request import service
 from gateway.ops.logs import AccessLog

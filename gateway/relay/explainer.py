@@ -76,9 +76,9 @@ class RelayExplainer:
         count = await counted(pool, request, _FLOW)
         require_endpoints(pool)
         refuse_overriding(pool.overriding, request)
-        key = await fingerprint(client.flow, body, plane.key)
+        known_by = await fingerprint(client.flow, body, plane.hash_key)
         demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
-        work = Work(request, len(body), pool, count, demand, client, target, key, most)
+        work = Work(request, len(body), pool, count, demand, client, target, known_by, most)
         arrival = work.arrival(plane.new_request())
         try:
             decision = await pool.admission.explain(arrival)

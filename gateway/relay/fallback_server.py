@@ -147,7 +147,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
         plane.flights,
         _OfOthers(plane.upstream),
         server,
-        made=_forgotten,
+        stored=_forgotten,
     )
     headers = towards_elsewhere(asked.scope, server.api_key, anthropic=exchange.api is Api.MESSAGES)
     if pool is None:

@@ -12,7 +12,7 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
-from gateway.pools.directory import Endpoint, Made, Pool
+from gateway.pools.directory import Endpoint, Pool, StoredResponse
 from gateway.relay.asgi import path
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
 from gateway.relay.client_identity import Client
@@ -79,9 +79,9 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     refuse_overriding(pool.overriding, request)
     demand, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
     exchange.demand, exchange.max_tokens = demand, most
-    key = await fingerprint(client.flow, payload.data, plane.key)
+    known_by = await fingerprint(client.flow, payload.data, plane.hash_key)
     request = asked.request  # from here on only the payload has the bytes
-    work = Work(request, size, pool, count, demand, client, asked.ttft_target, key, most)
+    work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most)
     edits = Edits(asks_usage(request), work.band, most)
     payload.data = await edited_for(plane, client, payload.data, request, edits)
     return work
@@ -146,9 +146,9 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
     place = Place(pool.admission, plane.new_request(), work.demand)
     exchange.request = place.request
 
-    def made(response_id: str, endpoint: EndpointId) -> None:
+    def stored(response_id: str, endpoint: EndpointId) -> None:
         key = work.client.flow if work.client.keyed else None
-        plane.directory.remember_response(response_id, Made(endpoint, request.model or pool.name, key))
+        plane.directory.remember_response(response_id, StoredResponse(endpoint, request.model or pool.name, key))
 
     try:
         async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
@@ -184,7 +184,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 plane.flights,
                 plane.upstream,
                 endpoint,
-                made=made,
+                stored=stored,
             )
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids)
             if isinstance(result, Ended):
@@ -223,7 +223,7 @@ def _of_all(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | 
 async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:
     metrics = plane.metrics.model(work.pool.name)
     with exchange.waiting() as since:
-        metrics.came(work.key, since)
+        metrics.came(work.fingerprint, since)
         try:
             dispatch = await place.take(work.arrival(place.request, exchange.failures))
         except RejectedError as error:
@@ -231,7 +231,7 @@ async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: 
             exchange.standing = error.command.standing
             exchange.note_rule(error.command.rule)
             if outcome in FOR_WANT_OF_ROOM:
-                metrics.turned_away(work.key, now)
+                metrics.refused(work.fingerprint, now)
             exchange.reports_wait |= outcome in _WAITED_IN_VAIN and now - since > _AT_ONCE
             raise refusal(error.command) from None
         exchange.reports_wait = True
@@ -247,7 +247,7 @@ async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work
         command = error.command
         exchange.note_rule(command.rule)
         if command.outcome in FOR_WANT_OF_ROOM:
-            metrics.turned_away(work.key, plane.clock())
+            metrics.refused(work.fingerprint, plane.clock())
         raise refusal(command, result.message) from None
     if result.cause is not Back.BUSY:
         metrics.retried(sent=True)

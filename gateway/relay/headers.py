@@ -4,7 +4,7 @@ import os
 import re
 from math import ceil
 
-from gateway.admission.limits.standing import Standing
+from gateway.admission.limits.limit import Standing
 from gateway.ops.otlp.trace import TRACE_HEADERS, told
 from gateway.relay.asgi import Scope, header
 from gateway.relay.upstream import Headers

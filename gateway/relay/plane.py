@@ -29,7 +29,7 @@ class Plane:
         clock: monotonic seconds.
         counting: does the slow work on bodies, off the event loop.
         bodies: memory that request bodies may hold until their answers begin.
-        key: of the hashes of bodies and of prefixes.
+        hash_key: of the hashes of bodies and of prefixes.
         ids: of requests; those of two fronts never meet.
     """
 
@@ -44,7 +44,7 @@ class Plane:
     awaited: Awaited
     counting: CountingPool
     bodies: Room
-    key: bytes
+    hash_key: bytes
     ids: Iterator[int]
     elsewhere: Mapping[FallbackSettings, Endpoint] = field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from math import ceil, inf
 
 from gateway.admission.commands import Reject
-from gateway.admission.limits.standing import Exceeded, Limit
+from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.outcomes import Outcome
 from gateway.relay.exchange import RefusedError
 from gateway.relay.understand import NO_ENDPOINT

@@ -1,23 +1,23 @@
-"""Whose the responses are that an engine has stored: it gives each to everybody who knows its id."""
+"""The ownership of stored responses. An engine gives a response to everybody who knows its id; kvgate does not."""
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools.directory import Made
+from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client
 from gateway.relay.exchange import RefusedError
 from gateway.relay.plane import Plane
 from gateway.relay.understand import Asked
 
 
-def stored(plane: Plane, client: Client, response_id: str) -> Made:
-    """Find where a response was made.
+def stored(plane: Plane, client: Client, response_id: str) -> StoredResponse:
+    """The response with this id.
 
     Raises:
         RefusedError: it is not known here, or not its client's.
     """
-    made = plane.directory.made_response(response_id)
-    if made is None or not _owns(client, made):
+    response = plane.directory.stored_response(response_id)
+    if response is None or not _owns(client, response):
         raise _unknown("response_id")
-    return made
+    return response
 
 
 def refuse_others(plane: Plane, asked: Asked) -> None:
@@ -30,16 +30,16 @@ def refuse_others(plane: Plane, asked: Asked) -> None:
     if not client.keyed:
         return
     if request.previous_response_id is not None:
-        made = plane.directory.made_response(request.previous_response_id)
-        if made is None or not _owns(client, made):
+        response = plane.directory.stored_response(request.previous_response_id)
+        if response is None or not _owns(client, response):
             raise _unknown("previous_response_id")
     if request.response_id is not None:
         message = "`request_id` cannot be set by a client with a key: the response of another key may have this id."
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "request_id")
 
 
-def _owns(client: Client, made: Made) -> bool:
-    return client.may_use(made.model) and made.key in (None, client.flow)
+def _owns(client: Client, response: StoredResponse) -> bool:
+    return client.may_use(response.model) and response.key in (None, client.flow)
 
 
 def _unknown(param: str) -> RefusedError:

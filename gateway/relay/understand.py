@@ -54,7 +54,7 @@ class Work:
         body_bytes: size of its body, which may be in the request no more.
         ttft_target: seconds; None if the client asks for none.
         max_tokens: the output limit that kvgate sets for it; None where it has its own, or needs none.
-        key: its fingerprint, by which a repeated request is recognised.
+        fingerprint: by which it is recognised when it comes back.
     """
 
     request: GenerationRequest
@@ -64,7 +64,7 @@ class Work:
     demand: Demand
     client: Client
     ttft_target: float | None
-    key: int
+    fingerprint: int
     max_tokens: int | None = None
 
     @property
@@ -91,7 +91,7 @@ class Work:
             tools=request.tools,
             ttft_target=self.ttft_target,
             prefix=self.count.prefix,
-            key=self.key,
+            key=self.fingerprint,
             failures=failures,
         )
 

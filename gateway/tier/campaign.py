@@ -11,7 +11,7 @@ from gateway.ops.state import TierState
 from gateway.runtime.background import Background
 from gateway.tier.election import Election, Standing, View
 from gateway.tier.epoch import Epoch
-from gateway.tier.registry import Registry, RegistryError
+from gateway.tier.redis_lease import RedisLease, RedisLeaseError
 
 _log = structlog.get_logger("kvgate.tier")
 
@@ -21,7 +21,7 @@ class Campaign:
 
     Args:
         election: what it knows.
-        registry: the Redis of the tier.
+        lease: of the tier.
         changed: called with the view whenever another standing, epoch, owner or readiness is in force.
         clock: monotonic seconds, as in `election`.
     """
@@ -29,16 +29,16 @@ class Campaign:
     def __init__(
         self,
         election: Election,
-        registry: Registry,
+        lease: RedisLease,
         changed: Callable[[View], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._election = election
-        self._registry = registry
+        self._lease = lease
         self._changed = changed
         self._clock = clock
         self._told: object = None
-        self._trouble: RegistryError | None = None
+        self._trouble: RedisLeaseError | None = None
         self._early = asyncio.Event()
         self._over = False
         """It asks no more. A cancellation alone may be lost: by `asyncio.wait_for` of Python 3.11, in redis-py."""
@@ -55,10 +55,10 @@ class Campaign:
         self._election.resign(self._clock())
         self._tell()
         try:
-            await self._registry.leave()
-        except RegistryError as error:
+            await self._lease.leave()
+        except RedisLeaseError as error:
             _log.warning("could not give the lease back: the next owner waits until it is over", reason=str(error))
-        await self._registry.close()
+        await self._lease.close()
 
     def heard(self, epoch: Epoch) -> None:
         """A front has heard of an epoch."""
@@ -118,8 +118,8 @@ class Campaign:
     async def _ask(self) -> None:
         claim = self._election.claim(self._clock())
         try:
-            kept = await self._registry.ask(claim)
-        except RegistryError as error:
+            kept = await self._lease.ask(claim)
+        except RedisLeaseError as error:
             self._election.failed(claim, self._clock(), denied=error.denied)
             if self._trouble is None or error.denied > self._trouble.denied:
                 _log.error("Redis of the tier cannot be asked", reason=str(error), denied=error.denied)

@@ -1,6 +1,6 @@
 """PURE. The election of the gateway that decides for all of a tier, as one candidate sees it.
 
-Each machine has one candidate. Every `Terms.beat` it asks Redis (`campaign.py`), which keeps what `registry.py`
+Each machine has one candidate. Every `Terms.beat` it asks Redis (`campaign.py`), which keeps what `redis_lease.py`
 describes, and learns who the owner is. Time is the candidate's own monotonic clock, in seconds; nobody goes by the
 clock of Redis. An owner may decide for `Terms.term`, counted from before it asked. Another candidate takes its place
 only after it has seen, for the longer `Terms.patience`, that the owner did not ask again. So two never decide at once

@@ -119,12 +119,12 @@ class Hall:
     It is the `Follower` of the cores, and makes the `Asker` of each.
 
     Args:
-        expected: fronts that a new owner waits for; None: those of this gateway and of all that the election knows.
+        fronts: number that a new owner waits for; None: those of this gateway and of all that the election knows.
         reign: in a tier of several gateways, what the election knows of its fronts, and they of it.
     """
 
-    def __init__(self, expected: int | None, reign: "Reign | None" = None) -> None:
-        self._expected = expected
+    def __init__(self, fronts: int | None, reign: "Reign | None" = None) -> None:
+        self._waits_for = fronts
         self._reign = reign
         self._seats: dict[int, Seat] = {}
         self._silent: set[Seat] = set()
@@ -161,7 +161,7 @@ class Hall:
         self._state: Telling
 
     def begin(self, cores: Cores, monitors: Mapping[EndpointId, EndpointMonitor], state: Telling) -> None:
-        """Serve these cores and monitors: dispatch when all expected fronts have declared, or time is over."""
+        """Serve these cores and monitors: dispatch when all awaited fronts have declared, or time is over."""
         self._cores, self._monitors, self._state = cores, monitors, state
         self._answers.begin(cores, state, self._opening)
         asyncio.get_running_loop().call_later(DECLARED_WITHIN, self._opening.open)
@@ -422,8 +422,8 @@ class Hall:
 
     def _complete(self) -> bool:
         """Whether all fronts that are known of are here."""
-        if self._expected is not None:
-            return len(self._seats) >= self._expected
+        if self._waits_for is not None:
+            return len(self._seats) >= self._waits_for
         whole = self._whole()
         others = self._reign is not None and self._reign.complete
         return others and None in whole and all(seat.machine in whole for seat in self._seats.values())

@@ -25,7 +25,7 @@ class Line(asyncio.Protocol, Generic[Received]):
         decode: reads the messages of the other side.
         take: called with the messages of each frame.
         lost: called when the connection has ended.
-        made: called when it is there.
+        connected: called when it is there.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Line(asyncio.Protocol, Generic[Received]):
         decode: Callable[[bytes], list[Received]],
         take: Callable[["Line[Received]", list[Received]], None],
         lost: Callable[["Line[Received]"], None],
-        made: Callable[["Line[Received]"], None] | None = None,
+        connected: Callable[["Line[Received]"], None] | None = None,
     ) -> None:
         self._decode = decode
         self._take = take
         self._lost = lost
-        self._made = made
+        self._connected = connected
         self._frames = Frames()
         self._unsent: list[msgspec.Struct] = []
         self._transport: asyncio.Transport | None = None
@@ -66,8 +66,8 @@ class Line(asyncio.Protocol, Generic[Received]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
         self._transport = cast("asyncio.Transport", transport)
-        if self._made is not None:
-            self._made(self)
+        if self._connected is not None:
+            self._connected(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the other side have come."""

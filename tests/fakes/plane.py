@@ -231,7 +231,7 @@ class FakePlane:
             awaited=Awaited(self.awaits.append, lambda: asyncio.get_running_loop().time()),
             counting=self,
             bodies=Room(lambda: 2**30),
-            key=bytes(32),
+            hash_key=bytes(32),
             ids=count(1),
         )
         self.gateway = Gateway(self.plane, Reporter(self.metrics, self._log), None)

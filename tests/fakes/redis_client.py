@@ -1,4 +1,4 @@
-"""A Redis in the world of `processes.py`, as its client library shows it to a `Registry`."""
+"""A Redis in the world of `processes.py`, as its client library shows it to a `RedisLease`."""
 
 import asyncio
 from hashlib import sha1
@@ -9,9 +9,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from gateway.tier.election import Claim
-from gateway.tier.registry import _CLAIM, _LEAVE
+from gateway.tier.redis_lease import _CLAIM, _LEAVE
 from tests.fakes.processes import Process, World
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 
 
 class FakeRedis(Process):
@@ -19,7 +19,7 @@ class FakeRedis(Process):
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "redis")
-        self.kept = FakeRegistry()
+        self.kept = FakeRedisLease()
         self.away = False
         self.scripts: set[str] = set()
 

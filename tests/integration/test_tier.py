@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.tier.registry import KEY as KEPT_AT
+from gateway.tier.redis_lease import KEY as KEPT_AT
 from tests.deploy.stack import find_nginx, nginx
 from tests.integration.redis_servers import serving, valkey, watched_by_sentinel
 from tests.integration.relaying import CHAT, body

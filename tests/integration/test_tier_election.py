@@ -13,9 +13,9 @@ import pytest
 from gateway.config.redis_url import redis_address
 from gateway.tier.campaign import Campaign
 from gateway.tier.election import UNOWNED, Claim, Election, Standing, Terms
-from gateway.tier.registry import KEY, Registry, RegistryError
+from gateway.tier.redis_lease import KEY, RedisLease, RedisLeaseError
 from tests.clock import unhindered
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 from tests.integration.redis_servers import faketime, redis, serving, valkey, watched_by_sentinel
 from tests.ports import free_port
 from tests.until import until
@@ -34,9 +34,9 @@ class Place:
         self.election = Election(
             f"{99 - number}", self.address, "k", members=2, fallback_share=None, now=time.monotonic(), terms=terms
         )
-        registry = Registry(redis_address(url), self.election.me, f"{self.address} k", terms.timeout)
-        self.registry = registry
-        self.campaign = Campaign(self.election, registry, lambda _view: None)
+        lease = RedisLease(redis_address(url), self.election.me, f"{self.address} k", terms.timeout)
+        self.lease = lease
+        self.campaign = Campaign(self.election, lease, lambda _view: None)
         self.campaign.start()
 
     @property
@@ -49,7 +49,7 @@ class Place:
     async def die(self) -> None:
         """End without a word to Redis."""
         await self.campaign._background.stop()
-        await self.registry.close()
+        await self.lease.close()
 
 
 class Tier:
@@ -267,28 +267,28 @@ async def test_a_right_password_is_enough_and_a_wrong_one_is_said_and_not_repeat
         ("gate:wr0ng", "WRONGPASS|username-password"),
         ("other:s3%3Acret", ""),
     ):
-        registry = Registry(redis_address(f"redis://{user}@127.0.0.1:{server.port}/0"), "a", "m:1 k", 2.0)
+        lease = RedisLease(redis_address(f"redis://{user}@127.0.0.1:{server.port}/0"), "a", "m:1 k", 2.0)
         if says is None:
-            assert (await registry.ask(claim)).holder == "a"
+            assert (await lease.ask(claim)).holder == "a"
         else:
-            with pytest.raises(RegistryError) as refused:
-                await registry.ask(claim)
+            with pytest.raises(RedisLeaseError) as refused:
+                await lease.ask(claim)
             assert refused.value.denied
             assert re.search(says, str(refused.value))
             assert not re.search("cret|wr0ng", str(refused.value))
-        await registry.close()
+        await lease.close()
 
 
 async def test_what_is_not_ours_is_refused(server):
     server.client().set(KEY, "x")
-    registry = Registry(redis_address(server.url), "a", "m:1 k", 2.0)
-    with pytest.raises(RegistryError, match="WRONGTYPE"):
-        await registry.ask(Claim(1, 0.0, 0, 0, UNOWNED))
+    lease = RedisLease(redis_address(server.url), "a", "m:1 k", 2.0)
+    with pytest.raises(RedisLeaseError, match="WRONGTYPE"):
+        await lease.ask(Claim(1, 0.0, 0, 0, UNOWNED))
     server.client().delete(KEY)
     server.client().hset(KEY, mapping={"highest": "1", "member:x": "1"})
-    with pytest.raises(RegistryError, match="what no kvgate wrote"):
-        await registry.ask(Claim(2, 0.0, 0, 0, UNOWNED))
-    await registry.close()
+    with pytest.raises(RedisLeaseError, match="what no kvgate wrote"):
+        await lease.ask(Claim(2, 0.0, 0, 0, UNOWNED))
+    await lease.close()
 
 
 @pytest.fixture(scope="module")
@@ -306,31 +306,31 @@ async def test_tls_is_checked(certificate, tmp_path):
     port = free_port()
     files = ["--tls-cert-file", f"{certificate}/cert.pem", "--tls-key-file", f"{certificate}/key.pem"]
     with serving(redis(), tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *files):
-        good = Registry(
+        good = RedisLease(
             redis_address(f"rediss://localhost:{port}?ssl_ca_certs={certificate}/cert.pem"), "a", "m:1 k", 2.0
         )
         assert (await good.ask(Claim(1, 0.0, 0, 0, UNOWNED))).holder == "a"
         await good.close()
         for wrong in (f"rediss://localhost:{port}", f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}/cert.pem"):
-            registry = Registry(redis_address(wrong), "a", "m:1 k", 2.0)
-            with pytest.raises(RegistryError, match="certificate verify failed"):
-                await registry.ask(Claim(2, 0.0, 0, 0, UNOWNED))
-            await registry.close()
+            lease = RedisLease(redis_address(wrong), "a", "m:1 k", 2.0)
+            with pytest.raises(RedisLeaseError, match="certificate verify failed"):
+                await lease.ask(Claim(2, 0.0, 0, 0, UNOWNED))
+            await lease.close()
 
 
 async def test_a_unix_socket_will_do(tmp_path):
     path = tmp_path / "redis.sock"
     with serving(valkey(), tmp_path, "--unixsocket", str(path)):
-        registry = Registry(redis_address(f"unix://{path}?db=3"), "a", "m:1 k", 2.0)
-        assert (await registry.ask(Claim(1, 0.0, 7, 7, UNOWNED))).epoch == 8
-        await registry.close()
+        lease = RedisLease(redis_address(f"unix://{path}?db=3"), "a", "m:1 k", 2.0)
+        assert (await lease.ask(Claim(1, 0.0, 7, 7, UNOWNED))).epoch == 8
+        await lease.close()
 
 
 @with_both
 async def test_the_script_does_what_elections_are_tested_with(server):
     """Every combination of who asks, how late, what it has seen and what it would replace."""
-    fake = FakeRegistry()
-    registries = {me: Registry(redis_address(server.url), me, f"m{me}:1 k", 2.0) for me in "ab"}
+    fake = FakeRedisLease()
+    leases = {me: RedisLease(redis_address(server.url), me, f"m{me}:1 k", 2.0) for me in "ab"}
     for number in range(300):
         me = "ab"[number * 7 % 3 % 2]
         beat = number - 20 * (number % 11 == 0)
@@ -338,12 +338,12 @@ async def test_the_script_does_what_elections_are_tested_with(server):
         over = ["", UNOWNED, f"{fake.holder} {fake.beat}", "z 1"][number * 5 % 7 % 4]
         forget = tuple(f"{name} {member.beat}" for name, member in fake.members.items()) if number % 13 == 0 else ()
         claim = Claim(max(beat, 0), 0.0, seen, seen + (number % 3 == 0), over, forget)
-        assert await registries[me].ask(claim) == fake.ask(me, f"m{me}:1", "k", claim), claim
+        assert await leases[me].ask(claim) == fake.ask(me, f"m{me}:1", "k", claim), claim
         if number % 31 == 0:
-            await registries[me].leave()
+            await leases[me].leave()
             fake.leave(me)
         if number % 97 == 96:
             server.client().flushall()
             fake.forget()
-    for registry in registries.values():
-        await registry.close()
+    for lease in leases.values():
+        await lease.close()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.tier.election import Claim, Election, Kept, Standing
 from gateway.tier.epoch import BEFORE_ALL, Epoch
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 
 PLACES = 3
 places = st.integers(0, PLACES - 1)
@@ -37,7 +37,7 @@ class Elections(RuleBasedStateMachine):
     def begin(self, origins):
         self.now = 0.0
         self.born = 0
-        self.redis = FakeRegistry()
+        self.redis = FakeRedisLease()
         self.earlier = self.redis.copy()
         self.granted = BEFORE_ALL
         self.stray: list[tuple[str, str, Claim]] = []

@@ -425,7 +425,7 @@ class WholeTier(RuleBasedStateMachine):
             "gateway.app.reign.Owner": functools.partial(Owner, self),
             "gateway.app.reign.Metrics": Metrics,
             "gateway.app.candidate.opened": lambda _: SimpleNamespace(endpoints={}, templates={None: None}),
-            "gateway.tier.registry.Redis": self.redis.client,
+            "gateway.tier.redis_lease.Redis": self.redis.client,
             "gateway.tier.line.Line.send": sends,
             "secrets.token_bytes": self.token,
             "secrets.token_hex": lambda size: self.token(size).hex(),

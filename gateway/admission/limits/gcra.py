@@ -6,7 +6,7 @@ while it lies at most a minute ahead. So a tenant that was idle may use a minute
 
 from typing import NamedTuple
 
-from gateway.admission.limits.standing import Quota
+from gateway.admission.limits.limit import Quota
 
 WINDOW = 60.0
 """Seconds over which a rate is given, and worth of it that an idle tenant may use at once."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.admission.events import Owed, RequestId
 from gateway.admission.limits.gcra import Charge, Rate
-from gateway.admission.limits.standing import Exceeded, Limit, Limits, Standing
+from gateway.admission.limits.limit import Exceeded, Limit, Limits, Standing
 
 _EARLIER = Charge(inf, inf)
 """A charge of an earlier owner: nobody here knows when."""

@@ -35,8 +35,8 @@ class EndpointRecord:
         self.capacity = capacity
         self._follow(policy)
         self.outlook = Outlook(self.ledger, predictor, self.forecast_limit)
-        self.beside_warm = False
-        """Whether another live endpoint is `warm`."""
+        self.all_cold = True
+        """Whether all live endpoints of the pool are `cold`."""
         self.beside_sound = False
         """Whether another live endpoint, with room for prompts as long, does not fail; see `failing`."""
         self._was_busy = False
@@ -79,8 +79,8 @@ class EndpointRecord:
         """The scrape that the correction took last, and the account at its time."""
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
         self.observed: Observed | None = None
-        self.warm = False
-        """Whether it has generated since it came up. Its first step may compile, which takes seconds."""
+        self.cold = True
+        """Whether it has generated nothing since it came up. Its first step may compile, which takes seconds."""
         self.failures = 0
         """Requests that it failed on since the last token for one of ours."""
         self._spared_until = -inf
@@ -234,7 +234,8 @@ class EndpointRecord:
             self.next_change = now
         else:
             self.ledger.release(reservation, completion_tokens, now)
-        self.warm = self.warm or bool(completion_tokens or reservation.reported)
+        if completion_tokens or reservation.reported:
+            self.cold = False
         if self.capacity.shares_prefix:
             self.recent.sent((), tokens=completion_tokens or reservation.reported)
         self.outlook.left(reservation, aborted=aborted)
@@ -303,7 +304,8 @@ class EndpointRecord:
             return
         self.advance(now)  # requests that do not report have grown since the last event
         self.observed = sample
-        self.warm = self.warm or sample.generation_tokens is None or sample.generation_tokens > 0
+        if sample.generation_tokens is None or sample.generation_tokens > 0:
+            self.cold = False
         self.gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)
         if previous is None or not _same(previous, sample):

@@ -16,9 +16,9 @@ from gateway.admission.prediction.predictor import Predictor
 class Endpoints:
     """All known endpoints, up or down. One that was removed stays until its last request has ended.
 
-    A cold endpoint beside a warm one gets one request (the rule `cold`). As the emptiest of the pool it would get all that
-    comes, and all of that would wait for its first step. Where all are cold there is nowhere better to go. So it is
-    with one that fails on all it gets (`failing`).
+    A cold endpoint gets one request, unless all are cold (the rule `cold`). As the emptiest of the pool it would get
+    all that comes, and all of that would wait for its first step. So it is with one that fails on all it gets
+    (`failing`).
     """
 
     def __init__(self, policy: Policy, predictor: Predictor) -> None:
@@ -74,8 +74,8 @@ class Endpoints:
     def observe(self, endpoint: EndpointRecord, sample: Observed, now: float) -> None:
         """Take a scrape of an endpoint."""
         endpoint.observe(sample, now)
-        if endpoint.warm and not endpoint.beside_warm:  # maybe since an answer ended; the others go by scrapes
-            self._note_warm()
+        if not endpoint.cold and endpoint.all_cold:  # maybe since an answer ended; the others go by scrapes
+            self._note_cold()
 
     def failed(self, endpoint: EndpointRecord, now: float) -> None:
         """Note that an endpoint failed on a request, which had no token."""
@@ -129,15 +129,15 @@ class Endpoints:
         if was_live != bool(self.live):
             self.since = now
         self._longest_everywhere = min((e.longest_prompt for e in self.live), default=-1)
-        self._note_warm()
+        self._note_cold()
         self._note_sound()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
 
-    def _note_warm(self) -> None:
-        warm = any(endpoint.warm for endpoint in self.live)
+    def _note_cold(self) -> None:
+        all_cold = all(endpoint.cold for endpoint in self.live)
         for endpoint in self.live:
-            endpoint.beside_warm = warm
+            endpoint.all_cold = all_cold
 
     def _note_sound(self) -> None:
         longest = max((endpoint.longest_prompt for endpoint in self.live if not endpoint.fails), default=-1)

@@ -31,7 +31,7 @@ class Trigger(IntEnum):
 
     ARRIVED = auto()
     DISPATCHED = auto()
-    REJECTED = auto()
+    REFUSED = auto()
     CANCELLED = auto()
     RETURNED = auto()
     FINISHED = auto()
@@ -40,7 +40,7 @@ class Trigger(IntEnum):
 TRANSITIONS: Mapping[tuple[State, Trigger], State] = {
     (State.NEW, Trigger.ARRIVED): State.WAITING,
     (State.WAITING, Trigger.DISPATCHED): State.IN_FLIGHT,
-    (State.WAITING, Trigger.REJECTED): State.ENDED,
+    (State.WAITING, Trigger.REFUSED): State.ENDED,
     (State.WAITING, Trigger.CANCELLED): State.ENDED,
     (State.IN_FLIGHT, Trigger.RETURNED): State.WAITING,
     (State.IN_FLIGHT, Trigger.FINISHED): State.ENDED,

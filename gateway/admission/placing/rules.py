@@ -7,8 +7,8 @@ urgent bands do not get them, unless the rule throttles the head's flow.
 To add a rule, write its function and its row in `RULES` here, and a case in `SAY_NO`
 (`tests/unit/admission/placing/test_rules.py`), where every row is tried. A setting is a field of `AdmissionSettings`
 (`gateway/config/admission.py`) and one of the same name and default in `Policy` (`gateway/admission/policy.py`); the
-rule reads it from `ask.endpoint.policy`. Run `make docs`. Nothing else names rules or settings one by one. But a setting
-of each API key goes the way of `kv_share` (`gateway/config/auth.py`).
+rule reads it from `ask.endpoint.policy`. Run `make docs`. Nothing else names rules or settings one by one. But a
+setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`).
 
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
 rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its
@@ -156,7 +156,7 @@ def _sequences(ask: Ask) -> float:
 
 def _cold(ask: Ask) -> float:
     endpoint = ask.endpoint
-    return endpoint.beside_warm and not endpoint.warm and not endpoint.idle
+    return endpoint.cold and not endpoint.all_cold and not endpoint.idle
 
 
 def _gate(ask: Ask) -> float:
@@ -299,13 +299,13 @@ def throttling(policy: Policy) -> tuple[Rule, ...]:
 def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float, top: tuple[Rule, ...]) -> Rule | None:
     """The rule that declines the request on this endpoint now; None if it may go. Its prompts fit the endpoint.
 
-    `top`: the `throttling` rows. The endpoint's account is up to date (`EndpointRecord.advance`), and its forecast has not expired.
+    `top`: the `throttling` rows. The endpoint's account is up to date (`EndpointRecord.advance`), and its forecast has
+    not expired.
     """
     ask = Ask(endpoint, request, now)
     idle = endpoint.idle
-    for rule in top:
-        if (rule.idle or not idle) and rule.shortage(ask) > 0:
-            return rule
+    if top and (rule := _throttled_by(ask, top, idle=idle)) is not None:
+        return rule
     for rule in _PLAIN_IDLE if idle else _PLAIN:
         if rule.shortage(ask) > 0:
             return rule
@@ -319,9 +319,15 @@ def declined_by(endpoint: EndpointRecord, request: RequestRecord, now: float, to
 
 
 def throttles(endpoint: EndpointRecord, request: RequestRecord, now: float, top: tuple[Rule, ...]) -> bool:
-    """Whether a `top` row declines the request on the endpoint: its flow is throttled, and it does not wait for room."""
-    ask, idle = Ask(endpoint, request, now), endpoint.idle
-    return any((rule.idle or not idle) and rule.shortage(ask) > 0 for rule in top)
+    """Whether the endpoint declines the request because its flow is throttled: it does not wait for room."""
+    return _throttled_by(Ask(endpoint, request, now), top, idle=endpoint.idle) is not None
+
+
+def _throttled_by(ask: Ask, top: tuple[Rule, ...], *, idle: bool) -> Rule | None:
+    for rule in top:
+        if (rule.idle or not idle) and rule.shortage(ask) > 0:
+            return rule
+    return None
 
 
 def shortage_of(rule: Rule, endpoint: EndpointRecord, request: RequestRecord, now: float) -> float | None:

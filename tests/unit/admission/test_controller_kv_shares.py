@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Cancelled, PolicyChanged
-from gateway.admission.limits.standing import Exceeded, Limit
+from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
 from tests.unit.admission.playbook import BLOCK, aborted, arrived, at, declared, done, nothing, progress, refused, up

@@ -39,7 +39,7 @@ def test_a_kvgate_that_runs_tells_of_each_of_its_models():
     metrics.model("m").used(100, 60)
     metrics.model("m").ended(Outcome.COMPLETED)
     metrics.model("n").ended(Outcome.QUEUE_FULL)
-    metrics.model("n").turned_away(7, 10.0)
+    metrics.model("n").refused(7, 10.0)
     for key in (7, 7, 8):
         metrics.model("n").came(key, 20.0)
     state = GatewayState(

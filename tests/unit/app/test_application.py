@@ -91,7 +91,7 @@ async def test_each_gateway_has_a_key_of_its_own_and_numbers_its_requests() -> N
     keys = set()
     for _ in range(2):
         application = Application(settings)
-        keys.add(application._plane.key)
+        keys.add(application._plane.hash_key)
         assert [application._plane.new_request() for _ in range(3)] == [1, 2, 3]
         await application.stop()
     assert len(keys) == 2

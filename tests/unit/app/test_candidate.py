@@ -23,9 +23,9 @@ from gateway.tier.frames import VERSION, Came, Declares, Hello, Ping, Reigns, Se
 from gateway.tier.guide import Guide, guide_path
 from gateway.tier.key_file import read_key
 from gateway.tier.line import Line
-from gateway.tier.registry import RegistryError
+from gateway.tier.redis_lease import RedisLeaseError
 from gateway.tier.seal import Role
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 from tests.ports import free_port
 from tests.until import until
 
@@ -37,21 +37,21 @@ class Redis:
     """The Redis of a tier, for each candidate that asks."""
 
     def __init__(self) -> None:
-        self.kept = FakeRegistry()
+        self.kept = FakeRedisLease()
         self.away = False
 
-    def registry(self, _address: object, me: str, entry: str, _timeout: float) -> "Registry":
-        return Registry(self, me, entry)
+    def lease(self, _address: object, me: str, entry: str, _timeout: float) -> "RedisLease":
+        return RedisLease(self, me, entry)
 
 
-class Registry:
+class RedisLease:
     def __init__(self, redis: Redis, me: str, entry: str) -> None:
         self.redis, self.me = redis, me
         self.address, _, self.mark = entry.rpartition(" ")
 
     async def ask(self, claim: Claim) -> Kept:
         if self.redis.away:
-            raise RegistryError("away")
+            raise RedisLeaseError("away")
         return self.redis.kept.ask(self.me, self.address, self.mark, claim)
 
     async def leave(self) -> None:
@@ -100,7 +100,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(tmp_path)
-    monkeypatch.setattr(module, "Registry", world.redis.registry)
+    monkeypatch.setattr(module, "RedisLease", world.redis.lease)
     monkeypatch.setattr(module, "Election", functools.partial(Election, terms=TERMS))
     return world
 

@@ -11,11 +11,11 @@ from gateway.app.candidate import Candidate
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.tier.epoch import Epoch
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 from tests.ports import free_port
 from tests.until import until
 
-KEPT = FakeRegistry()
+KEPT = FakeRedisLease()
 
 
 class Redis:
@@ -88,7 +88,7 @@ async def standing(tmp_path):
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(candidate, "Registry", Redis)
+    monkeypatch.setattr(candidate, "RedisLease", Redis)
     monkeypatch.setattr(candidate, "Reign", Reign)
     monkeypatch.setattr("gateway.runtime.background.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Reign, "ended", 0)

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway.admission.limits.standing import Limits
+from gateway.admission.limits.limit import Limits
 from gateway.config.auth import AuthSettings, ClientKey
 
 

@@ -6,7 +6,7 @@ import pytest
 from gateway.admission.events import EndpointId, RequestId
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
-from gateway.pools.directory import Directory, Endpoint, Made, NotStartedError, Pool
+from gateway.pools.directory import Directory, Endpoint, NotStartedError, Pool, StoredResponse
 
 
 def identity(*names, loras=(), length=100, version="0.32.0", kind="vllm"):
@@ -234,16 +234,16 @@ async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch)
     monkeypatch.setattr("gateway.pools.directory._REMEMBERED_RESPONSES", 3)
     endpoint = world.add("a")
     for number in range(5):
-        world.directory.remember_response(f"resp_{number}", Made(endpoint.id, "m"))
-    assert world.directory.made_response("resp_0") is None
-    assert world.directory.made_response("resp_4") == Made(endpoint.id, "m")
+        world.directory.remember_response(f"resp_{number}", StoredResponse(endpoint.id, "m"))
+    assert world.directory.stored_response("resp_0") is None
+    assert world.directory.stored_response("resp_4") == StoredResponse(endpoint.id, "m")
 
 
 def test_an_id_of_any_length_is_not_remembered(world):
     endpoint = world.add("a")
     long = "x" * 100_000  # vLLM takes whatever its client names as `request_id`
-    world.directory.remember_response(long, Made(endpoint.id, "m"))
-    assert world.directory.made_response(long) is None
+    world.directory.remember_response(long, StoredResponse(endpoint.id, "m"))
+    assert world.directory.stored_response(long) is None
 
 
 def llama(name, *, length=400, slots=4):

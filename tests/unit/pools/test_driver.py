@@ -24,7 +24,7 @@ from gateway.admission.events import (
     Tick,
     Verdict,
 )
-from gateway.admission.limits.standing import Exceeded, Limit, Limits, Quota, Standing
+from gateway.admission.limits.limit import Exceeded, Limit, Limits, Quota, Standing
 from gateway.admission.limits.tenants import Tenants
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, EndpointUp, Finished, RequestId, Verdict
-from gateway.admission.limits.standing import Exceeded, Limit, Limits
+from gateway.admission.limits.limit import Exceeded, Limit, Limits
 from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
@@ -47,7 +47,7 @@ class Asked:
             bodies=Room(lambda: 0),
             clients=Clients(keys or {}, None),
             counting=self,
-            key=bytes(32),
+            hash_key=bytes(32),
             new_request=lambda: RequestId(1),
             directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda _model: False),
         )

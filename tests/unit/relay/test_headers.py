@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gateway.admission.limits.standing import Quota, Standing
+from gateway.admission.limits.limit import Quota, Standing
 from gateway.relay.headers import (
     bearer,
     is_stream,

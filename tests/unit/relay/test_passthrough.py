@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from gateway.admission.events import EndpointId
-from gateway.pools.directory import Made
+from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.upstream import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
@@ -469,7 +469,7 @@ async def test_nobody_steps_forward(plane, priority, status):
 
 
 async def test_a_response_is_asked_for_where_it_was_made(plane):
-    plane.directory.remember_response("resp_1", Made(EndpointId("b"), "m"))
+    plane.directory.remember_response("resp_1", StoredResponse(EndpointId("b"), "m"))
     plane.replies.append(Reply(b"{}"))
     client = await ended(ask(plane, b"", "/v1/responses/resp_1/input_items", method="GET"))
     assert (client.status, plane.sent[0][:3]) == (200, ("http://b", "GET", "/v1/responses/resp_1/input_items"))

@@ -9,7 +9,7 @@ from gateway.relay.plane import Plane
 
 def plane(mode="enforce", keys=None):
     rest = dict.fromkeys(
-        ("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies", "key", "awaited")
+        ("directory", "flights", "upstream", "metrics", "clock", "lobby", "counting", "bodies", "hash_key", "awaited")
     )
     policy = Settings.model_validate({"admission": {"mode": mode}})
     return Plane(policy, Clients(keys or {}, None), ids=count(1), **rest)

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admission.commands import Reject
 from gateway.admission.events import RequestId
-from gateway.admission.limits.standing import Exceeded, Limit
+from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.outcomes import Outcome
 from gateway.relay.refusal_sentences import refusal
 

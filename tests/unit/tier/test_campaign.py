@@ -6,8 +6,8 @@ from structlog.testing import capture_logs
 from gateway.tier.campaign import Campaign, tier_state
 from gateway.tier.election import Election, Standing, Terms
 from gateway.tier.epoch import Epoch
-from gateway.tier.registry import RegistryError
-from tests.fakes.registry import FakeRegistry
+from gateway.tier.redis_lease import RedisLeaseError
+from tests.fakes.redis_lease import FakeRedisLease
 from tests.until import until
 
 TERMS = Terms(beat=0.02, timeout=0.02, term=0.1, patience=0.12, grace=0.2)
@@ -17,8 +17,8 @@ class Redis:
     """The Redis as a campaign asks it."""
 
     def __init__(self, kept=None):
-        self.kept = kept or FakeRegistry()
-        self.fails: RegistryError | None = None
+        self.kept = kept or FakeRedisLease()
+        self.fails: RedisLeaseError | None = None
         self.asked = 0
         self.closed = False
         self.deciding = lambda: False
@@ -75,7 +75,7 @@ async def test_what_becomes_of_redis_is_told_once(caplog):
     redis = Redis()
     async with campaign(redis) as (running, views, election):
         await until(running.may_decide)
-        redis.fails = RegistryError("away")
+        redis.fails = RedisLeaseError("away")
         await until(lambda: running.view.standing is Standing.CUT_OFF)
         assert tier_state(election, asyncio.get_running_loop().time()).redis is False
         redis.fails = None
@@ -87,10 +87,10 @@ async def test_what_becomes_of_redis_is_told_once(caplog):
 
 async def test_a_redis_that_denies_is_told_after_one_that_was_late():
     redis = Redis()
-    redis.fails = RegistryError("late")
+    redis.fails = RedisLeaseError("late")
     with capture_logs() as logs:
         async with campaign(redis):
-            for fails in (RegistryError("late"), RegistryError("no", denied=True), RegistryError("late")):
+            for fails in (RedisLeaseError("late"), RedisLeaseError("no", denied=True), RedisLeaseError("late")):
                 redis.fails, asked = fails, redis.asked
                 await until(lambda asked=asked: redis.asked > asked + 3)
     told = [(line["reason"], line["denied"]) for line in logs if line["event"] == "Redis of the tier cannot be asked"]
@@ -110,7 +110,7 @@ async def test_an_error_that_nobody_thought_of_does_not_end_the_election(monkeyp
 
 async def test_a_redis_that_is_gone_keeps_nobody_from_ending():
     redis = Redis()
-    redis.fails = RegistryError("away")
+    redis.fails = RedisLeaseError("away")
     async with campaign(redis) as (running, _, election):
         await until(lambda: running.view.standing is Standing.ALONE)
         state = tier_state(election, asyncio.get_running_loop().time())

@@ -3,7 +3,7 @@ import pytest
 from gateway.tier import election as module
 from gateway.tier.election import NEXT, NOBODY, Claim, Election, Event, Kept, Member, Standing, Terms
 from gateway.tier.epoch import Epoch
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.redis_lease import FakeRedisLease
 
 TERMS = Terms(beat=1.0, timeout=1.0, term=3.0, patience=4.0, grace=5.0)
 
@@ -60,7 +60,7 @@ def test_who_does_not_decide_decides_only_by_a_lease_or_alone():
 
 
 def test_an_empty_redis_is_watched_before_it_is_taken():
-    place = Place(FakeRegistry())
+    place = Place(FakeRedisLease())
     assert not place.ask().decides
     assert place.election.due == 1.0
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_an_empty_redis_is_watched_before_it_is_taken():
 
 
 def test_the_next_question_comes_when_patience_ends():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -82,7 +82,7 @@ def test_the_next_question_comes_when_patience_ends():
 
 
 def test_time_counts_from_before_the_question():
-    place = Place(FakeRegistry()).owning()
+    place = Place(FakeRedisLease()).owning()
     claim = place.election.claim(place.now)
     kept = place.redis.ask("a", "a:1", "k", claim)
     place.election.answered(claim, kept, place.now + 0.9)
@@ -92,7 +92,7 @@ def test_time_counts_from_before_the_question():
 
 
 def test_a_stopped_owner_asks_before_it_decides_again():
-    place = Place(FakeRegistry()).owning()
+    place = Place(FakeRedisLease()).owning()
     before = place.election.claim(place.now)
     kept = place.redis.ask("a", "a:1", "k", before)
     place.now += 60.0
@@ -106,7 +106,7 @@ def test_a_stopped_owner_asks_before_it_decides_again():
 
 
 def test_a_stopped_owner_that_has_a_successor_stands_by():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     place = Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     for _ in range(6):
@@ -119,7 +119,7 @@ def test_a_stopped_owner_that_has_a_successor_stands_by():
 
 
 def test_without_redis_an_owner_goes_on_within_the_share_of_the_connected():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     place = Place(redis).owning()
     for other in "bc":
         Place(redis, other, now=50.0).ask()
@@ -140,19 +140,19 @@ def test_without_redis_an_owner_goes_on_within_the_share_of_the_connected():
 
 
 def test_how_many_members_there_are_is_a_setting_where_redis_never_told():
-    place = Place(FakeRegistry(), members=4)
+    place = Place(FakeRedisLease(), members=4)
     for _ in range(6):
         view = place.fail()
         place.now += 1.0
     assert view.standing is Standing.ALONE
     assert view.share == 1 / 4
-    chosen = Place(FakeRegistry(), fallback_share=0.5, now=5.0)
+    chosen = Place(FakeRedisLease(), fallback_share=0.5, now=5.0)
     chosen.now = 10.0
     assert chosen.fail().share == 0.5
 
 
 def test_a_new_owner_keeps_back_what_others_may_have_in_flight():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     first = Place(redis, "b").owning()
     place = Place(redis, "a", now=100.0)
     Place(redis, "c", now=50.0).ask()
@@ -172,7 +172,7 @@ def test_a_new_owner_keeps_back_what_others_may_have_in_flight():
 
 
 def test_the_gauge_accounts_for_members_that_are_gone():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     Place(redis, "b").owning()
     place = Place(redis, "a", now=100.0)
     while not place.ask().decides:
@@ -183,7 +183,7 @@ def test_the_gauge_accounts_for_members_that_are_gone():
 
 
 def test_a_higher_epoch_ends_a_reign_and_is_claimed_above():
-    place = Place(FakeRegistry()).owning()
+    place = Place(FakeRedisLease()).owning()
     place.election.heard(Epoch(1, "z"), place.now)
     assert place.view.standing is Standing.STANDING_BY
     assert place.election.due == place.now, "at once"
@@ -195,7 +195,7 @@ def test_a_higher_epoch_ends_a_reign_and_is_claimed_above():
 
 
 def test_whoever_was_connected_in_one_reign_has_to_declare_in_the_next():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     place = Place(redis).owning()
     Place(redis, "b", now=50.0).ask()
     place.ask()
@@ -208,7 +208,7 @@ def test_whoever_was_connected_in_one_reign_has_to_declare_in_the_next():
 
 
 def test_a_grant_below_what_was_heard_of_meanwhile_is_none():
-    place = Place(FakeRegistry()).owning()
+    place = Place(FakeRedisLease()).owning()
     claim = place.election.claim(place.now)
     kept = place.redis.ask("a", "a:1", "k", claim)
     place.election.heard(Epoch(5, "b"), place.now)
@@ -218,7 +218,7 @@ def test_a_grant_below_what_was_heard_of_meanwhile_is_none():
 
 
 def test_alone_only_if_neither_redis_nor_an_owner_is_there():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     assert other.ask().ready is False, "no front of it is in touch with anybody yet"
@@ -238,7 +238,7 @@ def test_alone_only_if_neither_redis_nor_an_owner_is_there():
 
 
 def test_while_redis_is_silent_requests_wait_until_it_is_known_that_each_decides_for_itself():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     place, other = Place(redis).owning(), Place(redis, "b")
     place.ask()
     other.ask()
@@ -253,7 +253,7 @@ def test_while_redis_is_silent_requests_wait_until_it_is_known_that_each_decides
 
 
 def test_who_cannot_reach_an_owner_that_redis_has_is_not_ready():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     owner = Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -279,7 +279,7 @@ def unreachable(owner, other, seconds):
 
 @pytest.mark.parametrize("met", [True, False])
 def test_an_owner_that_lives_and_is_not_reached_is_said_to_be_unreachable(met):
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     owner = Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -294,7 +294,7 @@ def test_an_owner_that_lives_and_is_not_reached_is_said_to_be_unreachable(met):
 
 
 def test_who_was_alone_has_time_to_reach_the_owner_once_redis_answers_again():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     owner = Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -305,7 +305,7 @@ def test_who_was_alone_has_time_to_reach_the_owner_once_redis_answers_again():
 
 
 def test_during_a_change_of_owner_none_is_unreachable_however_long_it_takes():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -317,18 +317,18 @@ def test_during_a_change_of_owner_none_is_unreachable_however_long_it_takes():
 
 
 def test_a_wrong_password_from_the_start_decides_nothing():
-    place = Place(FakeRegistry())
+    place = Place(FakeRedisLease())
     for _ in range(10):
         place.now += 1.0
         assert not place.fail(denied=True).decides
-    known = Place(FakeRegistry())
+    known = Place(FakeRedisLease())
     known.ask()
     known.now = 10.0
     assert known.fail(denied=True).standing is Standing.ALONE, "it worked, so the password was right"
 
 
 def test_an_outage_is_no_silence_of_the_owner():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     Place(redis).owning()
     other = Place(redis, "b", now=100.0)
     other.ask()
@@ -341,7 +341,7 @@ def test_an_outage_is_no_silence_of_the_owner():
 
 
 def test_the_owner_has_redis_forget_the_silent_and_nobody_else():
-    redis = FakeRegistry()
+    redis = FakeRedisLease()
     place = Place(redis).owning()
     Place(redis, "b", now=50.0).ask()
     live = Place(redis, "c", now=50.0)
@@ -354,14 +354,14 @@ def test_the_owner_has_redis_forget_the_silent_and_nobody_else():
 
 
 def test_another_secret_is_told():
-    place = Place(FakeRegistry())
+    place = Place(FakeRedisLease())
     claim = place.election.claim(0.0)
     place.election.answered(claim, Kept("z", 1, 1, 1, {"z": Member(1, "z:1", "other")}), 0.0)
     assert (place.view.stranger, place.view.address) == (True, "z:1")
 
 
 def test_a_lease_that_was_given_back_is_nobodys():
-    place = Place(FakeRegistry())
+    place = Place(FakeRedisLease())
     place.election.answered(place.election.claim(0.0), Kept(NOBODY, 0, 3, 3, {}), 0.0)
     assert (place.view.epoch, place.view.address) == (None, None)
     assert place.election.claim(1.0) == Claim(2, 1.0, 3, 3, "")

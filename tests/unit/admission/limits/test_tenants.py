@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.events import Owed
-from gateway.admission.limits.standing import Limit, Limits
+from gateway.admission.limits.limit import Limit, Limits
 from gateway.admission.limits.tenants import Tenants
 
 

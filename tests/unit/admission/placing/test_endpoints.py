@@ -135,33 +135,33 @@ def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]
 
 
-def warmth(endpoints):
-    return {endpoint.id: (endpoint.warm, endpoint.beside_warm) for endpoint in endpoints}
+def cold(endpoints):
+    return {endpoint.id: (endpoint.cold, endpoint.all_cold) for endpoint in endpoints}
 
 
 def scraped(endpoints, name, tokens, now=1.0):
     endpoints.observe(endpoints.get(name), Observed(name, now, 0.0, 0, 0, tokens), now)
 
 
-def test_who_is_warm_and_who_is_beside_one(endpoints):
+def test_which_is_cold_and_whether_all_are(endpoints):
     for name in ("a", "b", "c"):
         endpoints.apply(EndpointUp(name, of(100)), 0.0)
     scraped(endpoints, "a", 0.0)
-    assert warmth(endpoints) == dict.fromkeys("abc", (False, False))
+    assert cold(endpoints) == dict.fromkeys("abc", (True, True))
     scraped(endpoints, "b", 5.0)
-    assert warmth(endpoints) == {"a": (False, True), "b": (True, True), "c": (False, True)}
+    assert cold(endpoints) == {"a": (True, False), "b": (False, False), "c": (True, False)}
     scraped(endpoints, "c", None)
-    assert endpoints.get("c").warm, "what an engine does not say is no reason to spare it"
+    assert not endpoints.get("c").cold, "what an engine does not say is no reason to spare it"
     for name in ("b", "c"):
         endpoints.apply(EndpointDown(name, "killed"), 2.0)
-    assert endpoints.get("a").beside_warm is False, "nobody is left to go to"
+    assert endpoints.get("a").all_cold, "nobody is left to go to"
     endpoints.apply(EndpointUp("b", of(100)), 3.0)
-    assert not endpoints.get("b").warm, "it is another process by now"
+    assert endpoints.get("b").cold, "it is another process by now"
 
 
-def test_one_that_an_answer_warmed_warms_the_others_with_its_next_scrape(endpoints):
+def test_the_others_hear_of_one_that_answered_with_its_next_scrape(endpoints):
     for name in ("a", "b"):
         endpoints.apply(EndpointUp(name, of(100)), 0.0)
-    endpoints.get("b").warm = True
+    endpoints.get("b").cold = False
     scraped(endpoints, "b", 5.0)
-    assert warmth(endpoints) == {"a": (False, True), "b": (True, True)}
+    assert cold(endpoints) == {"a": (True, False), "b": (False, False)}

@@ -116,7 +116,7 @@ def engine_waits():
 
 def cold_beside_a_warm_one():
     e = holding(10, seen=False)
-    e.beside_warm = True
+    e.all_cold = False
     return e
 
 

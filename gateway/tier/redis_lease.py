@@ -1,4 +1,4 @@
-"""The record of a tier in Redis: who owns, under which epoch, and who is there.
+"""The lease of a tier in Redis: who owns, under which epoch, and who is there.
 
 One hash, `KEY`, which only the scripts below touch. Each candidate has a random id and numbers its questions
 (*beats*). Nothing expires, and no clock is read: who is silent is known by a beat that stays the same.
@@ -71,7 +71,7 @@ return 1
 """
 
 
-class RegistryError(Exception):
+class RedisLeaseError(Exception):
     """Redis did not do what it was asked. The message says why, without any secret.
 
     Attributes:
@@ -83,8 +83,8 @@ class RegistryError(Exception):
         self.denied = denied
 
 
-class Registry:
-    """The Redis of a tier, as one candidate asks it. It connects when it is asked, and anew after each failure.
+class RedisLease:
+    """The lease in a tier's Redis, as one candidate asks for it. It connects when it asks, anew after a failure.
 
     Args:
         address: of the Redis or its Sentinels.
@@ -107,20 +107,20 @@ class Registry:
         """Put a claim to Redis.
 
         Raises:
-            RegistryError: it did not answer in time, or refuses.
+            RedisLeaseError: it did not answer in time, or refuses.
         """
         numbers = (claim.seen, claim.least)
         found = await self._run(_CLAIM, self._me, claim.beat, self._entry, *numbers, claim.over, *claim.forget)
         try:
             return _kept(found)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise RegistryError(f"{KEY} in Redis holds what no kvgate wrote: {error}") from None
+            raise RedisLeaseError(f"{KEY} in Redis holds what no kvgate wrote: {error}") from None
 
     async def leave(self) -> None:
         """Give the lease back, if this candidate has it, and be no member any more.
 
         Raises:
-            RegistryError: as `ask`.
+            RedisLeaseError: as `ask`.
         """
         await self._run(_LEAVE, self._me)
 
@@ -137,13 +137,13 @@ class Registry:
                 return await self._evaluated(script, arguments)
         except (AuthenticationError, NoPermissionError) as error:
             self._drop()
-            raise RegistryError(f"Redis does not let us in: {_reason(error)}", denied=True) from None
+            raise RedisLeaseError(f"Redis does not let us in: {_reason(error)}", denied=True) from None
         except (TimeoutError, RedisTimeoutError):
             self._drop()
-            raise RegistryError(f"Redis did not answer in {self._timeout:g} s") from None
+            raise RedisLeaseError(f"Redis did not answer in {self._timeout:g} s") from None
         except (RedisError, OSError, ValueError, RecursionError) as error:  # the last two: it is no Redis that answers
             self._drop()
-            raise RegistryError(_reason(error), denied=_denies(error)) from None
+            raise RedisLeaseError(_reason(error), denied=_denies(error)) from None
 
     async def _evaluated(self, script: str, arguments: Sequence[str | int]) -> object:
         sha = sha1(script.encode(), usedforsecurity=False).hexdigest()

@@ -8,19 +8,19 @@ import pytest
 
 from gateway.config.redis_url import redis_address
 from gateway.tier.election import Claim
-from gateway.tier.registry import Registry, RegistryError
+from gateway.tier.redis_lease import RedisLease, RedisLeaseError
 from tests.ports import free_port
 
 CLAIM = Claim(1, 0.0, 0, 0, "")
 
 
 async def refused(url, timeout=0.2):
-    registry = Registry(redis_address(url), "a", "m:1 k", timeout)
+    lease = RedisLease(redis_address(url), "a", "m:1 k", timeout)
     began = time.monotonic()
-    with pytest.raises(RegistryError) as error:
-        await registry.ask(CLAIM)
+    with pytest.raises(RedisLeaseError) as error:
+        await lease.ask(CLAIM)
     took = time.monotonic() - began
-    await registry.close()
+    await lease.close()
     return error.value, took
 
 

@@ -1,11 +1,11 @@
-"""The scripts of `gateway/tier/registry.py` in Python, for elections without a Redis."""
+"""The scripts of `gateway/tier/redis_lease.py` in Python, for elections without a Redis."""
 
 import copy
 
 from gateway.tier.election import NOBODY, Claim, Kept, Member
 
 
-class FakeRegistry:
+class FakeRedisLease:
     """What Redis keeps; `forget` and `restore` are what a Redis must not do."""
 
     def __init__(self):
