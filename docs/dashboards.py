@@ -212,7 +212,7 @@ DASHBOARDS = (
             ),
             Panel(
                 "Tokens of the engine",
-                "A second, for whomever.",
+                "A second, for anybody.",
                 "short",
                 [
                     Query(
