@@ -4,11 +4,13 @@ Placement, the room that must become free before a request fits, the reasons of 
 documentation's table all come from this table. Endpoints that decline a head are kept for it: other lanes and less
 urgent bands do not get them, unless the rule throttles the head's flow.
 
-To add a rule, write its function and its row in `RULES` here, and a case in `SAY_NO`
-(`tests/unit/admission/placing/test_rules.py`), where every row is tried. A setting is a field of `AdmissionSettings`
-(`gateway/config/admission.py`) and one of the same name and default in `Policy` (`gateway/admission/policy.py`); the
-rule reads it from `ask.endpoint.policy`. Run `make docs`. Nothing else names rules or settings one by one. But a
-setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`).
+To add a rule, touch these and nothing else; then run `make docs`:
+
+- here its function, and its row in `RULES`;
+- its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
+  `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
+  setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`);
+- a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried.
 
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
 rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its
