@@ -75,6 +75,10 @@ def test_a_rule_that_throttles_a_flow_is_asked_before_every_row_that_keeps_an_en
     assert keeps == sorted(keeps)
 
 
+def test_no_flow_is_set_aside_where_no_setting_asks_for_it():
+    assert throttling(Policy()) == ()
+
+
 def test_a_rule_can_read_the_policy_in_force():
     e = endpoint(Policy(kv_high=0.7))
     assert e.policy.kv_high == 0.7
