@@ -1,4 +1,4 @@
-"""PURE. Whose word counts, and until when. A front must stop obeying before its owner gives it up.
+"""PURE. The fence between a front and its owner: the front must stop obeying before the owner gives it up.
 
 A front sends numbered heartbeats, and the owner returns each number. A front obeys for `OBEYED_WITHIN` after it *sent*
 the last heartbeat that came back. The owner gives a front up `GIVEN_UP_AFTER` after it *heard* the last one, and

@@ -1,4 +1,4 @@
-"""Whom the fronts of a machine follow: the candidate of the machine tells them, over a unix socket of their own.
+"""The guide of a machine's fronts: its candidate tells them which owner to follow, over a unix socket of their own.
 
 The candidate asks Redis. Its fronts do not: they hear from it who decides, here or on another machine, and tell it
 while they are in touch with an owner elsewhere.

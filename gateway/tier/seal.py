@@ -1,4 +1,4 @@
-"""PURE. Two members prove that they have the tier's key; then each message has a seal.
+"""PURE. The proof that two members have the tier's key, and the seal on each message between them.
 
     caller -> called    nonce, tag of it
     called -> caller    nonce, tag of both nonces

@@ -1,4 +1,4 @@
-"""When a refused request should come back, and the turn that is kept for it until then."""
+"""The time at which a refused request should come back, and the turn that is kept for it until then."""
 
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.request import RequestRecord
